@@ -8,29 +8,22 @@ r"""Measures attention, training steps and translation.
   python -m experiments.benchmark pages --out=results
 
 What is compared takes turns in one process, and the order changes from round to round. All times
-are written to a folder OUT, and their tables to its pages; `pages` measures nothing and writes the
-pages again. `python -m experiments.benchmark COMMAND --help` shows the flags of a command.
+are written to a folder OUT, and their tables to its pages, which say what they mean; `pages`
+measures nothing and writes the pages again. `python -m experiments.benchmark COMMAND --help` shows
+the flags of a command.
 
 `attention` times every implementation and its peers next to jax.nn.dot_product_attention without
-relations; a ratio is of two neighbours in time, and jax.nn is also measured against itself: that
-ratio is the noise. Blockwise implementations are also timed against themselves without relations.
-A contestant that cannot do a call, or needs more memory than is free, is left out with the reason.
-torch_sdpa needs the extra `benchmark`. Keys and values have relations, but see the peers in
-results/attention.md; float32 on CPUs, bfloat16 elsewhere. --memory_lengths compiles one sequence of
-each length for its memory, and runs nothing. Writes attention/NAME.json, a picture, and block NAME
-of attention.md.
+relations, in float32 on CPUs and bfloat16 elsewhere. A contestant that cannot do a call, or needs
+more memory than is free, is left out with the reason; torch_sdpa needs the extra `benchmark`.
+--memory_lengths compiles one sequence of each length for its memory, and runs nothing.
 
 `step` compares relative positions with the same model with sinusoids, on the same batch, with
-random parameters; `positions` compares all rows of configs/positions.py. The model with sinusoids
-is measured twice: a ratio is to the mean of its two copies, and the ratio of the second to the
-first is the noise. They write PAGE/NAME-ROWSxLENGTH.json and that block of PAGE.md, where PAGE is
-steps, or positions, whose blocks are cost-NAME-ROWSxLENGTH.
+random parameters; `positions` compares all rows of configs/positions.py.
 
 `translate` times what `python -m experiments.translate` does with a file, as a process and within
 one that has compiled all programs, and the same with CTranslate2 and the same parameters: train
 with --config.model.tables_per_head=False, as `experiments.export` says. It uses the cores that it
-may: `taskset -c 0` gives it one. Writes translate/NAME-LINES-CORES.json and that block of
-translate.md.
+may: `taskset -c 0` gives it one.
 """
 
 import importlib
@@ -58,7 +51,7 @@ COMMANDS = dict(
     masks=command.Flag("all", "all, bidirectional or causal"),
     passes=command.Flag("all", "all, forward, or backward, which is forward and backward"),
     repetitions=command.Flag(20, "of every pair"),
-    tokens=command.Flag(4096, "of a batch, whatever the length; 0: one sequence"),
+    tokens=command.Flag(4096, "of a batch, whatever the length"),
     heads=command.Flag(8, "of queries, keys and values"),
     width=command.Flag(64, "of a head"),
     max_distance=command.Flag(16, "k: tables have 2 k + 1 rows"),

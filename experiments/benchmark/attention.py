@@ -56,8 +56,9 @@ def main(**values: Any) -> None:
   # PyTorch needs memory on the same GPU; JAX reads this when it first looks for devices.
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   values["dtype"] = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-  timing.check_at_least(1, **{name: values[name] for name in ("repetitions", "heads", "width")})
-  timing.check_at_least(0, **{name: values[name] for name in ("tokens", "max_distance")})
+  positive = "repetitions", "tokens", "heads", "width"
+  timing.check_at_least(1, **{name: values[name] for name in positive})
+  timing.check_at_least(0, max_distance=values["max_distance"])
   cases = _cases(values)
   implementations = _names("implementations", values["implementations"], IMPLEMENTATIONS)
   entrants = _entrants(implementations, _names("peers", values["peers"], PEERS))
@@ -86,7 +87,7 @@ def _cases(values: Mapping[str, Any]) -> list[tuple[str, Case]]:
   for length in parse_lengths("lengths", values["lengths"]):
     if tokens % length:
       raise InputError(f"--lengths: {length} does not divide --tokens={tokens}; change one of them")
-    shapes.append(("cases", tokens // length or 1, length))
+    shapes.append(("cases", tokens // length, length))
   same = [values[name] for name in ("heads", "width", "max_distance", "dtype")]
   return [
     (part, Case(batch, length, *same, mask == "causal", name == "backward"))
@@ -119,8 +120,10 @@ def _compiled(attention, backend: str | None = None, **options: Any) -> Callable
     if case.backward:
       function = timing.with_gradients(function)
     shapes = jax.eval_shape(functools.partial(arguments.__wrapped__, case))
-    program = timing.compile_program(function, *shapes)
-    return program._replace(run=lambda: program.run(*arguments(case)))
+    compiled = jax.jit(function).lower(*shapes).compile()
+    memory = compiled.memory_analysis()
+    sizes = memory.temp_size_in_bytes, memory.argument_size_in_bytes, memory.output_size_in_bytes
+    return Program(lambda: compiled(*arguments(case)), sizes[0], sum(sizes))
 
   return prepare
 
@@ -290,7 +293,7 @@ def _block(results: Record, picture: str) -> str:
   parts = [
     timing.provenance(results, ("jax", "jaxlib", "torch")),
     f"{settings['dtype']}, N = {settings['heads']}, H = {settings['width']}, "
-    f"k = {settings['max_distance']}, {_batch(settings)}; "
+    f"k = {settings['max_distance']}, B T = {settings['tokens']:,}; "
     f"repetitions: {settings['repetitions']}.",
     f"![Time and memory over length]({picture})",
   ]
@@ -328,10 +331,6 @@ def _memory(case: Record) -> dict[str, str]:
   return {name: f"{x:,.1f} MiB ({x / sizes[STOCK]:.3g})" for name, x in sizes.items()}
 
 
-def _batch(settings: Record) -> str:
-  return f"B T = {settings['tokens']:,}" if settings["tokens"] else "B = 1"
-
-
 def _kind(case: Record) -> str:
   passes = "forward and backward" if case["backward"] else "forward"
   return f"{passes}, {'causal' if case['is_causal'] else 'bidirectional'}"
@@ -358,7 +357,7 @@ def _panels(results: Record) -> list[list[CostPanel]]:
   """Returns a row of panels for each mask, with the backward pass if it was measured."""
   cases, memory, rows = results["cases"], results["memory"], []
   backward = any(case["backward"] for case in [*cases, *memory])
-  batch = _batch(results["settings"])
+  batch = f"B T = {results['settings']['tokens']:,}"
   for kind in sorted({_kind(x) for x in [*cases, *memory] if x["backward"] == backward}):
     panels = (
       (batch, "milliseconds", cases, _milliseconds),

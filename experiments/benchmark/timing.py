@@ -1,4 +1,4 @@
-"""Times functions, compiles them for their memory, and reads, writes and describes raw results."""
+"""Times functions, and reads, writes and describes raw results."""
 
 import json
 import pathlib
@@ -66,14 +66,6 @@ class Program(NamedTuple):
   run: Callable[..., Any]
   temporary_bytes: int | None
   bytes_needed: int
-
-
-def compile_program(function: Callable[..., Any], *arguments: Any) -> Program:
-  """Compiles a function for arguments, or their shapes, without running it."""
-  compiled = jax.jit(function).lower(*arguments).compile()
-  memory = compiled.memory_analysis()
-  sizes = memory.temp_size_in_bytes, memory.argument_size_in_bytes, memory.output_size_in_bytes
-  return Program(compiled, sizes[0], sum(sizes))
 
 
 def free_bytes() -> float:

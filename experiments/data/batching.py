@@ -3,7 +3,7 @@
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
@@ -62,28 +62,20 @@ class Schedule:
     Args:
       sizes: the size of each example, in tokens or nodes.
       boundaries: increasing; the examples of a bucket are padded to its boundary.
-      budget: the largest size of a batch, over all devices and microbatches.
+      budget: the largest size of a batch, over all devices and microbatches, if it has room for
+        `multiple_of` rows of the last boundary.
       multiple_of: devices times microbatches, of which the number of rows is a multiple. The
         examples of a step are the same for any.
       seed: determines the order. None keeps the order of buckets and examples.
 
-    Raises:
-      ValueError: the boundaries do not increase.
-      InputError: the budget is too small for one multiple of rows, or no example is small enough.
+    Raises InputError: no example is small enough.
     """
-    if list(boundaries) != sorted({*boundaries}):
-      raise ValueError(f"boundaries {boundaries}: want increasing ones")
     self._seed, self._longest = seed, boundaries[-1]
     _check_any(sizes, self._longest)
     bucket_of = np.searchsorted(boundaries, sizes)
     self.buckets, self._batches, shapes = [], [], []
     for index, boundary in enumerate(boundaries):
       num_rows = budget // boundary
-      if num_rows < multiple_of:
-        raise InputError(
-          f"boundary {boundary} with a budget of {budget} leaves no room for {multiple_of} rows: "
-          f"raise the budget to {boundary * multiple_of} or lower the boundary"
-        )
       examples = np.flatnonzero(bucket_of == index).astype(np.int32)
       if len(examples):
         starts = range(0, len(examples), num_rows)
@@ -129,49 +121,32 @@ class Schedule:
 class Batches:
   """An endless sequence of batches: `batches[step]` for any step >= 0.
 
-  Examples are sentence pairs, or have any other number of sides, and are scheduled by their longest
-  side: see `Schedule`. Rows of padding fill the last batch of a bucket, and every batch up to a
-  multiple of rows.
+  Examples are sentence pairs or sequences, and are scheduled by their longest side: see `Schedule`.
+  Rows of padding fill the last batch of a bucket, and every batch up to a multiple of rows.
 
   Attributes:
     num_per_epoch, shapes, dropped, first_steps: as in `Schedule`. A step is compiled once for each
       shape.
 
   >>> batches = Batches([[5, 2], [6, 7, 8, 2], [9, 2]], [[5, 2], [6, 2], [7, 2]],
-  ...                   boundaries=(2, 4), token_budget=4, seed=0)
+  ...                   boundaries=(2, 4), budget=4, seed=0)
   >>> print(batches)
   shapes 2x2 1x4, batches per epoch: 2, dropped (above 4): 0, padding: 12%
   >>> sorted(batches[step].target.tolist() for step in range(2))
   [[[5, 2], [7, 2]], [[6, 2, 0, 0]]]
   """
 
-  def __init__(
-    self,
-    *sides: Any,
-    kind: Callable[..., Any] = Batch,
-    boundaries: Sequence[int],
-    token_budget: int,
-    multiple_of: int = 1,
-    seed: int | None,
-  ):
-    """Schedules the examples; the other arguments and errors are those of `Schedule`.
+  def __init__(self, *sides: Any, **options: Any):
+    """Schedules the examples; the options and errors are those of `Schedule`.
 
     Args:
-      sides: sources and targets, with the same number of rows. Each is a sequence of integer rows,
-        or an object with `in_epoch(epoch)`, the rows of an epoch as `Ragged`, and `lengths`, the
-        largest of each row in any epoch.
-      kind: makes a batch from the arrays of its sides: `Batch`, or `Tokens` for one side.
-      token_budget: the largest number of tokens per batch, examples times boundary.
+      sides: sources and targets, with the same number of rows, of which a `Batch` is made; or only
+        one, for `Tokens`. Each is a sequence of integer rows, or an object with `in_epoch(epoch)`,
+        the rows of an epoch as `Ragged`, and `lengths`, the largest of each row in any epoch.
     """
     self._sides = [side if hasattr(side, "in_epoch") else Ragged.of(side) for side in sides]
-    self._kind = kind
-    self._schedule = Schedule(
-      pair_lengths(*self._sides),
-      boundaries=boundaries,
-      budget=token_budget,
-      multiple_of=multiple_of,
-      seed=seed,
-    )
+    self._kind = Batch if len(sides) == 2 else Tokens
+    self._schedule = Schedule(pair_lengths(*self._sides), **options)
     self.num_per_epoch = self._schedule.num_per_epoch
     self.shapes, self.dropped = self._schedule.shapes, self._schedule.dropped
     self.first_steps = self._schedule.first_steps
@@ -180,6 +155,10 @@ class Batches:
     rows, bucket = self._schedule[step]
     sides = [side.in_epoch(operator.index(step) // self.num_per_epoch) for side in self._sides]
     return self._kind(*(side.padded(rows, self.shapes[bucket], PAD) for side in sides))
+
+  def order(self, step: SupportsIndex) -> Int[np.ndarray, "examples"]:
+    """Returns the indices of the examples in a step's batch, row by row."""
+    return self._schedule[step][0]
 
   @property
   def examples(self) -> list[np.ndarray]:

@@ -1,17 +1,28 @@
-"""Reads files of data sets as they were published: a user's copies, or downloads that are kept."""
+"""Data sets by split, and their files as published: a user's copies, or downloads that are kept."""
 
 import contextlib
 import hashlib
 import os
 import pathlib
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from experiments.errors import InputError
 from experiments.files import read_content, whole_file
 
 CACHE = "~/.cache/relpos_jax/data"
+
+
+class Corpus(NamedTuple):
+  """Examples by split, pairs of sentences or pieces of music: train, valid and test sets.
+
+  A split is any random-access sequence, in memory or read from disk item by item. `notes` are lines
+  for the log, such as about pairs that were skipped.
+  """
+
+  splits: Mapping[str, Sequence[Any]]
+  notes: tuple[str, ...] = ()
 
 
 class Upstream(NamedTuple):

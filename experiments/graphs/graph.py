@@ -1,7 +1,7 @@
 """Labelled directed graphs: the types, data sets and batches."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
@@ -98,14 +98,10 @@ class GraphData(NamedTuple):
 class GraphBatches:
   """An endless sequence of batches, each determined by the seed and the step: `batches[step]`.
 
-  A row holds one graph, in the bucket of the smallest boundary that holds its nodes; the batches of
-  a bucket have node_budget // boundary rows. With `packed`, a row holds as many graphs as fit into
-  the last boundary (the largest graph first, into the first row with room), and rows are shuffled
-  rather than graphs. Each epoch shows every graph once. Rows of padding fill the last batch of a
-  bucket, and round the number of rows up to `multiple_of`. A seed of None keeps the order of
-  buckets and graphs, for evaluation.
-
-  Raises InputError if the budget is too small for `multiple_of` rows, or no graph is small enough.
+  A row holds one graph, and is scheduled by its nodes: see `Schedule`, of which the options and
+  errors are. With `packed`, a row holds as many graphs as fit into the last boundary (the largest
+  graph first, into the first row with room), and rows are shuffled rather than graphs. Rows of
+  padding fill the last batch of a bucket, and every batch up to a multiple of rows.
 
   Attributes:
     examples: the graphs before batching.
@@ -116,35 +112,22 @@ class GraphBatches:
 
   >>> triangle = Graph.of([0, 0, 0], [(0, 1, 0), (1, 2, 0), (2, 0, 1)], target=1)
   >>> single = Graph.of([0], [], target=0)
-  >>> batches = GraphBatches([triangle, single], boundaries=(2, 4), node_budget=4, seed=0)
+  >>> batches = GraphBatches([triangle, single], boundaries=(2, 4), budget=4, seed=0)
   >>> print(batches)
   shapes 2x2 1x4, batches per epoch: 2, dropped (above 4): 0, padding: 50%
-  >>> packed = GraphBatches([triangle, single], boundaries=(4,), node_budget=4, seed=0, packed=True)
+  >>> packed = GraphBatches([triangle, single], boundaries=(4,), budget=4, seed=0, packed=True)
   >>> packed[0].segment_ids.tolist(), packed[0].target.tolist()
   ([[0, 0, 0, 1]], [[1, 0]])
   """
 
   def __init__(
-    self,
-    graphs: Sequence[Graph],
-    *,
-    boundaries: Sequence[int],
-    node_budget: int,
-    multiple_of: int = 1,
-    packed: bool = False,
-    seed: int | None,
+    self, graphs: Sequence[Graph], boundaries: Sequence[int], packed: bool = False, **options: Any
   ):
     self.examples = graphs
-    sizes = np.array([len(graph.nodes) for graph in graphs], int)
+    sizes = num_nodes(graphs)
     self._rows = _packed(sizes, boundaries[-1]) if packed else [[i] for i in range(len(sizes))]
     sizes_of_rows = np.array([sizes[row].sum() for row in self._rows], int)
-    self._schedule = Schedule(
-      sizes_of_rows,
-      boundaries=boundaries,
-      budget=node_budget,
-      multiple_of=multiple_of,
-      seed=seed,
-    )
+    self._schedule = Schedule(sizes_of_rows, boundaries=boundaries, **options)
     buckets = [[self._rows[row] for row in bucket] for bucket in self._schedule.buckets]
     self.num_per_epoch, self.dropped = self._schedule.num_per_epoch, self._schedule.dropped
     self.first_steps = self._schedule.first_steps
@@ -186,6 +169,11 @@ class GraphBatches:
 
   def __str__(self) -> str:
     return f"{self._schedule}, padding: {self.padding:.0%}"
+
+
+def num_nodes(graphs: Sequence[Graph]) -> Int[np.ndarray, "graphs"]:
+  """Returns the number of nodes of each graph."""
+  return np.array([len(graph.nodes) for graph in graphs], int)
 
 
 def empty_batch(shape: tuple[int, ...], widths: tuple[int, int] = (0, 0)) -> GraphBatch:

@@ -12,27 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from ml_collections import ConfigDict
 
 from experiments.config import LARGEST, between, check_values
-from experiments.data.batching import bucket_boundaries, prefetch
+from experiments.data.batching import prefetch
 from experiments.errors import InputError
 from experiments.evaluation.pictures import SpreadPanel, spread_curves
 from experiments.evaluation.records import Metric
 from experiments.files import Path, write_whole
+from experiments.graphs import graph as graph_module
 from experiments.graphs.data import load_clutrr, load_tu, split_folds
-from experiments.graphs.graph import (
-  PAD,
-  Graph,
-  GraphBatch,
-  GraphBatches,
-  GraphData,
-  GraphNames,
-  empty_batch,
-)
+from experiments.graphs.graph import Graph, GraphBatch, GraphBatches, GraphData, GraphNames
 from experiments.training import task as tasks
 from experiments.training.processes import is_first
-from experiments.training.sharding import AnyMesh, num_rows_together, put_batch
+from experiments.training.sharding import AnyMesh, put_batch
 from experiments.training.task import Evaluation, Loss, Run, cross_entropy
 from experiments.training.workdir import read_json
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
@@ -78,12 +70,6 @@ class Graphs(tasks.Task):
       raise InputError(f"config.mesh.sequence is {sizes['sequence']}: give 1 for graphs")
     tasks.check_batches(self.config, sizes)
 
-  def check_model(self) -> None:
-    def make_config():
-      return encoder_config(self.config, self.mock_vocabulary())
-
-    tasks.check_model(GraphEncoder, make_config, empty_batch((1, 4, 4, 1)))
-
   def load_data(self) -> GraphData:
     """Loads the graphs of `config.data`: splits train and valid, and one or more test splits."""
     data = self.config.data
@@ -100,17 +86,7 @@ class Graphs(tasks.Task):
     if not path.exists():
       raise InputError(f"no {path}: the run stopped before its first step; train it again")
     values = read_json(path).items()
-    try:
-      names = GraphNames(**{k: tuple(x) if isinstance(x, list) else x for k, x in values})
-      if not all(isinstance(x, tuple) and {*map(type, x)} <= {str} for x in names[:3]):
-        raise TypeError("names are lists of strings")
-      if not all(type(x) is int and x >= 0 for x in names[3:]):
-        raise TypeError("widths are integers")
-    except TypeError as error:
-      raise InputError(
-        f"{path} is damaged ({error}): restore it or train in a new folder"
-      ) from None
-    return names
+    return GraphNames(**{k: tuple(x) if isinstance(x, list) else x for k, x in values})
 
   def save_vocabulary(self, vocabulary: GraphNames, workdir: Path) -> None:
     path = workdir / _NAMES_FILE
@@ -126,24 +102,12 @@ class Graphs(tasks.Task):
   ) -> tuple[GraphBatches, GraphBatches]:
     _check_names(vocabulary, data)
     train, valid = data.splits["train"], data.splits["valid"]
-    boundaries = self._boundaries([*train, *valid], self.config.batches.max_length)
-    make = functools.partial(self._batches, boundaries=boundaries, mesh=mesh)
-    return make(train, seed=self.config.seed), make(valid)
+    make = self._batch_maker([*train, *valid], mesh)
+    return make(train, seed=self.config.seed), make(valid, seed=None)
 
-  def _boundaries(self, graphs: Sequence[Graph], longest: int | None = None) -> tuple[int, ...]:
-    sizes = np.array([len(graph.nodes) for graph in graphs])
-    return bucket_boundaries(sizes, self.config.batches.num_shapes, max_length=longest)
-
-  def _batches(self, graphs, boundaries, mesh: AnyMesh, seed: int | None = None) -> GraphBatches:
-    rows = num_rows_together(mesh.shape) * self.config.training.num_microbatches
-    return GraphBatches(
-      graphs,
-      boundaries=boundaries,
-      node_budget=max(self.config.batches.tokens, boundaries[-1] * rows),
-      multiple_of=rows,
-      packed=self.config.batches.packed,
-      seed=seed,
-    )
+  def _batch_maker(self, graphs: Sequence[Graph], mesh: AnyMesh, max_length: int | None = None):
+    kind = functools.partial(GraphBatches, packed=self.config.batches.packed)
+    return tasks.batch_maker(self.config, graph_module.num_nodes(graphs), mesh, max_length, kind)
 
   def mock_batches(self, mesh: AnyMesh) -> GraphBatches:
     """Returns batches of invented chains, as long as a graph may be."""
@@ -151,18 +115,28 @@ class Graphs(tasks.Task):
     edges = [(node, node + 1, 0) for node in range(longest - 1)]
     graph = Graph.of([0] * longest, edges, target=0, query=(0, longest - 1))
     graphs = [graph] * max(1, self.config.batches.tokens // longest)
-    return self._batches(graphs, (longest,), mesh, self.config.seed)
+    return self._batch_maker(graphs, mesh)(graphs, seed=self.config.seed)
 
   def empty_batch(self, shape: tuple[int, ...]) -> GraphBatch:
-    return empty_batch(shape)
+    rows, nodes, *others = shape
+    return graph_module.empty_batch((rows, nodes, *(others or (nodes, 1))))
 
   def make_model(self, vocabulary: GraphNames, rngs: nnx.Rngs) -> GraphEncoder:
-    return GraphEncoder(encoder_config(self.config, vocabulary), rngs=rngs)
+    config = GraphEncoderConfig(
+      num_node_labels=len(vocabulary.node_labels),
+      num_edge_labels=len(vocabulary.edge_labels),
+      num_classes=len(vocabulary.classes),
+      num_node_features=vocabulary.num_node_features,
+      num_edge_features=vocabulary.num_edge_features,
+      head=_HEADS[self.config.data.source],
+      **tasks.model_values(self.config),
+    )
+    return GraphEncoder(config, rngs=rngs)
 
   def loss(self, model: GraphEncoder, batch: GraphBatch, rngs: nnx.Rngs | None = None) -> Loss:
     """Computes the cross entropy summed over targets: graphs or pairs of nodes."""
-    smoothing = self.config.training.label_smoothing
-    return cross_entropy(model(batch, rngs), batch.target, smoothing=smoothing, pad=PAD)
+    options = dict(smoothing=self.config.training.label_smoothing, pad=graph_module.PAD)
+    return cross_entropy(model(batch, rngs), batch.target, **options)
 
   def make_report(self, run: Run, data: GraphData, batches: GraphBatches):
     """Returns a function of the parameters that computes the accuracy on the valid split."""
@@ -222,26 +196,14 @@ class Graphs(tasks.Task):
       cross_entropies = optax.softmax_cross_entropy_with_integer_labels
       return jnp.argmax(logits, -1), cross_entropies(logits, jnp.maximum(batch.target, 0))
 
-    batches = self._batches(graphs, self._boundaries(graphs), run.mesh)
+    longest = int(graph_module.num_nodes(graphs).max())
+    batches = self._batch_maker(graphs, run.mesh, longest)(graphs, seed=None)
     params, found = tasks.own_copies(run.params), {}
     for step in range(batches.num_per_epoch):
       batch = batches[step]
       found_in_batch = (np.asarray(x)[batch.target >= 0].tolist() for x in predict(params, batch))
       found |= zip(batches.order(step), zip(*found_in_batch, strict=True), strict=True)
     return [found[number] for number in range(len(graphs))]
-
-
-def encoder_config(config: ConfigDict, names: GraphNames) -> GraphEncoderConfig:
-  """Returns the config of the encoder for `config.model` and these labels and classes."""
-  return GraphEncoderConfig(
-    num_node_labels=len(names.node_labels),
-    num_edge_labels=len(names.edge_labels),
-    num_classes=len(names.classes),
-    num_node_features=names.num_node_features,
-    num_edge_features=names.num_edge_features,
-    head=_HEADS[config.data.source],
-    **tasks.model_values(config),
-  )
 
 
 def _check_names(names: GraphNames, data: GraphData) -> None:

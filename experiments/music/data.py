@@ -1,18 +1,17 @@
 """Pieces as tokens, by split: Bach's chorales, a folder of MIDI files, and rows for training."""
 
+import dataclasses
 import functools
 import hashlib
 import json
 import os
 import pathlib
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
 from experiments.data.tokenizer import EOS, Ragged
-from experiments.data.upstream import Upstream
+from experiments.data.upstream import Corpus, Upstream
 from experiments.errors import InputError
 from experiments.music import performance, voices
 from experiments.music.midi_files import Codec
@@ -34,14 +33,7 @@ CHORALES = Upstream(
 _COUNTER = np.array([0, 0, 0, 1], np.uint64)
 
 
-class Music(NamedTuple):
-  """Pieces by split, as tokens without begin and end, and notes for the log."""
-
-  splits: Mapping[str, Sequence[Int[np.ndarray, "_"]]]
-  notes: tuple[str, ...] = ()
-
-
-def load_chorales(path: str = "") -> Music:
+def load_chorales(path: str = "") -> Corpus:
   """Loads 229 chorales for training, 76 valid, 77 test: Boulanger-Lewandowski et al. 2012's splits.
 
   `experiments.music.voices` writes them as tokens; upstream's order is kept. They are from the
@@ -54,10 +46,10 @@ def load_chorales(path: str = "") -> Music:
   array([78, 74, 69, 62, 78, 74, 69, 62])
   """
   grids = json.loads(CHORALES.read(_CHORALES, path))
-  return Music({split: [voices.encode(np.array(x)) for x in grids[split]] for split in SPLITS})
+  return Corpus({split: [voices.encode(np.array(x)) for x in grids[split]] for split in SPLITS})
 
 
-def load_midi_folder(path: str = "", codec: str = "events") -> Music:
+def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
   """Loads the .mid and .midi files of a folder and its sub-folders, one piece per file, by name.
 
   `codec` is "events" (`experiments.music.performance`) for any music, or "voices"
@@ -65,9 +57,9 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Music:
 
   Sub-folders train, valid and test are the splits. A folder without them is split by a hash of each
   file's name, on average 80, 10 and 10 %: adding or removing files moves no other file to another
-  split. Splits without files are left out.
+  split. Without files for it, the test split is left out.
 
-  Raises InputError: the folder is missing or has no file for training, or a file is bad.
+  Raises InputError: the folder has no file for training or validation, or a file is bad.
 
   >>> load_midi_folder("maestro").splits["train"][0]  # doctest: +SKIP
   array([372,  67, 265, ...])
@@ -75,8 +67,6 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Music:
   if not path:
     raise InputError("no folder of MIDI files: give --config.data.midi.path")
   folder = pathlib.Path(path).expanduser()
-  if not os.path.isdir(folder):
-    raise InputError(f"no folder {folder}: check the name")
 
   def midi_files(of):
     return sorted(x for x in of.rglob("*") if x.suffix.lower() in (".mid", ".midi"))
@@ -86,12 +76,13 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Music:
   else:
     files = midi_files(folder)
     found = {split: [file for file in files if split_of(file.name) == split] for split in SPLITS}
-  if not found["train"]:
-    raise InputError(f"no MIDI file to train on: put .mid or .midi files into {folder / 'train'}")
+  for split in ("train", "valid"):
+    if not found[split]:
+      raise InputError(f"no MIDI file for {split}: put .mid or .midi files into {folder / split}")
   found = {split: files for split, files in found.items() if files}
   splits = {split: [CODECS[codec].read(file) for file in files] for split, files in found.items()}
   counts = ", ".join(f"{len(files):,} {split}" for split, files in found.items())
-  return Music(splits, (f"MIDI files of {path}: {counts}",))
+  return Corpus(splits, (f"MIDI files of {path}: {counts}",))
 
 
 def split_of(name: str) -> str:
@@ -100,68 +91,57 @@ def split_of(name: str) -> str:
   return "train" if percent < 80 else "valid" if percent < 90 else "test"
 
 
+@dataclasses.dataclass(eq=False)
 class MusicRows:
   """The rows of each epoch, a function of the seed and the epoch alone: `rows.in_epoch(3)`.
 
-  A piece and its end are sliced into as few rows as possible, at multiples of `alignment`; the rows
-  of an epoch, concatenated, are the pieces. Safe to read from several threads.
+  A piece and its end are sliced into as few rows as possible, at multiples of the codec's
+  alignment; the rows of an epoch, concatenated, are the pieces. Safe to read from several threads.
 
   Attributes:
+    pieces: tokens of the codec, without begin and end.
+    longest: the largest number of tokens of a row, the end included.
+    random_slices: draws other slices of a piece in each epoch, uniformly. Otherwise all rows of a
+      piece but the last are full.
+    semitones: each epoch transposes a piece by up to this many, up or down, uniformly.
+    seed: of slices and transpositions.
     lengths: the largest number of tokens of each row in any epoch.
 
-  >>> rows = MusicRows([np.arange(40, 45)], longest=5, alignment=2, random_slices=True,
-  ...                  transpose=np.add, semitones=3, seed=0)
+  >>> rows = MusicRows([np.arange(40, 45)], performance.CODEC, longest=4, random_slices=True,
+  ...                  semitones=3, seed=0)
   >>> [[row.tolist() for row in rows.in_epoch(epoch)] for epoch in (0, 1)]
-  [[[42, 43], [44, 45, 46, 2]], [[42, 43, 44, 45], [46, 2]]]
+  [[[42, 43, 44], [45, 46, 2]], [[42, 43, 44, 45], [46, 2]]]
   """
 
-  def __init__(
-    self,
-    pieces: Sequence[Int[np.ndarray, "_"]],
-    *,
-    longest: int,
-    alignment: int,
-    random_slices: bool = False,
-    transpose: Callable[[np.ndarray, int], np.ndarray] | None = None,
-    semitones: int = 0,
-    seed: int = 0,
-  ):
-    """Computes the rows' lengths.
+  pieces: Sequence[Int[np.ndarray, "_"]]
+  codec: Codec
+  _: dataclasses.KW_ONLY
+  longest: int
+  random_slices: bool = False
+  semitones: int = 0
+  seed: int = 0
 
-    Args:
-      pieces: tokens, without begin and end.
-      longest: the largest number of tokens of a row, the end included.
-      alignment, transpose: of the codec.
-      random_slices: draws other slices of a piece in each epoch, uniformly. Otherwise all rows of a
-        piece but the last are full.
-      semitones: each epoch transposes a piece by up to this many, up or down, uniformly.
-      seed: of slices and transpositions.
-    """
-    self._pieces, self._seed = pieces, seed
-    self._transpose, self._semitones = transpose, semitones
-    self._size, self._alignment = longest // alignment * alignment, alignment
-    self._random_slices = random_slices
-    lengths = [self._slice(len(piece), 0.0) for piece in pieces]
-    if random_slices:
+  def __post_init__(self):
+    self._alignment = self.codec.alignment
+    self._size = self.longest // self._alignment * self._alignment
+    lengths = [self._slice(len(piece), 0.0) for piece in self.pieces]
+    if self.random_slices:
       lengths = [np.full(len(row), self._size) if len(row) > 1 else row for row in lengths]
     self.lengths = np.concatenate(lengths)
-    self._lock = threading.Lock()
     self._rows = functools.lru_cache(maxsize=2)(self._make)
 
   def in_epoch(self, epoch: int) -> Ragged:
     """Returns the rows of an epoch; their number is the same in each."""
-    with self._lock:
-      return self._rows(epoch)
+    return self._rows(epoch)
 
   def _make(self, epoch: int) -> Ragged:
-    key = np.array([self._seed % 2**64, epoch], np.uint64)
+    key = np.array([self.seed % 2**64, epoch], np.uint64)
     generator = np.random.Generator(np.random.Philox(key=key, counter=_COUNTER))
-    moves = generator.integers(-self._semitones, self._semitones + 1, len(self._pieces))
-    phases = generator.random(len(self._pieces)) * float(self._random_slices)
+    moves = generator.integers(-self.semitones, self.semitones + 1, len(self.pieces))
+    phases = generator.random(len(self.pieces)) * float(self.random_slices)
     tokens, lengths = [], []
-    for piece, semitones, phase in zip(self._pieces, moves.tolist(), phases.tolist(), strict=True):
-      moved = self._transpose(piece, semitones) if self._transpose and semitones else piece
-      tokens += [moved, [EOS]]
+    for piece, semitones, phase in zip(self.pieces, moves.tolist(), phases.tolist(), strict=True):
+      tokens += [self.codec.transpose(piece, semitones), [EOS]]
       lengths.append(self._slice(len(piece), phase))
     return Ragged.joined(np.concatenate(tokens).astype(np.int32), np.concatenate(lengths))
 

@@ -12,7 +12,6 @@ from flax import nnx
 from experiments.data.tokenizer import BOS, PAD
 from experiments.evaluation.pictures import COLOURS, GREY, clean, make_figure, save
 from experiments.files import Path
-from experiments.music.midi_files import Codec
 from experiments.training.task import Run, own_copies
 from relpos_jax.decoding.sampling import prefill
 from relpos_jax.models.layers import decoding_model
@@ -20,13 +19,6 @@ from relpos_jax.typing import Array, Float, Int, PyTree
 
 _VOICE_COLOURS = COLOURS[1:5]
 _MAX_COLUMNS = 400  # of a row of weights: narrower ones are indistinguishable
-
-
-def draw(run: Run, piece: np.ndarray, path: Path, prime: int = 0) -> Path:
-  """Draws a piece and what the model attends to at its end; see `piano_roll`."""
-  tokens = jnp.asarray(np.concatenate([[BOS], piece]))[None]
-  weights = last_weights(run.graphdef, own_copies(run.params), tokens)
-  return piano_roll(run.vocabulary, piece, np.asarray(weights), path, prime)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -49,19 +41,15 @@ def last_weights(
   return jnp.stack([jnp.mean(weights_1N1L[0, :, 0], axis=0) for weights_1N1L in weights])
 
 
-def piano_roll(
-  codec: Codec,
-  piece: Int[np.ndarray, "L"],
-  weights: Float[np.ndarray, "layers L_and_begin"],
-  path: Path,
-  prime: int = 0,
-) -> Path:
+def draw(run: Run, piece: Int[np.ndarray, "L"], path: Path, prime: int = 0) -> Path:
   """Draws notes as bars, in the colours of their voices, and attention; returns the path.
 
   Below the notes, a row per layer shows the weights of the prediction after the last token, which
   is at the dashed line; darker is more. On the right are the distances that hold half and nine
   tenths of the weight. The first `prime` tokens have a grey background.
   """
+  codec, tokens = run.vocabulary, jnp.asarray(np.concatenate([[BOS], piece]))[None]
+  weights = np.asarray(last_weights(run.graphdef, own_copies(run.params), tokens))
   times, parts = codec.times(piece), codec.decode_score(piece).parts
   spans = np.array([(*note[:3], i) for i, part in enumerate(parts) for note in part.notes], int)
   starts, ends, pitches, voices = spans.reshape(-1, 4).T

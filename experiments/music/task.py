@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +10,13 @@ import optax
 from flax import nnx
 
 from experiments.config import LARGEST, between, check_values
-from experiments.data.batching import Batches, Tokens, bucket_boundaries, prefetch
+from experiments.data.batching import Batches, Tokens, bucket_boundaries
 from experiments.data.tokenizer import BOS, EOS, PAD, Ragged
-from experiments.errors import InputError
+from experiments.data.upstream import Corpus
 from experiments.evaluation.records import Metric
 from experiments.files import Path
 from experiments.music import voices
-from experiments.music.data import CODECS, Music, MusicRows, load_chorales, load_midi_folder
+from experiments.music.data import CODECS, MusicRows, load_chorales, load_midi_folder
 from experiments.music.midi_files import Codec
 from experiments.music.piano_roll import draw
 from experiments.training import task as tasks
@@ -43,8 +42,11 @@ _TOKENS_DRAWN = 512  # of a piece in a picture
 # Huang et al. 2018, table 2: nats per token on the valid split of the chorales. Quoted second hand,
 # not checked against the paper.
 PUBLISHED = {"relative": 0.357, "sinusoidal": 0.398}
-BASELINE = 0.417
-WITH_INSTRUMENTS = 0.37  # sinusoidal, with the voice of each token as input
+_PUBLISHED_LINE = (  # instrument labels: the voice of each token as input
+  "Huang et al. 2018, table 2, quoted second hand, not checked: baseline 0.417, relative "
+  f"{PUBLISHED['relative']}, sinusoidal {PUBLISHED['sinusoidal']}, with instrument labels 0.37: "
+  "valid, nats a token"
+)
 
 _NUM_SHAPES = 4  # of batches: each is compiled once
 
@@ -64,21 +66,11 @@ class MusicTask(tasks.Task):
     check_values(self.config, _CHOICES, (*tasks.TOKEN_CHECKS, *_NUMBERS))
     tasks.check_batches(self.config, sizes)
 
-  def check_model(self) -> None:
-    tokens = jax.ShapeDtypeStruct((1, self.config.batches.max_length), jnp.int32)
-    tasks.check_model(LanguageModel, self._model_config, tokens)
-
-  def load_data(self) -> Music:
+  def load_data(self) -> Corpus:
     data = self.config.data
     if data.source == "chorales":
       return load_chorales(**data.chorales)
-    music = load_midi_folder(**data.midi)
-    if "valid" not in music.splits:
-      raise InputError(
-        f"no valid pieces in {data.midi.path}: put some files into its sub-folder valid, and the "
-        "others into train"
-      )
-    return music
+    return load_midi_folder(**data.midi)
 
   def load_vocabulary(self, workdir: Path) -> Codec:
     return self.codec
@@ -86,23 +78,22 @@ class MusicTask(tasks.Task):
   def mock_vocabulary(self) -> Codec:
     return self.codec
 
-  def make_batches(self, data: Music, vocabulary: Codec, mesh: AnyMesh) -> tuple[Batches, Batches]:
+  def make_batches(self, data: Corpus, vocabulary: Codec, mesh: AnyMesh) -> tuple[Batches, Batches]:
     """Returns batches of pieces, sliced if longer than `max_length`, or `valid_length` if valid."""
     batches, seed = self.config.batches, self.config.seed
     longest_valid = max(batches.max_length, batches.valid_length)
-    make_rows = functools.partial(MusicRows, alignment=vocabulary.alignment)
-    train = make_rows(
+    train = MusicRows(
       data.splits["train"],
+      vocabulary,
       longest=batches.max_length,
       random_slices=batches.cut_anew,
-      transpose=vocabulary.transpose,
       semitones=self.config.data.transpose,
       seed=seed,
     )
-    valid = make_rows(data.splits["valid"], longest=longest_valid)
+    valid = MusicRows(data.splits["valid"], vocabulary, longest=longest_valid)
     make = tasks.batch_maker(self.config, train.lengths, mesh)
     make_valid = tasks.batch_maker(self.config, valid.lengths, mesh, max_length=longest_valid)
-    return make(train, kind=Tokens, seed=seed), make_valid(valid, kind=Tokens, seed=None)
+    return make(train, seed=seed), make_valid(valid, seed=None)
 
   def mock_batches(self, mesh: AnyMesh) -> Batches:
     """Returns batches of rows of the largest length."""
@@ -110,16 +101,14 @@ class MusicTask(tasks.Task):
     rows = max(1, self.config.batches.tokens // longest)
     pieces = Ragged.of([np.full(longest, EOS)] * rows)
     make = tasks.batch_maker(self.config, pieces.lengths, mesh)
-    return make(pieces, kind=Tokens, seed=self.config.seed)
+    return make(pieces, seed=self.config.seed)
 
   def empty_batch(self, shape: tuple[int, ...]) -> Tokens:
     return Tokens(np.zeros(shape, np.int32))
 
   def make_model(self, vocabulary: Codec, rngs: nnx.Rngs) -> LanguageModel:
-    return LanguageModel(self._model_config(), rngs=rngs)
-
-  def _model_config(self) -> LanguageModelConfig:
-    return LanguageModelConfig(self.codec.vocab_size, **tasks.model_values(self.config))
+    config = LanguageModelConfig(vocabulary.vocab_size, **tasks.model_values(self.config))
+    return LanguageModel(config, rngs=rngs)
 
   def loss(self, model: LanguageModel, batch: Tokens, rngs: nnx.Rngs | None = None) -> Loss:
     """Computes the cross-entropy of each token given the tokens before it."""
@@ -127,27 +116,26 @@ class MusicTask(tasks.Task):
     smoothing = self.config.training.label_smoothing
     return cross_entropy(logits, batch.tokens, smoothing=smoothing)
 
-  def evaluate(self, run: Run, data: Music, workdir: Path) -> Evaluation | None:
+  def evaluate(self, run: Run, data: Corpus, workdir: Path) -> Evaluation | None:
     """Computes the likelihood of complete pieces, and draws a piano roll of one."""
     nats_of = make_nats_of(run.graphdef, own_copies(run.params))
     options = dict(times=run.vocabulary.times, token_budget=self.config.batches.tokens)
-    pieces = {name: data.splits[name] for name in ("valid", "test") if name in data.splits}
-    found = {split: likelihood(nats_of, of, **options) for split, of in pieces.items()}
+    scores, results, rows = {}, {}, {}
+    lines = ["split   pieces    nats a token   without ends   nats a step"]
+    for split in [name for name in ("valid", "test") if name in data.splits]:
+      pieces = data.splits[split]
+      scores[split], nats = likelihood(nats_of, pieces, **options)
+      results[split] = dict(pieces=len(pieces), tokens=sum(map(len, pieces)), **scores[split])
+      nats = [round(x, 3) for x in nats.tolist()]
+      rows[split] = [[len(piece), x] for piece, x in zip(pieces, nats, strict=True)]
+      nll, without_ends, per_step = scores[split].values()
+      lines.append(f"{split:8}{len(pieces):6,}{nll:15.4f}{without_ends:15.4f}{per_step:14.3f}")
     if not is_first():
       return None
-    scores = {split: of.scores for split, of in found.items()}
-    results = {
-      split: dict(pieces=len(of), tokens=sum(map(len, of)), **scores[split])
-      for split, of in pieces.items()
-    }
-
-    def row(piece, nats):
-      return [len(piece), round(nats, 3)]
-
-    rows = {split: [*map(row, pieces[split], of.of_pieces.tolist())] for split, of in found.items()}
-    picture = draw(run, pieces["valid"][0][:_TOKENS_DRAWN], workdir / "piano_roll.png")
-    text = table(found, with_published=self.config.data.source == "chorales")
-    return Evaluation(text, results, scores, rows, (picture,))
+    if self.config.data.source == "chorales":
+      lines.append(_PUBLISHED_LINE)
+    picture = draw(run, data.splits["valid"][0][:_TOKENS_DRAWN], workdir / "piano_roll.png")
+    return Evaluation("\n".join(["", *lines, ""]), results, scores, rows, (picture,))
 
 
 def sample_pieces(
@@ -199,68 +187,50 @@ def _round_up(length: int) -> int:
 # Scores -------------------------------------------------------------------------------------------
 
 
-class Likelihood(NamedTuple):
-  """The negative log-likelihood of pieces.
-
-  Attributes:
-    scores: nats per token, ends included; per token of the music; and per time step.
-    of_pieces: the nats of each piece, its end included.
-  """
-
-  scores: dict[str, float]
-  of_pieces: Float[np.ndarray, "pieces"]
-
-
 def likelihood(
-  nats_of: Callable[[Int[Array, "B L"], Int[Array, "B L"]], Float[Array, "B L"]],
+  nats_of: Callable[[Int[Array, "B L"]], Float[Array, "B L"]],
   pieces: Sequence[np.ndarray],
   times: Callable[[np.ndarray], np.ndarray],
   *,
   token_budget: int,
-) -> Likelihood:
-  """Computes the likelihood of complete pieces, summed in float64.
+) -> tuple[dict[str, float], Float[np.ndarray, "pieces"]]:
+  """Computes the negative log-likelihood of complete pieces, summed in float64.
+
+  Returns nats per token, ends included, per token of the music and per time step; and the nats of
+  each piece, its end included.
 
   Args:
-    nats_of: returns the nats of target tokens given input tokens, as `make_nats_of` does.
+    nats_of: returns the nats of tokens, each given those before it, as `make_nats_of` does.
     pieces: tokens, without begin and end.
     times: the codec's.
     token_budget: the largest number of tokens per batch, padding included; a longer piece is a
       batch by itself.
   """
-  source = Ragged.of([np.concatenate([[BOS], piece]) for piece in pieces])
-  target = Ragged.of([np.concatenate([piece, [EOS]]) for piece in pieces])
-  numbers = Ragged.of([[number] for number in range(1, len(pieces) + 1)])  # 0 is padding
-  boundaries = bucket_boundaries(source.lengths, _NUM_SHAPES, multiple_of=64)
-  batches = Batches(
-    *(source, target, numbers),
-    kind=lambda *sides: sides,
-    boundaries=boundaries,
-    token_budget=max(token_budget, boundaries[-1]),
-    seed=None,
-  )
-  end_nats, of_pieces = 0.0, np.zeros(len(pieces) + 1)
-  number = batches.num_per_epoch
-  numbered = prefetch(batches, 0, number)
-  for source, target, piece in track(numbered, number, "batches scored"):
-    found = np.asarray(nats_of(source, target), np.float64)
-    of_pieces[piece[:, 0]] += found.sum(axis=1)
-    end_nats += found[target == EOS].sum()
-  of_pieces = of_pieces[1:]
+  rows = Ragged.of([np.concatenate([piece, [EOS]]) for piece in pieces])
+  boundaries = bucket_boundaries(rows.lengths, _NUM_SHAPES, multiple_of=64)
+  budget = max(token_budget, boundaries[-1])
+  batches = Batches(rows, boundaries=boundaries, budget=budget, seed=None)
+  end_nats, of_pieces = 0.0, np.zeros(len(pieces))
+  for step in track(range(batches.num_per_epoch), batches.num_per_epoch, "batches scored"):
+    (tokens,), chosen = batches[step], batches.order(step)
+    found = np.asarray(nats_of(tokens), np.float64)
+    of_pieces[chosen] = found.sum(axis=1)[: len(chosen)]
+    end_nats += found[tokens == EOS].sum()
   nats, num_tokens = float(of_pieces.sum()), sum(map(len, pieces))
   scores = dict(
     nll=nats / (num_tokens + len(pieces)),
     without_ends=(nats - float(end_nats)) / num_tokens,
     per_step=nats / float(sum(times(piece)[-1] for piece in pieces)),
   )
-  return Likelihood(scores, of_pieces)
+  return scores, of_pieces
 
 
 def make_nats_of(graphdef: nnx.GraphDef, params: PyTree) -> Callable[..., Float[Array, "B L"]]:
   """Returns `nats_of` for a `LanguageModel`: compiled, without dropout."""
 
   @jax.jit
-  def score(params, source, target):
-    return token_nats(nnx.merge(graphdef, params)(source), target)
+  def score(params, tokens):
+    return token_nats(nnx.merge(graphdef, params)(shift_right(tokens, BOS)), tokens)
 
   return functools.partial(score, params)
 
@@ -269,21 +239,6 @@ def token_nats(logits: Float[Array, "B L V"], targets: Int[Array, "B L"]) -> Flo
   """Computes -log P(target) of each token in float32; 0 for padding."""
   nats = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), targets)
   return jnp.where(targets != PAD, nats, 0.0)
-
-
-def table(found: Mapping[str, Likelihood], with_published: bool) -> str:
-  """Formats scores by split, with the published figures for the chorales if wanted."""
-  lines = ["split   pieces    nats a token   without ends   nats a step"]
-  for split, of in found.items():
-    nll, without_ends, per_step = of.scores.values()
-    lines.append(f"{split:8}{len(of.of_pieces):6,}{nll:15.4f}{without_ends:15.4f}{per_step:14.3f}")
-  if with_published:
-    figures = dict(baseline=BASELINE) | PUBLISHED | {"with instrument labels": WITH_INSTRUMENTS}
-    listed = ", ".join(f"{name} {value}" for name, value in figures.items())
-    lines.append(
-      f"Huang et al. 2018, table 2, quoted second hand, not checked: {listed}: valid, nats a token"
-    )
-  return "\n".join(["", *lines, ""])
 
 
 def nats_per_token(

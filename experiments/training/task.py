@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, get_args, get_origin
 
@@ -49,7 +50,17 @@ class Task(Protocol):
     """Raises InputError if a value is wrong for a mesh of these sizes; reads no data."""
 
   def check_model(self) -> None:
-    """Raises InputError if the model does not support its config; see the function."""
+    """Raises InputError if the model does not support its config.
+
+    Traces the loss of one layer in training; nothing is computed.
+    """
+    config = self.config.copy_and_resolve_references()
+    config.model.num_layers = 1
+    config.update(name="", seed=0)  # many cells of a sweep have the same model
+    try:
+      _trace(type(self), config.to_json(sort_keys=True))
+    except (ValueError, NotImplementedError) as error:
+      raise InputError(f"config.model: {' '.join(str(error).split())}") from error
 
   def load_data(self) -> Any:
     """Loads the data of `config.data`; raises InputError if they are invalid."""
@@ -85,7 +96,7 @@ class Task(Protocol):
     """Returns training batches of made-up data, in the shapes of the config's data."""
 
   def empty_batch(self, shape: tuple[int, ...]) -> Any:
-    """Returns a batch of padding in one of the batches' `shapes`."""
+    """Returns a batch of padding in one of the batches' `shapes`, or of rows and a length."""
 
   def loss(self, model: nnx.Module, batch: Any, rngs: nnx.Rngs | None = None) -> Loss:
     """Computes the loss of a batch, with dropout if `rngs` are given."""
@@ -170,24 +181,15 @@ def shift_right(targets: Int[Array, "B T"], bos: int) -> Int[Array, "B T"]:
   return jnp.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=bos)
 
 
-def check_model(kind: type[nnx.Module], make_config: Callable[[], Any], *inputs: PyTree) -> None:
-  """Raises InputError if a model of the class `kind` does not support its config.
+@functools.cache
+def _trace(kind: Callable[..., Any], config: str) -> None:
+  task = kind(ConfigDict(json.loads(config)))
+  vocabulary, shape = task.mock_vocabulary(), (1, task.config.batches.max_length)
 
-  Traces one layer in training, with these inputs or their shapes; nothing is computed.
-  """
-  shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), inputs)
-  try:
-    _trace(kind, dataclasses.replace(make_config(), num_layers=1), shapes)
-  except (ValueError, NotImplementedError) as error:
-    raise InputError(f"config.model: {' '.join(str(error).split())}") from error
+  def loss(batch):
+    return task.loss(task.make_model(vocabulary, nnx.Rngs(0)), batch, nnx.Rngs(dropout=0))
 
-
-@functools.cache  # many cells of a sweep have the same model
-def _trace(kind: type[nnx.Module], config: Any, inputs: tuple[PyTree, ...]) -> None:
-  def model(*inputs):
-    return kind(config, rngs=nnx.Rngs(0))(*inputs, rngs=nnx.Rngs(dropout=0))
-
-  jax.eval_shape(model, *inputs)
+  jax.eval_shape(loss, task.empty_batch(shape))
 
 
 def own_copies(params: PyTree) -> PyTree:
@@ -242,11 +244,15 @@ def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
 
 
 def batch_maker(
-  config: ConfigDict, lengths: np.ndarray, mesh: AnyMesh, max_length: int | None = None
+  config: ConfigDict,
+  lengths: np.ndarray,
+  mesh: AnyMesh,
+  max_length: int | None = None,
+  kind: Callable[..., Any] = Batches,
 ):
-  """Returns a constructor of `Batches`, in shapes that suit training examples of these lengths.
+  """Returns a constructor of batches, in shapes that suit training examples of these lengths.
 
-  With a `max_length` other than the config's, a batch has room for one such row on each device.
+  A batch has room for one row of the largest length on each device, whatever `max_length` is.
   """
   boundaries = bucket_boundaries(
     lengths,
@@ -255,10 +261,5 @@ def batch_maker(
     multiple_of=multiple_of_tokens(config.mesh, mesh.shape["sequence"]),
   )
   rows = num_rows_together(mesh.shape) * config.training.num_microbatches
-  least = boundaries[-1] * rows if max_length else 0
-  return functools.partial(
-    Batches,
-    boundaries=boundaries,
-    token_budget=max(config.batches.tokens, least),
-    multiple_of=rows,
-  )
+  budget = max(config.batches.tokens, boundaries[-1] * rows)
+  return functools.partial(kind, boundaries=boundaries, budget=budget, multiple_of=rows)

@@ -4,12 +4,13 @@ import dataclasses
 import functools
 import gzip
 import hashlib
+import itertools
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.data.upstream import Upstream
+from experiments.data.upstream import Corpus, Upstream
 from experiments.errors import InputError
 from experiments.files import read_content
 
@@ -26,24 +27,12 @@ _BOM = b"\xef\xbb\xbf"
 _READ_AHEAD = 4096
 
 
-@dataclasses.dataclass(frozen=True)
-class Corpus:
-  """Sentence pairs (source, target) by split: train, valid, test and, for some sources, long.
-
-  A split is any random-access sequence, in memory or read from disk item by item. `notes` are lines
-  for the log about pairs that were skipped.
-  """
-
-  splits: Mapping[str, Sequence[tuple[str, str]]]
-  notes: tuple[str, ...] = ()
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class LazyPairs(Sequence):
   """A sequence of `function(item)`, computed each time an item is read.
 
-  For data sets that do not fit into memory. Iteration and slices read in bulk if `items` has
-  `__getitems__`, as data sources of TFDS do, which is several times faster.
+  For data sets that do not fit into memory. Iteration reads in bulk if `items` has `__getitems__`,
+  as data sources of TFDS do, which is several times faster.
 
   >>> pairs = LazyPairs(["Ja", "Nein"], lambda word: (word, word.lower()))
   >>> pairs[1], list(pairs)
@@ -56,19 +45,15 @@ class LazyPairs(Sequence):
   def __len__(self) -> int:
     return len(self.items)
 
-  def __getitem__(self, index):
-    if isinstance(index, slice):
-      return self.__getitems__(range(len(self))[index])
-    return self.function(self.items[range(len(self))[index]])
-
-  def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-    in_bulk = getattr(self.items, "__getitems__", None)
-    items = in_bulk(list(indices)) if in_bulk else map(self.items.__getitem__, indices)
-    return [self.function(item) for item in items]
+  def __getitem__(self, index: int) -> Any:
+    return self.function(self.items[index])
 
   def __iter__(self) -> Iterator[Any]:
-    for start in range(0, len(self), _READ_AHEAD):
-      yield from self[start : start + _READ_AHEAD]
+    items, indices = self.items, [*range(len(self))]
+    if in_bulk := getattr(items, "__getitems__", None):
+      chunks = (indices[i : i + _READ_AHEAD] for i in indices[::_READ_AHEAD])
+      items = itertools.chain.from_iterable(map(in_bulk, chunks))
+    return map(self.function, items)
 
 
 def load_embedded(train_size: int = 20_000) -> Corpus:
@@ -76,11 +61,7 @@ def load_embedded(train_size: int = 20_000) -> Corpus:
 
   Sentences have 3 to 30 words, those of the split `long` 31 to 60. No sentence of either language
   occurs twice. `train_size` takes the first pairs of train.
-
-  Raises InputError: train_size is not from 1 to 20,000.
   """
-  if not 1 <= train_size <= 20_000:
-    raise InputError(f"train_size {train_size} for embedded: give a number from 1 to 20000")
   splits = {}
   for name in ("train", "valid", "test", "long"):
     rows = (line.split("\t") for line in read_lines(_EMBEDDED / f"{name}.tsv.xz"))

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,29 +11,20 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from experiments.data.batching import pair_lengths
-from experiments.data.tokenizer import BOS, Tokenizers, encode, encode_pairs, pieces
-from experiments.evaluation.bleu import (
-  Score,
-  bleu_of_counts,
-  corpus_bleu,
-  corpus_chrf,
-  join_subwords,
-  paper_bleu,
-  sentence_counts,
-  sentence_statistics,
-)
+from experiments.data.tokenizer import BOS, encode, encode_pairs, pieces
+from experiments.evaluation import bleu
+from experiments.evaluation.bleu import Score
 from experiments.evaluation.pictures import Panel, attention_heatmap
 from experiments.evaluation.records import Metric
 from experiments.files import Path, write_whole
 from experiments.training.task import Evaluation, Run, own_copies
-from relpos_jax.models.seq2seq import Transformer
 from relpos_jax.typing import Array, Float, Int, PyTree
 
 _NUM_SAMPLES = 5
 GIVEN = "_given"  # ends the names of test sets that are translated with lengths given
 METRIC = Metric(
   "sacrebleu",
-  lambda sentences: float(bleu_of_counts(sentence_counts(sentences[:, 1:]).sum(axis=0))),
+  lambda sentences: float(bleu.bleu_of_counts(bleu.sentence_counts(sentences[:, 1:]).sum(axis=0))),
   tolerance=0.01,
   fixed=(0, 2),
 )
@@ -44,17 +35,12 @@ TITLES = dict(sacrebleu="sacreBLEU", paper_bleu="paper's BLEU", chrf="chrF", exa
 Pairs = Sequence[tuple[str, str]]
 
 
-class Translated(NamedTuple):
-  """The pairs of a split, the model's translations and the seconds they took."""
-
-  pairs: Pairs
-  translations: Sequence[str]
-  seconds: float
-
-
-def evaluate(run: Run, splits: Mapping[str, Translated], workdir: Path) -> Evaluation:
+def evaluate(
+  run: Run, splits: Mapping[str, tuple[Pairs, Sequence[str], float]], workdir: Path
+) -> Evaluation:
   """Scores the translations of each split, writes them, and draws the attention of one.
 
+  A split is its pairs, their translations, and the seconds that these took.
   A row of `sentences` is a sentence's length in tokens without the end mark, that of the longer
   side, and its `sentence_statistics`. Samples and the picture are of the first split.
   """
@@ -76,9 +62,9 @@ def evaluate(run: Run, splits: Mapping[str, Translated], workdir: Path) -> Evalu
     scores[split]["signatures"] = {name: score.signature for name, score in found.items()}
     lengths = pair_lengths(*encode_pairs(run.vocabulary, pairs)) - 1
     sentences[split] = np.column_stack([lengths, counts]).tolist()
-  first = next(iter(splits.values()))
-  samples = format_samples(config, first.pairs, first.translations, _NUM_SAMPLES)
-  examples = [*zip(first.pairs, first.translations, strict=True)][:_NUM_SAMPLES]
+  pairs, translations, _ = next(iter(splits.values()))
+  samples = format_samples(config, pairs, translations, _NUM_SAMPLES)
+  examples = [*zip(pairs, translations, strict=True)][:_NUM_SAMPLES]
   (source, _), translation = sorted(examples, key=lambda x: len(x[0][0]))[len(examples) // 2]
   picture = draw_attention(run, source, translation, workdir / "attention.png")
   text = f"\n\n{score_table(rows)}\n\n{samples}\n\n"
@@ -92,12 +78,13 @@ def score_lines(
   texts = [join_lines(config, lines) for lines in (translations, references)]
   options = {name: config.evaluation[name] for name in ("tokenize", "lowercase")}
   language = config.data.languages.partition("-")[2]
-  counts = sentence_statistics(*texts, **options)
+  counts = bleu.sentence_statistics(*texts, **options)
+  is_tokenized = config.data.moses or is_prepared(config)
   case = "lc" if config.evaluation.lowercase else "mixed"
   scores = dict(
-    sacrebleu=corpus_bleu(*texts, **options),
-    paper_bleu=paper_bleu(*texts, language, tokenized=config.data.moses or is_prepared(config)),
-    chrf=corpus_chrf(*texts, lowercase=config.evaluation.lowercase),
+    sacrebleu=bleu.corpus_bleu(*texts, **options),
+    paper_bleu=bleu.paper_bleu(*texts, language, tokenized=is_tokenized),
+    chrf=bleu.corpus_chrf(*texts, lowercase=config.evaluation.lowercase),
     exact=Score(100 * float(counts[:, -1].mean()), f"case:{case}"),
   )
   return scores, counts
@@ -110,7 +97,7 @@ def is_prepared(config: ConfigDict) -> bool:
 
 def join_lines(config: ConfigDict, lines: Sequence[str]) -> list[str]:
   """Joins subwords marked by `config.evaluation.subword_mark` into words."""
-  return [join_subwords(line, config.evaluation.subword_mark) for line in lines]
+  return [bleu.join_subwords(line, config.evaluation.subword_mark) for line in lines]
 
 
 def score_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
@@ -147,31 +134,31 @@ def format_samples(
   return "\n\n".join(block.format(*join_lines(config, sample)) for sample in samples)
 
 
-def attention_panels(
-  model: Transformer, tokenizers: Tokenizers, source: str, target: str
-) -> list[Panel]:
-  """Returns the attention of the encoder's first layer, and that from `target` to `source`.
+def draw_attention(run: Run, source: str, translation: str, path: Path):
+  """Draws the attention of the encoder's first layer, and that from a translation to its source.
 
   Weights are means over heads; those of the second panel are also means over layers. Each row of
-  the second panel is the token that the decoder is about to write.
+  the second panel is the token that the decoder is about to write. Returns the path.
   """
-  source_ids = encode(tokenizers.source, [source.strip()])[0]
-  target_ids = encode(tokenizers.target, [target])[0]
+  sides = zip(run.vocabulary, (source.strip(), translation), strict=True)
+  source_ids, target_ids = (encode(tokenizer, [text])[0] for tokenizer, text in sides)
   target_input = np.concatenate([[BOS], target_ids[:-1]])
-  encoder, cross = _weights(*nnx.split(model), source_ids[None], target_input[None])
-  source_words = pieces(tokenizers.source, source_ids)
-  target_words = pieces(tokenizers.target, target_ids)
-  return [
+  params = own_copies(run.params)
+  encoder, cross = _weights(run.graphdef, params, source_ids[None], target_input[None])
+  source_words = pieces(run.vocabulary.source, source_ids)
+  target_words = pieces(run.vocabulary.target, target_ids)
+  panels = [
     Panel("self-attention, encoder layer 1", np.asarray(encoder), source_words, source_words),
     Panel("translation to source", np.asarray(cross), target_words, source_words),
   ]
+  return attention_heatmap(panels, path)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _weights(
-  graphdef: nnx.GraphDef, state: PyTree, source: Int[Array, "1 S"], target: Int[Array, "1 T"]
+  graphdef: nnx.GraphDef, params: PyTree, source: Int[Array, "1 S"], target: Int[Array, "1 T"]
 ) -> tuple[Float[Array, "S S"], Float[Array, "T S"]]:
-  model = nnx.merge(graphdef, state)
+  model = nnx.merge(graphdef, params)
   model.set_attributes(sow_weights=True, raise_if_not_found=False)
   _, sown = nnx.capture(model, nnx.Intermediate)(source, target)
 
@@ -181,9 +168,3 @@ def _weights(
   cross = [mean_over_heads(x["cross_attention"]) for x in sown["decoder"]["layers"].values()]
   encoder = mean_over_heads(sown["encoder"]["layers"][0]["self_attention"])
   return encoder, jnp.mean(jnp.stack(cross), axis=0)
-
-
-def draw_attention(run: Run, source: str, translation: str, path: Path):
-  """Draws the attention between a sentence and its translation; returns the path."""
-  model = nnx.merge(run.graphdef, own_copies(run.params))
-  return attention_heatmap(attention_panels(model, run.vocabulary, source, translation), path)

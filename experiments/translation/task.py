@@ -9,27 +9,13 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
 from experiments.config import LARGEST, between, check_values
+from experiments.data import tokenizer as tok
 from experiments.data.batching import Batch, Batches, pair_lengths
-from experiments.data.tokenizer import (
-  BOS,
-  KINDS,
-  UNK,
-  Ragged,
-  Tokenizers,
-  encode,
-  encode_pairs,
-  load_tokenizers,
-  save_tokenizers,
-  tokenizer_files,
-  train_tokenizer,
-)
 from experiments.errors import InputError
 from experiments.evaluation.bleu import join_subwords
 from experiments.files import Path
@@ -37,27 +23,10 @@ from experiments.training import task as tasks
 from experiments.training.metrics import track
 from experiments.training.processes import is_first
 from experiments.training.sharding import AnyMesh
-from experiments.training.task import (
-  Evaluation,
-  Loss,
-  Run,
-  check_model,
-  cross_entropy,
-  model_choices,
-  model_values,
-  shift_right,
-)
+from experiments.training.task import Evaluation, Loss, Run
+from experiments.translation import corpus as corpora
 from experiments.translation import scores, wmt14
-from experiments.translation.corpus import (
-  LANGUAGES,
-  Corpus,
-  load_embedded,
-  load_multi30k,
-  load_pairs,
-  load_scan,
-  normalize_corpus,
-  normalize_lines,
-)
+from experiments.translation.corpus import LANGUAGES, Corpus
 from experiments.translation.translator import Translator
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 from relpos_jax.typing import PyTree
@@ -65,23 +34,24 @@ from relpos_jax.typing import PyTree
 MAX_BEAM_SIZE = 1024
 _CHOICES = {
   "data.source": tuple(LANGUAGES),
-  "vocabulary.kind": KINDS,
+  "vocabulary.kind": tok.KINDS,
   "decoding.stop": ("present", "bound"),
   # The tokenizers of sacreBLEU that need no further package or download.
   "evaluation.tokenize": ("13a", "intl", "zh", "char", "none"),
-} | model_choices(TransformerConfig)
+} | tasks.model_choices(TransformerConfig)
 _NUMBERS = (
   *tasks.TOKEN_CHECKS,
-  between(1, LARGEST, "training.num_samples", "data.embedded.train_size"),
+  between(1, LARGEST, "training.num_samples"),
+  between(1, 20_000, "data.embedded.train_size"),
   between(1, MAX_BEAM_SIZE, "decoding.beam_size"),
   between(0, LARGEST, "decoding.length_penalty", "decoding.extra_length"),
-  between(UNK + 2, LARGEST, "vocabulary.size"),  # the special tokens and one word
+  between(tok.UNK + 2, LARGEST, "vocabulary.size"),  # the special tokens and one word
 )
 _LOADERS = dict(
-  embedded=load_embedded,
-  multi30k=load_multi30k,
-  pairs=load_pairs,
-  scan=load_scan,
+  embedded=corpora.load_embedded,
+  multi30k=corpora.load_multi30k,
+  pairs=corpora.load_pairs,
+  scan=corpora.load_scan,
   wmt14=wmt14.load,
 )
 
@@ -100,10 +70,6 @@ class Translation(tasks.Task):
         "set config.vocabulary.joint=True or config.model.share_embeddings=False"
       )
     tasks.check_batches(self.config, sizes)
-
-  def check_model(self) -> None:
-    tokens = jax.ShapeDtypeStruct((1, self.config.batches.max_length), jnp.int32)
-    check_model(Transformer, lambda: transformer_config(self.config, 8, 8), tokens, tokens)
 
   def load_data(self) -> Corpus:
     """Loads and normalises the sentence pairs of `config.data`."""
@@ -128,7 +94,7 @@ class Translation(tasks.Task):
     """Normalises pairs as those of training."""
     data = self.config.data
     how = dict(moses=data.moses, lowercase=data.lowercase)
-    return normalize_corpus(corpus, data.languages, **how) if any(how.values()) else corpus
+    return corpora.normalize_corpus(corpus, data.languages, **how) if any(how.values()) else corpus
 
   def name_split(self, split: str) -> str:
     """Returns a name with the files to test on: others may be given, the same must not change."""
@@ -138,41 +104,41 @@ class Translation(tasks.Task):
     files = data.pairs.test
     return f"{name} {files if isinstance(files, str) else files[split]}"
 
-  def learn_vocabulary(self, data: Corpus, workdir: Path) -> Tokenizers:
+  def learn_vocabulary(self, data: Corpus, workdir: Path) -> tok.Tokenizers:
     """Reads the tokenizers of the run directory, or trains them.
 
     One of two files, left by a killed process, does not count if there is no checkpoint.
 
     Raises InputError: there is a checkpoint but not its tokenizers.
     """
-    if tokenizer_files(workdir) or any(workdir.glob("checkpoints/[0-9]*")):
-      return load_tokenizers(workdir)
+    if tok.tokenizer_files(workdir) or any(workdir.glob("checkpoints/[0-9]*")):
+      return tok.load_tokenizers(workdir)
     return self.learn_tokenizers(data)
 
-  def learn_tokenizers(self, data: Corpus) -> Tokenizers:
+  def learn_tokenizers(self, data: Corpus) -> tok.Tokenizers:
     """Trains the vocabularies of `config.vocabulary` on the training split."""
     train, vocabulary = data.splits["train"], self.config.vocabulary
-    learn = functools.partial(train_tokenizer, kind=vocabulary.kind, size=vocabulary.size)
+    learn = functools.partial(tok.train_tokenizer, kind=vocabulary.kind, size=vocabulary.size)
     if vocabulary.joint:
       joint = learn(line for pair in train for line in pair)
-      return Tokenizers(joint, joint)
-    return Tokenizers(*(learn(pair[side] for pair in train) for side in (0, 1)))
+      return tok.Tokenizers(joint, joint)
+    return tok.Tokenizers(*(learn(pair[side] for pair in train) for side in (0, 1)))
 
-  def load_vocabulary(self, workdir: Path) -> Tokenizers:
-    return load_tokenizers(workdir)
+  def load_vocabulary(self, workdir: Path) -> tok.Tokenizers:
+    return tok.load_tokenizers(workdir)
 
-  def save_vocabulary(self, vocabulary: Tokenizers, workdir: Path) -> None:
-    if not tokenizer_files(workdir):
-      save_tokenizers(vocabulary, workdir)
+  def save_vocabulary(self, vocabulary: tok.Tokenizers, workdir: Path) -> None:
+    if not tok.tokenizer_files(workdir):
+      tok.save_tokenizers(vocabulary, workdir)
 
-  def mock_vocabulary(self) -> Tokenizers:
+  def mock_vocabulary(self) -> tok.Tokenizers:
     size = self.config.vocabulary.size
-    return Tokenizers(*2 * [SimpleNamespace(get_vocab_size=lambda: size)])
+    return tok.Tokenizers(*2 * [SimpleNamespace(get_vocab_size=lambda: size)])
 
   def make_batches(
-    self, data: Corpus, vocabulary: Tokenizers, mesh: AnyMesh
+    self, data: Corpus, vocabulary: tok.Tokenizers, mesh: AnyMesh
   ) -> tuple[Batches, Batches]:
-    train, valid = (encode_pairs(vocabulary, data.splits[name]) for name in ("train", "valid"))
+    train, valid = (tok.encode_pairs(vocabulary, data.splits[name]) for name in ("train", "valid"))
     make = tasks.batch_maker(self.config, pair_lengths(*train), mesh)
     return make(*train, seed=self.config.seed), make(*valid, seed=None)
 
@@ -182,20 +148,21 @@ class Translation(tasks.Task):
     lengths = random.lognormal(np.log(24), 0.6, number)
     sides = lengths, lengths * random.lognormal(0, 0.2, number)
     rows = [np.clip(side, 2, None).astype(int) for side in sides]
-    pairs = [Ragged.joined(np.full(side.sum(), UNK, np.uint16), side) for side in rows]
+    pairs = [tok.Ragged.joined(np.full(side.sum(), tok.UNK, np.uint16), side) for side in rows]
     return tasks.batch_maker(self.config, pair_lengths(*pairs), mesh)(*pairs, seed=self.config.seed)
 
   def empty_batch(self, shape: tuple[int, ...]) -> Batch:
     return Batch(*2 * [np.zeros(shape, np.int32)])
 
-  def make_model(self, vocabulary: Tokenizers, rngs: nnx.Rngs) -> Transformer:
+  def make_model(self, vocabulary: tok.Tokenizers, rngs: nnx.Rngs) -> Transformer:
     sizes = (tokenizer.get_vocab_size() for tokenizer in vocabulary)
-    return Transformer(transformer_config(self.config, *sizes), rngs=rngs)
+    config = TransformerConfig(*sizes, **tasks.model_values(self.config))
+    return Transformer(config, rngs=rngs)
 
   def loss(self, model: Transformer, batch: Batch, rngs: nnx.Rngs | None = None) -> Loss:
     """Computes the loss of each target token, given the source and the target before it."""
-    logits = model(batch.source, shift_right(batch.target, BOS), rngs=rngs)
-    return cross_entropy(logits, batch.target, smoothing=self.config.training.label_smoothing)
+    logits = model(batch.source, tasks.shift_right(batch.target, tok.BOS), rngs=rngs)
+    return tasks.cross_entropy(logits, batch.target, smoothing=self.config.training.label_smoothing)
 
   def make_report(self, run: Run, data: Corpus, batches: Any):
     """Returns a function that scores greedy translations and shows a few.
@@ -207,7 +174,7 @@ class Translation(tasks.Task):
     samples = {}
     for split in splits:
       pairs = data.splits[split]
-      lengths = pair_lengths(*encode_pairs(run.vocabulary, pairs))
+      lengths = pair_lengths(*tok.encode_pairs(run.vocabulary, pairs))
       chosen = (lengths <= self.config.batches.max_length) == (split == "valid")
       chosen |= ~chosen.any()
       samples[split] = [*itertools.compress(pairs, chosen)][: training.num_samples]
@@ -237,24 +204,17 @@ class Translation(tasks.Task):
         if is_first():
           print(f"{name}: {len(pairs):,} sentences to translate", file=sys.stderr)
         sources, targets = zip(*pairs, strict=True)
-        limits = encode(run.vocabulary.target, targets).lengths - 1 if given else None
+        limits = tok.encode(run.vocabulary.target, targets).lengths - 1 if given else None
         start = time.perf_counter()
         translations = translate(sources, None, limits)
         seconds = round(time.perf_counter() - start, 1)
-        translated[name] = scores.Translated(pairs, translations, seconds)
+        translated[name] = pairs, translations, seconds
     return scores.evaluate(run, translated, workdir) if is_first() else None
 
 
 def _tests(data: Corpus) -> list[str]:
   """Returns the names of the test sets, test first."""
   return sorted(data.splits.keys() - {"train", "valid"}, key=lambda x: (x != "test", x))
-
-
-def transformer_config(
-  config: ConfigDict, source_vocab_size: int, target_vocab_size: int
-) -> TransformerConfig:
-  """Makes the config of the model from `config.model`."""
-  return TransformerConfig(source_vocab_size, target_vocab_size, **model_values(config))
 
 
 def make_translator(run: Run, **changes) -> Translator:
@@ -270,7 +230,7 @@ def normalize_input(config: ConfigDict, lines: list[str]) -> list[str]:
   """Normalises lines of the source language as in training."""
   language = config.data.languages.partition("-")[0]
   how = dict(moses=config.data.moses, lowercase=config.data.lowercase)
-  return normalize_lines(lines, language, **how)
+  return corpora.normalize_lines(lines, language, **how)
 
 
 def _check_data(config: ConfigDict) -> None:

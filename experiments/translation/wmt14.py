@@ -18,8 +18,7 @@ def load(languages: str = "en-de") -> Corpus:
   under TFDS_DATA_DIR (default ~/tensorflow_datasets). That needs TensorFlow, to unpack the archives
   (extra `wmt14`); reading does not. Splits are read from disk item by item.
 
-  Raises InputError: the data are not prepared and there is no TensorFlow or no network, or they are
-  not in array_record format.
+  Raises InputError: the data are not prepared and there is no TensorFlow or no network.
 
   >>> len(load(languages="en-de").splits["test"])  # doctest: +SKIP
   3003
@@ -31,31 +30,23 @@ def load(languages: str = "en-de") -> Corpus:
   def text(item):
     return tuple(item[language].decode() for language in pair)
 
-  try:
-    sources = {split: builder.as_data_source(name) for split, name in _SPLITS.items()}
-  except NotImplementedError:
-    raise InputError(
-      f"{builder.data_path} is not in array_record format: set TFDS_DATA_DIR to another folder"
-    ) from None
-  return Corpus({split: LazyPairs(source, text) for split, source in sources.items()})
+  return Corpus(
+    {split: LazyPairs(builder.as_data_source(name), text) for split, name in _SPLITS.items()}
+  )
 
 
 def _prepare(config: str) -> Any:
   """Returns a TFDS builder, after downloading and preparing its data unless they are on disk.
 
-  Replaces the files of an interrupted preparation. If several processes prepare the same data,
-  those of the first are kept.
+  Replaces the files of an interrupted preparation.
   """
   import requests
   import tensorflow_datasets as tfds
   from tensorflow_datasets.core.constants import get_default_data_dir
 
-  def make() -> tfds.core.DatasetBuilder:
-    # The class, because tfds.builder does not find it by name without TensorFlow.
-    return tfds.translate.Wmt14Translate(config=config, data_dir=data_dir)
-
   data_dir = get_default_data_dir()
-  builder = make()
+  # The class, because tfds.builder does not find it by name without TensorFlow.
+  builder = tfds.translate.Wmt14Translate(config=config, data_dir=data_dir)
   remedy = f"set TFDS_DATA_DIR to a folder with {builder.name} prepared as array_record"
   # TFDS logs a warning if the folder is missing.
   if builder.data_path.exists() and builder.is_prepared():
@@ -76,13 +67,5 @@ def _prepare(config: str) -> Any:
     try_download_gcs=False,
     download_mode=mode.REUSE_CACHE_IF_EXISTS if is_partial else mode.REUSE_DATASET_IF_EXISTS,
   )
-  try:
-    builder.download_and_prepare(download_config=options, file_format="array_record")
-  except Exception as error:  # TFDS has many kinds
-    if (again := make()).is_prepared():
-      return again
-    if isinstance(error, OSError) and not isinstance(error, requests.RequestException):
-      remedy = "set TFDS_DATA_DIR to a folder with room that you may write to"
-    reason = str(error).partition("\n")[0].removesuffix(":")
-    raise InputError(f"cannot prepare {builder.name} in {data_dir}: {reason}; {remedy}") from error
+  builder.download_and_prepare(download_config=options, file_format="array_record")
   return builder

@@ -21,8 +21,7 @@ from experiments.errors import InputError
 from experiments.evaluation.records import digest, read_records, record_files
 from experiments.run import changes, parse_config, schedule
 from experiments.training.sharding import make_mesh
-from experiments.translation.task import Translation, transformer_config
-from relpos_jax.models.seq2seq import Transformer
+from experiments.translation.task import Translation
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 
@@ -38,7 +37,8 @@ def load(name: str, *changes: str):
 
 
 def num_parameters(config, vocabulary=VOCABULARY) -> int:
-  make = lambda: Transformer(transformer_config(config, vocabulary, vocabulary), rngs=nnx.Rngs(0))
+  config.vocabulary.size, task = vocabulary, Translation(config)
+  make = lambda: task.make_model(task.mock_vocabulary(), nnx.Rngs(0))
   shapes = nnx.state(nnx.eval_shape(make), nnx.Param)
   return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
@@ -200,15 +200,13 @@ def test_test_sets_have_names(tmp_path):
   config = load("default.py", "data.source=pairs", one, f"{key}.long=b.en,b.de")
   assert parse_config(config).config.data.pairs.test.to_dict() == both
   assert parse_config(json.loads(config.to_json())).config.data.pairs.test.to_dict() == both
-  file = tmp_path / "mine.py"
-  own = "config.data.pairs = dict(train='', valid='', test=dict(test='a.tsv', long=''))"
-  file.write_text(
-    f"from configs import default\ndef get_config():\n"
-    f"  config = default.get_config()\n  {own}\n  return config\n"
+  (tmp_path / "mine.py").write_text(
+    "from configs import default\n\ndef get_config():\n  config = default.get_config()\n"
+    "  config.data.pairs = dict(train='', valid='', test=dict(test='a.tsv', long=''))\n"
+    "  return config\n"
   )
-  parse = lambda *flags: command.parse(dict(config=command.CONFIG), [f"--config={file}", *flags])
-  assert parse()["config"].data.pairs.test.to_dict() == dict(test="a.tsv", long="")
-  changed = parse(f"--config.{key}=c.tsv", f"--config.{key}.long=b.en,b.de")["config"]
+  flags = f"--config={tmp_path}/mine.py", f"--config.{key}=c.tsv", f"--config.{key}.long=b.en,b.de"
+  changed = command.parse(dict(config=command.CONFIG), flags)["config"]
   assert changed.data.pairs.test.to_dict() == both | dict(test="c.tsv")
   with pytest.raises(InputError, match=r"unknown config\.data\.pairs\.tests\.long"):
     tests("data.pairs.tests.long=a.tsv")

@@ -60,8 +60,8 @@ def test_a_run_is_scored_by_the_likelihood_of_complete_pieces(run, pieces):
   results = json.loads((workdir / "results.json").read_text())
   record = json.loads((workdir / "record.json").read_text())
   for split in ("valid", "test"):
-    wanted = likelihood(nats_of, music.splits[split], voices.times, token_budget=128)
-    for name, value in wanted.scores.items():
+    wanted, _ = likelihood(nats_of, music.splits[split], voices.times, token_budget=128)
+    for name, value in wanted.items():
       assert results[split][name] == pytest.approx(value, rel=1e-5)
     assert record["scores"][split]["nll"] == results[split]["nll"]
     assert f"{results[split]['nll']:.4f}" in answer.out
@@ -107,29 +107,17 @@ def test_mistakes_are_one_line(run, call, train_music, pieces, workdir, tmp_path
     (call("translate", own), "music translation"),
     (train("data.transpose=200"), "data.transpose is 200"),
     (train("data.midi.path="), "--config.data.midi.path"),
-    (train(f"data.midi.path={no_valid}"), "no valid pieces"),
+    (train(f"data.midi.path={no_valid}"), "no file for valid"),
   ):
     answer.assert_refused(words)
   assert not (tmp_path / "new.mid").exists() and not (tmp_path / "run").exists()
 
 
-def test_a_run_does_not_go_on_with_other_music(run, train_music, pieces, tmp_path):
-  workdir, file = shutil.copytree(run[0], tmp_path / "run"), pieces / "train" / "0.mid"
-  before = file.read_bytes()
-  try:
-    tokens = voices.CODEC.read(file)
-    voices.CODEC.write(voices.CODEC.transpose(tokens, 1), file)
-    answer = train_music(workdir)
-  finally:
-    file.write_bytes(before)
-  answer.assert_refused(f"training data of {workdir} changed")
-  assert train_music(workdir).status == 0
-
-
 @pytest.mark.parametrize("num_tokens", [0, 32])
 def test_attention_on_all_tokens_and_the_begin_is_drawn(run, pieces, monkeypatch, num_tokens):
   drawn = []
-  monkeypatch.setattr(piano_roll, "piano_roll", lambda *args: drawn.append(args[2]) or args[3])
+  monkeypatch.setattr(piano_roll, "save", lambda figure, path: path)
+  monkeypatch.setattr(piano_roll, "_draw_attention", lambda ax, weights, *_: drawn.append(weights))
   piece = voices.CODEC.read(pieces / "test" / "0.mid")[:num_tokens]
   piano_roll.draw(load_run(run[0]), piece, pathlib.Path("a.png"))
   np.testing.assert_allclose(drawn[0].sum(-1), 1, rtol=1e-5)

@@ -62,7 +62,7 @@ some_sizes = st.lists(st.integers(1, 9), min_size=1, max_size=30).filter(lambda 
 def test_every_graph_occurs_once_per_epoch_in_few_shapes(sizes, seed, packed):
   graphs = [graph(size, number) for number, size in enumerate(sizes)]
   batches = GraphBatches(
-    graphs, boundaries=BOUNDARIES, node_budget=16, multiple_of=2, packed=packed, seed=seed
+    graphs, boundaries=BOUNDARIES, budget=16, multiple_of=2, packed=packed, seed=seed
   )
   small = [as_lists(graph) for graph in graphs if len(graph.nodes) <= 8]
   for epoch in range(2):
@@ -80,7 +80,7 @@ def test_every_graph_occurs_once_per_epoch_in_few_shapes(sizes, seed, packed):
 
 def test_packing_needs_fewer_cells():
   graphs = [graph(1 + number % 8, number) for number in range(40)]
-  options = dict(boundaries=(8,), node_budget=16, seed=0)
+  options = dict(boundaries=(8,), budget=16, seed=0)
   packed = GraphBatches(graphs, packed=True, **options)
   assert packed.padding < 0.1 < 0.4 < GraphBatches(graphs, **options).padding
   assert str(packed).startswith("shapes 2x8, batches per epoch: 12, dropped (above 8): 0, ")

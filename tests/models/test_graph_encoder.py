@@ -44,7 +44,7 @@ def graph(num_nodes=4, edges=EDGES, seed=0):
 
 def rows(*graphs, nodes=4, packed=False) -> GraphBatch:
   budget = nodes * len(graphs)
-  return GraphBatches(graphs, boundaries=(nodes,), node_budget=budget, packed=packed, seed=None)[0]
+  return GraphBatches(graphs, boundaries=(nodes,), budget=budget, packed=packed, seed=None)[0]
 
 
 def assert_same(x, y):

@@ -8,7 +8,7 @@ from faults import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.data.batching import Batches, Tokens
+from experiments.data.batching import Batches
 from experiments.data.tokenizer import BOS, EOS, PAD
 from experiments.music import data, performance, voices
 from experiments.music.data import MusicRows
@@ -22,8 +22,7 @@ some_pieces = st.lists(
 
 
 def make(pieces, codec=voices.CODEC, **changes):
-  options = dict(longest=12, alignment=codec.alignment, transpose=codec.transpose) | changes
-  return MusicRows(pieces, **options)
+  return MusicRows(pieces, codec, **dict(longest=12) | changes)
 
 
 def joined(rows) -> list[list[int]]:
@@ -109,7 +108,7 @@ def test_transpositions_and_slices_are_uniform():
 
 def test_the_batches_of_an_epoch_hold_its_rows():
   rows = make(pieces_of(2, 5, 9, 14, 20), longest=24, semitones=3, random_slices=True, seed=7)
-  options = dict(kind=Tokens, boundaries=(16, 24), token_budget=48, seed=7)
+  options = dict(boundaries=(16, 24), budget=48, seed=7)
   batches = Batches(rows, **options)
   for epoch in range(4):
     steps = range(epoch * batches.num_per_epoch, (epoch + 1) * batches.num_per_epoch)
@@ -148,14 +147,13 @@ def test_splits_have_80_10_and_10_percent():
 
 def test_bad_folders_and_files_are_named(tmp_path):
   load = data.load_midi_folder
-  assert refusal(load, str(tmp_path / "none")) == f"no folder {tmp_path / 'none'}: check the name"
-  no_training = f"no MIDI file to train on: put .mid or .midi files into {tmp_path / 'train'}"
-  assert refusal(load, str(tmp_path)) == no_training
+  none = "no MIDI file for {0}: put .mid or .midi files into {1}/{0}"
+  assert refusal(load, str(tmp_path / "a")) == none.format("train", tmp_path / "a")
   write(tmp_path / "24.mid")  # its hash is in valid
-  assert refusal(load, str(tmp_path)) == no_training
-  write(tmp_path / "valid" / "a.mid")
-  assert refusal(load, str(tmp_path)) == no_training
+  assert refusal(load, str(tmp_path)) == none.format("train", tmp_path)
   write(tmp_path / "train" / "a.mid")
+  assert refusal(load, str(tmp_path)) == none.format("valid", tmp_path)
+  write(tmp_path / "valid" / "a.mid")
   (tmp_path / "train" / "b.mid").write_bytes(b"MThd")
   assert f"cannot read MIDI file {tmp_path / 'train' / 'b.mid'}" in refusal(load, str(tmp_path))
 

@@ -11,7 +11,8 @@ from matplotlib.text import Text
 
 from experiments.music import piano_roll as module
 from experiments.music import voices
-from experiments.music.piano_roll import last_weights, piano_roll
+from experiments.music.piano_roll import last_weights
+from experiments.training.task import Run
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 
 PIECE = voices.encode(np.array([[67, -1, -1, 48]] * 4 + [[65, -1, -1, 48]] * 4))
@@ -24,8 +25,9 @@ def draw(tmp_path, monkeypatch):
   figures = []
   monkeypatch.setattr(module, "save", lambda figure, path: figures.append(figure) or path)
 
-  def draw(*args, **options):
-    piano_roll(voices.CODEC, *args, tmp_path / "a.png", **options)
+  def draw(piece, weights, **options):
+    monkeypatch.setattr(module, "last_weights", lambda *_: weights)
+    module.draw(Run(None, voices.CODEC, None, None, None), piece, tmp_path / "a.png", **options)
     figures[-1].draw_without_rendering()
     return figures[-1].axes, {text.get_text().strip() for text in figures[-1].findobj(Text)}
 

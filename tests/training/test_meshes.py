@@ -87,7 +87,7 @@ def graph(number: int) -> Graph:
 @functools.cache
 def graphs() -> GraphBatch:
   some = [graph(number) for number in (7, 6, 5, 4, 4, 3, 2, 5)]
-  options = dict(boundaries=(8,), node_budget=64, multiple_of=8)
+  options = dict(boundaries=(8,), budget=64, multiple_of=8)
   return GraphBatches(some, packed=True, seed=None, **options)[0]
 
 

@@ -150,7 +150,7 @@ def test_microbatches_sum_to_the_gradient_of_the_batch_though_one_is_padding(sgd
 
 def test_microbatches_of_graphs_without_features_sum_to_the_gradient_of_the_batch():
   graphs = [Graph.of([0, 1, 0], [(0, 1, 2), (2, 1, label)], target=label % 2) for label in range(3)]
-  batch = GraphBatches(graphs, boundaries=(4,), node_budget=16, seed=0)[0]
+  batch = GraphBatches(graphs, boundaries=(4,), budget=16, seed=0)[0]
   layers = dict(num_layers=1, width=8, num_heads=2, feed_forward=8, dropout_rate=0.0)
   layers |= dict(embedding_dropout_rate=0.0)
   config = GraphEncoderConfig(num_node_labels=2, num_edge_labels=3, num_classes=2, **layers)
@@ -187,7 +187,7 @@ def spoilt_loss(value: float):
 def test_a_step_that_is_not_finite_is_as_if_left_out(
   num_devices, num_microbatches, value, monkeypatch
 ):
-  monkeypatch.setattr(translation_task, "cross_entropy", spoilt_loss(value))
+  monkeypatch.setattr(translation_task.tasks, "cross_entropy", spoilt_loss(value))
   options = dict(num_microbatches=num_microbatches)
   train_step = make_train_step(make_model(**DROPOUT)[0], smoothed, ADAM, **options)
   mesh = make_mesh(num_devices)

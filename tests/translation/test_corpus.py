@@ -1,19 +1,19 @@
-"""The embedded corpus is as recorded; lazy splits equal lists; normalisation equals upstream's."""
+"""Corpora are as recorded or published; lazy splits equal lists; normalisation is upstream's."""
 
 import gzip
 import hashlib
 import html
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from experiments.errors import InputError
 from experiments.translation import corpus as module
 from experiments.translation.corpus import (
+  LANGUAGES,
   Corpus,
   LazyPairs,
   load_embedded,
+  load_multi30k,
+  load_scan,
   normalize_corpus,
   normalize_lines,
 )
@@ -43,33 +43,24 @@ def test_embedded_text_is_as_recorded_and_as_the_readme_says(splits, name):
 def test_train_size_takes_the_first_pairs_and_leaves_the_other_splits(splits):
   few = load_embedded(train_size=7).splits
   assert few == {**splits, "train": splits["train"][:7]}
-  with pytest.raises(InputError, match=r"train_size 20001 .* from 1 to 20000"):
-    load_embedded(train_size=20_001)
 
 
 class _BulkOnly(list):
-  """A sequence that refuses to be read one by one when it is iterated."""
+  """A sequence that refuses to be iterated one by one."""
 
   def __getitems__(self, indices):
-    return [list.__getitem__(self, index) for index in indices]
+    return [self[index] for index in indices]
 
-  def __getitem__(self, index):
+  def __iter__(self):
     raise AssertionError("read one by one")
 
 
-def _pair(number):
-  return (str(number), str(-number))
-
-
-@given(st.lists(st.integers()), st.slices(20), st.integers(1, 5))
-def test_lazy_pairs_read_as_the_list_of_them_and_in_bulk(numbers, part, read_ahead):
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(module, "_READ_AHEAD", read_ahead)
-    lazy, eager = LazyPairs(numbers, _pair), [_pair(number) for number in numbers]
-    assert list(lazy) == list(LazyPairs(_BulkOnly(numbers), _pair)) == eager
-    assert len(lazy) == len(eager)
-    assert list(lazy[part]) == eager[part]
-    assert [lazy[i] for i in range(-len(lazy), len(lazy))] == eager * 2
+@pytest.mark.parametrize("number", [0, 1, 6, 7])
+def test_lazy_pairs_read_as_the_list_of_them_and_in_bulk(number, monkeypatch):
+  monkeypatch.setattr(module, "_READ_AHEAD", 3)
+  numbers = [*range(number)]
+  lazy, eager = LazyPairs(numbers, str), [*map(str, numbers)]
+  assert [*lazy] == [*LazyPairs(_BulkOnly(numbers), str)] == [lazy[i] for i in numbers] == eager
 
 
 def _lines(path):
@@ -115,3 +106,39 @@ def test_a_split_on_disk_is_normalised_as_it_is_read():
   assert len(split) == 1000
   assert len(read) < 10  # Checking types in tests looks at some.
   assert split[7] == ("A7 .", "Ja .")
+
+
+# Published files: `test_upstream` checks downloads.
+
+
+@pytest.mark.parametrize(
+  "languages, prepared",
+  [*((pair, False) for pair in LANGUAGES["multi30k"]), ("en-de", True), ("de-en", True)],
+)
+def test_files_of_multi30k_become_pairs(languages, prepared, tmp_path, publish):
+  source, target = languages.split("-")
+  (folder := tmp_path / "raw").mkdir()
+  wanted = {}
+  for split, name in (module._PREPARED if prepared else module._CAPTIONS).items():
+    wanted[split] = [(f"{source}@@ {split} \u2028 ü {i}", f"{target} {i}") for i in range(3)]
+    for language, lines in zip((source, target), zip(*wanted[split], strict=True), strict=True):
+      content = ("\n".join(lines) + "\n").encode()
+      content = content if prepared else gzip.compress(content)
+      (folder / name.format(language)).write_bytes(content)
+  publish(module, "PREPARED" if prepared else "CAPTIONS", folder)
+  assert load_multi30k(languages, str(folder), prepared).splits == wanted
+
+
+def test_files_of_scan_become_commands_and_actions(tmp_path, publish, monkeypatch):
+  monkeypatch.setattr(module, "_SCAN_HELD_OUT", 2)
+  pairs = [(f"run {number}", " ".join(["I_RUN"] * number)) for number in range(1, 10)]
+  lines = [f"IN: {command} OUT: {actions}\n" for command, actions in pairs]
+  (folder := tmp_path / "scan").mkdir()
+  for name, of in dict(train=lines[:7], test=lines[7:]).items():
+    (folder / f"tasks_{name}_length.txt").write_text("".join(of))
+  publish(module, "SCAN", folder)
+  splits = load_scan(str(folder)).splits
+  sizes = {split: len(of) for split, of in splits.items()}
+  assert sizes == dict(train=3, valid=2, within=2, test=2)
+  held_out = [pair for split in ("train", "valid", "within") for pair in splits[split]]
+  assert sorted(held_out) == pairs[:7] != held_out and sorted(splits["test"]) == pairs[7:]

@@ -1,5 +1,6 @@
 """Scores, samples and files have words; the model reads subwords; panels show its weights."""
 
+import pathlib
 from unittest import mock
 
 import jax
@@ -17,7 +18,6 @@ from experiments.training.task import Run
 from experiments.translation import scores
 from experiments.translation import task as translation_task
 from experiments.translation.corpus import Corpus
-from experiments.translation.scores import attention_panels
 from experiments.translation.task import Translation
 from relpos_jax import attention_weights
 from relpos_jax.models.layers import Memory
@@ -122,7 +122,7 @@ def test_translations_are_words(run, tmp_path, monkeypatch, capsys):
   assert capsys.readouterr().out.splitlines() == WORDS
 
 
-def test_panels_show_the_models_own_weights_with_the_words_they_are_of():
+def test_panels_show_the_models_own_weights_with_the_words_they_are_of(monkeypatch):
   source_text, target_text = "ein Mann schläft", "a man sleeps"
   tokenizer = train_tokenizer([source_text, target_text] * 2, "bpe", size=300)
   size = tokenizer.get_vocab_size()
@@ -130,12 +130,9 @@ def test_panels_show_the_models_own_weights_with_the_words_they_are_of():
     size, size, num_layers=2, width=16, num_heads=2, feed_forward=32, max_distance=2
   )
   model = randomly(lambda: Transformer(config, rngs=nnx.Rngs(0)))
-  graphdef = nnx.graphdef(model)
-  panels = attention_panels(
-    model, Tokenizers(tokenizer, tokenizer), f" {source_text}\t", target_text
-  )
-  assert nnx.graphdef(model) == graphdef
-  own, to_source = panels
+  run = Run(None, Tokenizers(tokenizer, tokenizer), None, *nnx.split(model))
+  monkeypatch.setattr(scores, "attention_heatmap", lambda panels, _: panels)
+  own, to_source = scores.draw_attention(run, f" {source_text}\t", target_text, pathlib.Path())
   assert own.columns == own.rows == to_source.columns == ["▁ein", "▁Mann", "▁schläft", "</s>"]
   assert to_source.rows == ["▁a", "▁man", "▁sleeps", "</s>"]
 
