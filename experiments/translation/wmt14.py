@@ -4,8 +4,9 @@ import importlib.util
 from typing import Any
 from urllib.parse import urlsplit
 
+from experiments.data.upstream import Corpus
 from experiments.errors import InputError
-from experiments.translation.corpus import Corpus, LazyPairs
+from experiments.translation.corpus import LazyPairs
 
 _URL = "http://www.statmt.org/wmt14/"
 _SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # our name, and that of TFDS
@@ -38,15 +39,19 @@ def load(languages: str = "en-de") -> Corpus:
 def _prepare(config: str) -> Any:
   """Returns a TFDS builder, after downloading and preparing its data unless they are on disk.
 
-  Replaces the files of an interrupted preparation.
+  Replaces the files of an interrupted preparation. If several processes prepare the same data,
+  those of the first are kept.
   """
   import requests
   import tensorflow_datasets as tfds
   from tensorflow_datasets.core.constants import get_default_data_dir
 
+  def make() -> tfds.core.DatasetBuilder:
+    # The class, because tfds.builder does not find it by name without TensorFlow.
+    return tfds.translate.Wmt14Translate(config=config, data_dir=data_dir)
+
   data_dir = get_default_data_dir()
-  # The class, because tfds.builder does not find it by name without TensorFlow.
-  builder = tfds.translate.Wmt14Translate(config=config, data_dir=data_dir)
+  builder = make()
   remedy = f"set TFDS_DATA_DIR to a folder with {builder.name} prepared as array_record"
   # TFDS logs a warning if the folder is missing.
   if builder.data_path.exists() and builder.is_prepared():
@@ -67,5 +72,13 @@ def _prepare(config: str) -> Any:
     try_download_gcs=False,
     download_mode=mode.REUSE_CACHE_IF_EXISTS if is_partial else mode.REUSE_DATASET_IF_EXISTS,
   )
-  builder.download_and_prepare(download_config=options, file_format="array_record")
+  try:
+    builder.download_and_prepare(download_config=options, file_format="array_record")
+  except Exception as error:  # TFDS has many kinds
+    if (again := make()).is_prepared():
+      return again
+    if isinstance(error, OSError) and not isinstance(error, requests.RequestException):
+      remedy = "set TFDS_DATA_DIR to a folder with room that you may write to"
+    reason = str(error).partition("\n")[0].removesuffix(":")
+    raise InputError(f"cannot prepare {builder.name} in {data_dir}: {reason}; {remedy}") from error
   return builder

@@ -18,10 +18,15 @@ def data_dir(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def small(monkeypatch):
-  """Prepares three pairs per split instead of downloading, as if with TensorFlow and a network."""
+def tensorflow(monkeypatch):
+  """Simulates TensorFlow and the network."""
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
   monkeypatch.setattr(requests, "head", lambda url, timeout: None)
+
+
+@pytest.fixture
+def small(monkeypatch, tensorflow):
+  """Prepares three pairs per split instead of downloading."""
 
   def examples(self, split):
     foreign, english = self.builder_config.language_pair
@@ -53,3 +58,14 @@ def test_no_tensorflow_names_the_extra_and_the_other_way(monkeypatch, data_dir):
   message = refusal(wmt14.load)
   assert message.startswith(f"wmt14_translate is not in {data_dir}; preparing it needs TensorFlow")
   assert "pip install -e '.[wmt14]'" in message and "TFDS_DATA_DIR" in message
+
+
+@pytest.mark.usefixtures("tensorflow")
+def test_what_cannot_be_downloaded_is_one_line(monkeypatch):
+  def fail(self, dl_manager):
+    raise tfds.download.download_manager.NonMatchingChecksumError("X, has wrong checksum:\n* Got")
+
+  monkeypatch.setattr(tfds.translate.Wmt14Translate, "_split_generators", fail)
+  message = refusal(wmt14.load)
+  assert message.startswith("cannot prepare wmt14_translate in ")
+  assert "X, has wrong checksum; set TFDS_DATA_DIR" in message
