@@ -17,14 +17,14 @@ no rows: its term is computed from the distance, near and far.
 
 import functools
 import operator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import masks
 from relpos_jax.attention.inputs import Inputs, is_symbolic
-from relpos_jax.attention.partitioned import axes_in_context
+from relpos_jax.attention.partitioned import Shards, axes_in_context, axes_of_query
 from relpos_jax.attention.relations import (
   ByDistance,
   ContentBias,
@@ -101,6 +101,49 @@ def unsupported_by_kernels(inputs: Inputs) -> str | None:
   if wide := [x for x in segments if x is not None and x.dtype != jnp.int32]:
     return f"segment ids are {wide[0].dtype}; it needs int32"
   return unsupported(inputs, (RelativePositions, DistanceBias))
+
+
+class KernelPlan(NamedTuple):
+  """The static parameters of the fused kernels.
+
+  Attributes:
+    block: queries and keys of a tile, one number where they are as many; powers of 2.
+    low, high: all keys up to this distance, or from it on, have the same relative term.
+    has_values: whether there is a table for values.
+    interpret: whether to run as plain XLA, without a device.
+    shards: the mesh axes that shard the query, see `over_devices`.
+    precision: of products, the default in force where the call was traced.
+  """
+
+  block: Any
+  low: int
+  high: int
+  scale: float
+  is_causal: bool
+  dropout_rate: float
+  has_values: bool
+  interpret: bool
+  shards: Shards | None
+  precision: str | None
+
+  @classmethod
+  def of(cls, inputs: Inputs, block: int | tuple[int, int], interpret: bool) -> "KernelPlan":
+    """Returns the plan of a call."""
+    return cls(
+      block,
+      *kernel_limits(inputs),
+      scale=float(inputs.scale),
+      is_causal=inputs.is_causal,
+      dropout_rate=inputs.dropout_rate,
+      has_values=bool(inputs.value_terms()),
+      interpret=interpret,
+      shards=axes_of_query(inputs.explicit),
+      precision=jax.config.jax_default_matmul_precision,
+    )
+
+  @property
+  def num_rows(self) -> int:
+    return self.high - self.low + 1
 
 
 def kernel_tables(inputs: Inputs) -> dict[str, Array]:

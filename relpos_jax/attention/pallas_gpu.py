@@ -11,16 +11,15 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import band, reference
+from relpos_jax.attention.band import KernelPlan
 from relpos_jax.attention.inputs import Inputs
-from relpos_jax.attention.pallas_gpu_kernels import AXES, GpuPlan, backward, forward
-from relpos_jax.attention.partitioned import axes_of_query, over_devices, target_platform
+from relpos_jax.attention.pallas_gpu_kernels import AXES, backward, forward
+from relpos_jax.attention.partitioned import Arrays, over_devices, target_platform
 from relpos_jax.attention.relations import DistanceBias
 from relpos_jax.typing import Array, Float
 
 _MIN_TILE = 16  # the smallest side of a product on the tensor cores
 _MAX_WIDTH = 256  # of heads whose tiles fit a multiprocessor's memory
-
-Arrays = dict[str, Array]
 
 
 def unsupported(inputs: Inputs) -> str | None:
@@ -61,20 +60,8 @@ def attention(
   if block is None:
     most = 64 if inputs.query.dtype.itemsize <= 2 else 32
     block = min(most, _power_of_2(length)), min(32, _power_of_2(inputs.key.shape[1]))
-  low, high = band.kernel_limits(inputs)
-  tables = band.kernel_tables(inputs)
-  plan = GpuPlan(
-    scale=float(inputs.scale),
-    is_causal=inputs.is_causal,
-    dropout_rate=inputs.dropout_rate,
-    low=low,
-    high=high,
-    has_values="value_table" in tables,
-    block=block,
-    interpret=target_platform() != "gpu" if interpret is None else interpret,
-    shards=axes_of_query(inputs.explicit),
-    precision=jax.config.jax_default_matmul_precision,
-  )
+  interpret = target_platform() != "gpu" if interpret is None else interpret
+  plan, tables = KernelPlan.of(inputs, block, interpret), band.kernel_tables(inputs)
   output, weights = _attend(plan, _floats(inputs, tables, block), _masks(inputs, block))
   output = output[:, :length, :, :width]
   if plan.has_values:
@@ -122,22 +109,19 @@ def _masks(inputs: Inputs, block: tuple[int, int]) -> Arrays:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: GpuPlan, floats: Arrays, masks: Arrays) -> tuple[Array, Array | None]:
+def _attend(plan: KernelPlan, floats: Arrays, masks: Arrays) -> tuple[Array, Array | None]:
   """Returns the output without the value table's term, and the weights by row of the tables."""
   return _attend_forward(plan, floats, masks)[0]
 
 
-def _attend_forward(plan: GpuPlan, floats: Arrays, masks: Arrays) -> tuple:
+def _attend_forward(plan: KernelPlan, floats: Arrays, masks: Arrays) -> tuple:
   operands = floats | masks | dict(query=floats["query"].astype(floats["key"].dtype))
-
-  def kernel(operands, _):
-    return forward(plan, operands)
-
+  kernel = functools.partial(forward, plan)
   outputs = over_devices(kernel, AXES, operands, plan.shards, precision=plan.precision)
   return (outputs["output"], outputs.get("band_weights")), (operands, outputs)
 
 
-def _attend_backward(plan: GpuPlan, residuals: tuple, d_results: tuple) -> tuple[Arrays, None]:
+def _attend_backward(plan: KernelPlan, residuals: tuple, d_results: tuple) -> tuple[Arrays, None]:
   operands, outputs = residuals
   d_output, d_weights = d_results
   # Of a wide output: an error of delta enters all of a query's gradients.
@@ -148,10 +132,7 @@ def _attend_backward(plan: GpuPlan, residuals: tuple, d_results: tuple) -> tuple
     delta += (d_weights * outputs["band_weights"]).sum(-1)
     cotangents["d_band_weights"] = d_weights
   operands = operands | cotangents | dict(delta=delta)
-
-  def kernel(operands, _):
-    return backward(plan, operands)
-
+  kernel = functools.partial(backward, plan)
   gradients = over_devices(kernel, AXES, operands, plan.shards, precision=plan.precision)
   gradients = {name.removeprefix("d_"): x for name, x in gradients.items()}
   for name in ("key", "value"):  # summed over the query heads that share a key head
