@@ -40,10 +40,8 @@ def check_devices_equal_one(
   }
   axis_type = AxisType.Explicit if kind == "explicit" else AxisType.Auto
   mesh = jax.make_mesh((*mesh.values(),), (*mesh,), axis_types=(axis_type,) * len(mesh))
-  places, output = (
-    places_of(axes, mesh, along),
-    places_of(dict(output="BTNH"), mesh, along)["output"],
-  )
+  places = places_of(axes, mesh, along)
+  output = places_of(dict(output="BTNH"), mesh, along)["output"]
   wanted = functools.partial(attend, functools.partial(call_by, "reference"))
   wanted = quickly(functools.partial(with_gradients, wanted))(arrays)
   attend = functools.partial(attend, attention)

@@ -61,8 +61,9 @@ def attention(
     most = 64 if inputs.query.dtype.itemsize <= 2 else 32
     block = min(most, _power_of_2(length)), min(32, _power_of_2(inputs.key.shape[1]))
   interpret = target_platform() != "gpu" if interpret is None else interpret
-  plan, tables = KernelPlan.of(inputs, block, interpret), band.kernel_tables(inputs)
-  output, weights = _attend(plan, _floats(inputs, tables, block), _masks(inputs, block))
+  plan, tables = KernelPlan.of(inputs, block, interpret), band.tables(inputs)
+  masks = band.kernel_masks(inputs, *block)
+  output, weights = _attend(plan, _floats(inputs, tables, block), masks)
   output = output[:, :length, :, :width]
   if plan.has_values:
     output += reference.product("BNTR,RNH->BTNH", weights[:, :, :length], tables["value_table"])
@@ -92,20 +93,6 @@ def _floats(inputs: Inputs, tables: Arrays, block: tuple[int, int]) -> Arrays:
   if "bias_table" in tables:
     terms.append(tables["bias_table"].T[None, :, None])
   return floats | (dict(band_logits=sum(terms[1:], terms[0])) if terms else {})
-
-
-def _masks(inputs: Inputs, block: tuple[int, int]) -> Arrays:
-  """Returns the other operands, all with a batch axis."""
-  batch, arrays = len(inputs.key), {}
-  if (mask := band.key_mask(inputs, block[1])) is not None:
-    arrays["key_mask"] = jnp.broadcast_to(mask, (batch, mask.shape[1]))
-  if inputs.query_segment_ids is not None:
-    ids = inputs.query_segment_ids, inputs.key_segment_ids
-    for name, x, size in zip(("query_segments", "key_segments"), ids, block, strict=True):
-      arrays[name] = band.pad(jnp.broadcast_to(x, (batch, x.shape[1])), 1, size)
-  if inputs.dropout_seeds is not None:
-    arrays["seeds"] = inputs.dropout_seeds
-  return arrays
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -62,18 +62,13 @@ def attention(
     return jnp.moveaxis(band.pad(x, 1, block), 1, 3)
 
   floats = {name: padded(getattr(inputs, name)) for name in ("query", "key", "value")}
-  for name, rows in band.kernel_tables(inputs).items():
+  for name, rows in band.tables(inputs).items():
     # The row of distance d, from `low` on, becomes row d % period.
     rows = jnp.roll(band.pad(rows, 0, plan.period), plan.low, axis=0).swapaxes(0, 1)
     floats[name] = rows[..., None] if name == "bias_table" else rows
-  masks = {}
-  if (mask := band.key_mask(inputs, block)) is not None:
-    masks["key_mask"] = mask[..., None]
-  if inputs.query_segment_ids is not None:
-    masks["query_segments"] = band.pad(inputs.query_segment_ids, 1, block)[:, None]
-    masks["key_segments"] = band.pad(inputs.key_segment_ids, 1, block)[..., None]
-  if inputs.dropout_seeds is not None:
-    masks["seeds"] = inputs.dropout_seeds[:, :, None, None]
+  new_axes = dict(key_mask=2, key_segments=2, query_segments=1, seeds=(2, 3))
+  masks = band.kernel_masks(inputs, block, block)
+  masks = {name: jnp.expand_dims(x, new_axes[name]) for name, x in masks.items()}
   output = jnp.moveaxis(_attend(plan, floats, masks)[..., :length], 3, 1)
   if inputs.query_lengths is not None:
     output = jnp.where(jnp.moveaxis(inputs.query_mask(), 1, 2), output, 0)
