@@ -39,6 +39,12 @@ def randomly(make, scale: float = 0.5):
   return nnx.merge(graphdef, filled(state, scale))
 
 
+def with_gradients(call, *arrays):
+  """Returns the results of a call, and the gradients of its arrays for their cosines."""
+  results, pull_back = jax.vjp(call, *arrays)
+  return results, pull_back(jax.tree.map(jnp.cos, results))
+
+
 def count_operations(jaxpr: core.Jaxpr) -> float:
   """Counts the multiplications and additions of matrix products, those of each pass of a scan."""
   total = 0.0

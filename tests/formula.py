@@ -28,6 +28,7 @@ def row(relation, table, distance, head, shared_axes=2):
 def terms(relation, arrays, b, i, j, n, group, distance):
   """Returns a pair's scaled and unscaled terms of the logit, and the vector of its value."""
   query, key = arrays["query"][b, i, n], arrays["key"][b, j, n // group]
+  of_head = lambda table: table if table.ndim == 2 else table[:, n]
   match relation:
     case LinearBias():
       return 0, -relation.slopes[n] * abs(distance), 0
@@ -48,11 +49,9 @@ def terms(relation, arrays, b, i, j, n, group, distance):
     case RelativePositions():
       vector = lambda table: row(relation, table, distance, n)
     case EdgeLabels():
-      of_head = lambda table: table if table.ndim == 2 else table[:, n]
       label = relation.labels[b, i, j]
       vector = lambda table: of_head(table)[label] * (label >= 0)
     case EdgeFeatures():
-      of_head = lambda table: table if table.ndim == 2 else table[:, n]
       vector = lambda table: relation.features[b, i, j] @ of_head(table)
   a_key, a_value = (0 if x is None else vector(x) for x in (relation.key, relation.value))
   return np.sum(query * a_key), 0, a_value
@@ -67,10 +66,8 @@ def formula(arrays, relations, options):
   offset = np.broadcast_to(options.get("query_offset", 0), batch)[:, None]
   of_queries = options.get("query_positions", offset + np.arange(num_queries))
   of_keys = np.broadcast_to(options.get("key_positions", np.arange(num_keys)), (batch, num_keys))
-  scale, cap = (
-    arrays.get("scale", options.get("scale", width**-0.5)),
-    options.get("logits_soft_cap"),
-  )
+  scale = arrays.get("scale", options.get("scale", width**-0.5))
+  cap = options.get("logits_soft_cap")
   mask = np.broadcast_to(options.get("mask", True), (batch, 1, num_queries, num_keys))
   left, right = options.get("local_window_size", (np.inf, np.inf))
   output = np.zeros((*query.shape[:3], value.shape[3]))

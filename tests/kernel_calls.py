@@ -172,7 +172,6 @@ MORE_CASES = {
     dict(queries=13, keys=37),
     dict(query_offset=19, is_causal=True, beyond="zero"),
   ),
-  "an offset of whole blocks": (dict(queries=8, keys=24), dict(query_offset=8)),
   "an offset beyond the keys, dropout": (dict(), dict(query_offset=30) | DROPOUT),
   "an offset before all keys": (dict(queries=13, rows=2 * 8 + 1), dict(query_offset=-27)),
   "an offset before all keys, one in a block": (
@@ -188,10 +187,6 @@ MORE_CASES = {
     dict(query_offset=np.array([-21, 26])),
   ),
   "offsets beyond all keys, lengths": ({}, dict(query_offset=np.array([30, -26])) | LENGTHS),
-  "offsets, dropout, segments": (
-    dict(key_heads=1),
-    dict(query_offset=np.array([5, -4])) | SEGMENTS | DROPOUT,
-  ),
   "offsets, window, segments": (
     {},
     dict(query_offset=np.array([-3, 6]), local_window_size=(5, 2)) | SEGMENTS,
@@ -217,10 +212,6 @@ MORE_CASES = {
   "slopes, window": (
     dict(tables="", more=(LinearBias(normal(2)),)),
     dict(local_window_size=(9, 6)),
-  ),
-  "slopes, values, dropout, causal": (
-    dict(tables="v", more=(LinearBias(normal(2)),)),
-    DROPOUT | dict(is_causal=True),
   ),
   "all, offsets, dropout, lengths": (
     dict(

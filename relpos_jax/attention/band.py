@@ -17,14 +17,14 @@ no rows: its term is computed from the distance, near and far.
 
 import functools
 import operator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import masks
 from relpos_jax.attention.inputs import Inputs, is_symbolic
-from relpos_jax.attention.partitioned import axes_in_context
+from relpos_jax.attention.partitioned import Shards, axes_in_context, axes_of_query
 from relpos_jax.attention.relations import (
   ByDistance,
   ContentBias,
@@ -36,29 +36,6 @@ from relpos_jax.attention.relations import (
 from relpos_jax.typing import Array, Float, Int
 
 FAR = 2**30  # a distance beyond all keys
-
-
-class Tables(NamedTuple):
-  """The tables of all relations by distance, added up; None for a term that no relation has."""
-
-  key: Float[Array, "*R #N H"] | None  # their products with the query are scaled
-  value: Float[Array, "*R #N H"] | None
-  content: Float[Array, "*R #N P"] | None  # multiplies `Band.content`, and is not scaled
-  bias: Float[Array, "*R #N"] | None  # not scaled
-  by_key: Float[Array, "*R #N H"] | None  # its products with the key are scaled
-
-
-class Band(NamedTuple):
-  """The band of a call.
-
-  Row 0 is all distances left of `first`, row r the distance `first + r - 1`, and row R - 1 all
-  further right; R is at least 2.
-  """
-
-  tables: Tables  # in that of the values, rows from 1 on are relative to row 0
-  content: Float[Array, "B T N P"] | None  # the queries of every `ContentBias`, side by side
-  first: int  # the distance j - i of the first diagonal
-  num_diagonals: int  # R - 2
 
 
 def unsupported(inputs: Inputs, kinds: tuple[type, ...] = (ByDistance, LinearBias)) -> str | None:
@@ -103,17 +80,47 @@ def unsupported_by_kernels(inputs: Inputs) -> str | None:
   return unsupported(inputs, (RelativePositions, DistanceBias))
 
 
-def kernel_tables(inputs: Inputs) -> dict[str, Array]:
-  """Returns the sums of the tables, [R, 1 or N, H] and a bias [R, 1 or N], for fused kernels.
+class KernelPlan(NamedTuple):
+  """The static parameters of the fused kernels.
 
-  They have a row for each distance from the first of `distances` to the last.
+  Attributes:
+    block: queries and keys of a tile, one number where they are as many; powers of 2.
+    low, high: all keys up to this distance, or from it on, have the same relative term.
+    has_values: whether there is a table for values.
+    interpret: whether to run as plain XLA, without a device.
+    shards: the mesh axes that shard the query, see `over_devices`.
+    precision: of products, the default in force where the call was traced.
   """
-  tables = dict(
-    key_table=_add(_rows(inputs, RelativePositions, "key")),
-    value_table=_add(_rows(inputs, RelativePositions, "value")),
-    bias_table=_add(_rows(inputs, DistanceBias, "table")),
-  )
-  return {name: table for name, table in tables.items() if table is not None}
+
+  block: Any
+  low: int
+  high: int
+  scale: float
+  is_causal: bool
+  dropout_rate: float
+  has_values: bool
+  interpret: bool
+  shards: Shards | None
+  precision: str | None
+
+  @classmethod
+  def of(cls, inputs: Inputs, block: int | tuple[int, int], interpret: bool) -> "KernelPlan":
+    """Returns the plan of a call."""
+    return cls(
+      block,
+      *kernel_limits(inputs),
+      scale=float(inputs.scale),
+      is_causal=inputs.is_causal,
+      dropout_rate=inputs.dropout_rate,
+      has_values=bool(inputs.value_terms()),
+      interpret=interpret,
+      shards=axes_of_query(inputs.explicit),
+      precision=jax.config.jax_default_matmul_precision,
+    )
+
+  @property
+  def num_rows(self) -> int:
+    return self.high - self.low + 1
 
 
 def kernel_limits(inputs: Inputs) -> tuple[int, int]:
@@ -132,14 +139,23 @@ def pad(x: Array, axis: int, block: int) -> Array:
   return jnp.pad(x, [(0, missing if a == axis else 0) for a in range(x.ndim)]) if missing else x
 
 
-def key_mask(inputs: Inputs, block: int) -> Int[Array, "#B S"] | None:
-  """Returns 0 for hidden keys and padding to a multiple of `block`; None if there are none."""
-  num_keys = inputs.key.shape[1]
+def kernel_masks(inputs: Inputs, queries: int, keys: int) -> dict[str, Int[Array, "..."]]:
+  """Returns segments [#B, T] and [#B, S], seeds, and a mask [#B, S] of 0 for hidden keys.
+
+  They are padded to multiples of the queries and keys of a tile; padding is hidden.
+  """
+  found, num_keys = {}, inputs.key.shape[1]
   mask = masks.combine(inputs.mask, inputs.key_mask())
-  if mask is None and num_keys % block == 0:
-    return None
-  mask = jnp.ones((1, num_keys), bool) if mask is None else mask[:, 0, 0]
-  return pad(jnp.broadcast_to(mask, (len(mask), num_keys)).astype(jnp.int32), 1, block)
+  if mask is not None or num_keys % keys:
+    mask = jnp.ones((1, num_keys), bool) if mask is None else mask[:, 0, 0]
+    mask = jnp.broadcast_to(mask, (len(mask), num_keys))
+    found["key_mask"] = pad(mask.astype(jnp.int32), 1, keys)
+  if inputs.query_segment_ids is not None:
+    found["query_segments"] = pad(inputs.query_segment_ids, 1, queries)
+    found["key_segments"] = pad(inputs.key_segment_ids, 1, keys)
+  if inputs.dropout_seeds is not None:
+    found["seeds"] = inputs.dropout_seeds
+  return found
 
 
 def distances(inputs: Inputs) -> tuple[int, int]:
@@ -161,35 +177,24 @@ def distances(inputs: Inputs) -> tuple[int, int]:
   return low, max(high, low + 1)
 
 
-def band_of(inputs: Inputs) -> Band | None:
-  """Returns the band of a call's relations by distance, or None if it has none."""
-  if not _by_distance(inputs):
-    return None
-  low, high = distances(inputs)
+def tables(inputs: Inputs) -> dict[str, Array]:
+  """Returns the sums of the tables of relations by distance, [R, 1 or N, H] and [R, 1 or N].
+
+  They have a row for each distance from the first of `distances` to the last. Products with the
+  tables of queries and of keys are scaled; numbers, and products with contents, are not.
+  """
   content = _rows(inputs, ContentBias, "table")
-  if len(content) > 1:
+  if len(content) > 1:  # side by side, as their queries are
     heads = inputs.query.shape[2]
     content = [jnp.broadcast_to(x, (len(x), heads, x.shape[2])) for x in content]
-  if (value := _add(_rows(inputs, RelativePositions, "value"))) is not None:
-    value = jnp.concatenate([value[:1], value[1:] - value[:1]])
-
-  def beside(arrays):
-    return jnp.concatenate(arrays, axis=-1) if arrays else None
-
-  tables = Tables(
-    key=_add(_rows(inputs, RelativePositions, "key")),
-    value=value,
-    content=beside(content),
-    bias=_add(_rows(inputs, DistanceBias, "table")),
-    by_key=_add(_rows(inputs, KeyBias, "table")),
+  found = dict(
+    key_table=_add(_rows(inputs, RelativePositions, "key")),
+    value_table=_add(_rows(inputs, RelativePositions, "value")),
+    content_table=jnp.concatenate(content, axis=-1) if content else None,
+    bias_table=_add(_rows(inputs, DistanceBias, "table")),
+    by_key_table=_add(_rows(inputs, KeyBias, "table")),
   )
-  queries = [relation.query for relation in inputs.relations if isinstance(relation, ContentBias)]
-  return Band(
-    tables=tables,
-    content=beside(queries),
-    first=low + 1,
-    num_diagonals=high - low - 1,
-  )
+  return {name: table for name, table in found.items() if table is not None}
 
 
 def _rows(inputs: Inputs, kind: type[ByDistance], field: str) -> list[Array]:

@@ -130,7 +130,8 @@ def attention(
         for i, x in gradients.items()
       }
 
-    empty = {i: zeros(x.shape, x.astype(_wide(x))) for i, x in floats.items()}
+    wide = {i: x.astype(jnp.promote_types(x.dtype, jnp.float32)) for i, x in floats.items()}
+    empty = {i: zeros(x.shape, x) for i, x in wide.items()}
     none = zeros(sinks.shape, sinks)
     d_sinks, gradients = jax.lax.fori_loop(0, num_blocks, step, (none, empty))
     return d_sinks, {i: gradients[i].astype(x.dtype) for i, x in floats.items()}, None
@@ -184,7 +185,3 @@ def _add(total: Array, part: Array, start: Int[Array, ""], axis: int) -> Array:
     return total + part.astype(total.dtype)
   new = _slice(total, start, part.shape[axis], axis) + part.astype(total.dtype)
   return _put(total, new, start, axis)
-
-
-def _wide(x: Array):
-  return jnp.promote_types(x.dtype, jnp.float32)

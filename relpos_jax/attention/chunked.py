@@ -31,6 +31,7 @@ from relpos_jax.attention.chunked_block import (
 )
 from relpos_jax.attention.inputs import Inputs, is_symbolic
 from relpos_jax.attention.partitioned import axes_of_keys, axes_of_query, over_devices, zeros
+from relpos_jax.attention.relations import ContentBias
 from relpos_jax.typing import Array, ArrayLike, Float, Int
 
 # The maximum in a causal call: n stretches compute (n + 1) / 2n of all pairs, but compile n loops.
@@ -69,17 +70,16 @@ def attention(
   """
   if not has_band(inputs):
     return blocks.attention(inputs, block)
-  band = bands.band_of(inputs)
-  first, num_diagonals = (1, 0) if band is None else (band.first, band.num_diagonals)
+  tables, (low, high) = bands.tables(inputs), bands.distances(inputs)
   shards, (of_keys, num_devices) = axes_of_query(inputs.explicit), axes_of_keys()
   plan = ChunkPlan(
     block=block or _default_block(inputs, inputs.key.shape[1] // num_devices),
     group=group,
     num_keys=inputs.key.shape[1],
     offset=inputs.query_offset if isinstance(inputs.query_offset, int) else 0,
-    first=first,
-    num_diagonals=num_diagonals,
-    has_band=band is not None,
+    first=low + 1,
+    num_diagonals=high - low - 1,
+    has_band=bool(tables),
     soft_cap=inputs.soft_cap,
     is_causal=inputs.is_causal,
     window=inputs.window,
@@ -98,7 +98,7 @@ def attention(
     seeds=dropout.from_row(inputs.dropout_seeds, inputs.query_offset),
     query_offset=None if isinstance(inputs.query_offset, int) else inputs.query_offset,
   )
-  floats = _differentiable_arrays(inputs, band)
+  floats = _differentiable_arrays(inputs, tables)
   if of_keys:  # they travel in their own dtype
     floats |= dict(key=inputs.key, value=inputs.value)
   output, residual = _flash(plan, floats, visibility)
@@ -131,32 +131,26 @@ def _default_block(inputs: Inputs, num_keys: int) -> int:
   return block
 
 
-def _differentiable_arrays(inputs: Inputs, band: bands.Band | None) -> Arrays:
+def _differentiable_arrays(inputs: Inputs, tables: Arrays) -> Arrays:
   """Returns the arrays that have gradients, in float32 or wider so that these are rounded once."""
   wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
   slopes = bands.slopes(inputs)
-  floats = dict(
+  contents = [x.query for x in inputs.relations if isinstance(x, ContentBias)]
+  floats = _not_none(
     query=inputs.query.astype(wide) * jnp.asarray(inputs.scale, wide),
     key=inputs.key.astype(wide),
     value=inputs.value.astype(wide),
     bias=None if inputs.bias is None else inputs.bias.astype(wide),
     slopes=None if slopes is None else slopes[None],
+    content=jnp.concatenate(contents, axis=-1).astype(wide) if contents else None,
   )
-  return _not_none(**floats | (_of_band(inputs, band) if band else {}))
-
-
-def _of_band(inputs: Inputs, band: bands.Band) -> Arrays:
-  """Returns the arrays of the relations by distance."""
-  tables = _not_none(**band.tables._asdict())
-  if "by_key" in tables:
-    tables["by_key"] *= jnp.asarray(inputs.scale, tables["by_key"].dtype)
-  if "value" in tables:  # the row left of the band is last, as the sum of all weights it multiplies
-    tables["value"] = jnp.roll(tables["value"], -1, axis=0)
-  arrays = {f"{name}_table": jnp.swapaxes(x, 0, 1)[None] for name, x in tables.items()}
-  if band.content is not None:
-    wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
-    arrays["content"] = band.content.astype(wide)
-  return arrays
+  for name, x in tables.items():
+    if name == "by_key_table":
+      x *= jnp.asarray(inputs.scale, x.dtype)
+    if name == "value_table":  # relative to the left's row, last: it multiplies the sum of weights
+      x = jnp.concatenate([x[1:] - x[:1], x[:1]])
+    floats[name] = jnp.swapaxes(x, 0, 1)[None]
+  return floats
 
 
 def _not_none(**arrays: Array | None) -> Arrays:

@@ -28,11 +28,10 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import dropout, masks
-from relpos_jax.attention.partitioned import Shards
+from relpos_jax.attention.partitioned import Arrays, Shards
 from relpos_jax.attention.skew import skew
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int, Shaped
 
-Arrays = dict[str, Array]
 Region = dict[str, tuple[ArrayLike, int]]  # by axis letter: start and size; other axes are full
 
 # A letter for each axis, of size 1 if it broadcasts. First the arrays that have gradients.

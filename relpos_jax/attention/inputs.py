@@ -66,12 +66,13 @@ class Inputs(NamedTuple):
 
   def pair_mask(self) -> Bool[Array, "#B #N #T #S"] | None:
     """Combines mask, causality, window, lengths and segments; returns None if nothing is hidden."""
-    positions = self.query_positions, self.key_positions
     found = [self.mask, self.key_mask(), self.query_mask()]
     if self.is_causal:
-      found.append(masks.causal(*positions))
+      found.append(masks.causal(self.query_positions, self.key_positions))
     if self.window is not None:
-      found.append(masks.window(*positions, *self.window))
+      left, right = self.window
+      distance = self.key_positions[:, None, None] - self.query_positions[:, None, :, None]
+      found.append((-left <= distance) & (distance <= right))
     if self.query_segment_ids is not None:
       segments = self.query_segment_ids[:, None, :, None], self.key_segment_ids[:, None, None]
       found.append(jnp.equal(*segments))

@@ -40,20 +40,6 @@ def causal(
   return key_positions[:, None, None, :] <= query_positions[:, None, :, None]
 
 
-def window(
-  query_positions: Int[Array, "#B T"], key_positions: Int[Array, "#B S"], left: int, right: int
-) -> Bool[Array, "#B 1 T S"]:
-  """Returns True where the key is at most `left` before the query and at most `right` after it.
-
-  >>> window(jnp.arange(3)[None], jnp.arange(5)[None], left=1, right=2).astype(int)
-  Array([[[[1, 1, 1, 0, 0],
-           [1, 1, 1, 1, 0],
-           [0, 1, 1, 1, 1]]]], dtype=int32)
-  """
-  distance = key_positions[:, None, None, :] - query_positions[:, None, :, None]
-  return (-left <= distance) & (distance <= right)
-
-
 def within(lengths: Int[Array, " B"] | None, size: int) -> Bool[Array, "B 1 1 {size}"] | None:
   """Returns True for the first `lengths` of `size` tokens, or None without lengths."""
   if lengths is None:

@@ -11,16 +11,15 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import band, reference
+from relpos_jax.attention.band import KernelPlan
 from relpos_jax.attention.inputs import Inputs
-from relpos_jax.attention.pallas_gpu_kernels import AXES, GpuPlan, backward, forward
-from relpos_jax.attention.partitioned import axes_of_query, over_devices, target_platform
+from relpos_jax.attention.pallas_gpu_kernels import AXES, backward, forward
+from relpos_jax.attention.partitioned import Arrays, over_devices, target_platform
 from relpos_jax.attention.relations import DistanceBias
 from relpos_jax.typing import Array, Float
 
 _MIN_TILE = 16  # the smallest side of a product on the tensor cores
 _MAX_WIDTH = 256  # of heads whose tiles fit a multiprocessor's memory
-
-Arrays = dict[str, Array]
 
 
 def unsupported(inputs: Inputs) -> str | None:
@@ -61,21 +60,10 @@ def attention(
   if block is None:
     most = 64 if inputs.query.dtype.itemsize <= 2 else 32
     block = min(most, _power_of_2(length)), min(32, _power_of_2(inputs.key.shape[1]))
-  low, high = band.kernel_limits(inputs)
-  tables = band.kernel_tables(inputs)
-  plan = GpuPlan(
-    scale=float(inputs.scale),
-    is_causal=inputs.is_causal,
-    dropout_rate=inputs.dropout_rate,
-    low=low,
-    high=high,
-    has_values="value_table" in tables,
-    block=block,
-    interpret=target_platform() != "gpu" if interpret is None else interpret,
-    shards=axes_of_query(inputs.explicit),
-    precision=jax.config.jax_default_matmul_precision,
-  )
-  output, weights = _attend(plan, _floats(inputs, tables, block), _masks(inputs, block))
+  interpret = target_platform() != "gpu" if interpret is None else interpret
+  plan, tables = KernelPlan.of(inputs, block, interpret), band.tables(inputs)
+  masks = band.kernel_masks(inputs, *block)
+  output, weights = _attend(plan, _floats(inputs, tables, block), masks)
   output = output[:, :length, :, :width]
   if plan.has_values:
     output += reference.product("BNTR,RNH->BTNH", weights[:, :, :length], tables["value_table"])
@@ -107,37 +95,20 @@ def _floats(inputs: Inputs, tables: Arrays, block: tuple[int, int]) -> Arrays:
   return floats | (dict(band_logits=sum(terms[1:], terms[0])) if terms else {})
 
 
-def _masks(inputs: Inputs, block: tuple[int, int]) -> Arrays:
-  """Returns the other operands, all with a batch axis."""
-  batch, arrays = len(inputs.key), {}
-  if (mask := band.key_mask(inputs, block[1])) is not None:
-    arrays["key_mask"] = jnp.broadcast_to(mask, (batch, mask.shape[1]))
-  if inputs.query_segment_ids is not None:
-    ids = inputs.query_segment_ids, inputs.key_segment_ids
-    for name, x, size in zip(("query_segments", "key_segments"), ids, block, strict=True):
-      arrays[name] = band.pad(jnp.broadcast_to(x, (batch, x.shape[1])), 1, size)
-  if inputs.dropout_seeds is not None:
-    arrays["seeds"] = inputs.dropout_seeds
-  return arrays
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: GpuPlan, floats: Arrays, masks: Arrays) -> tuple[Array, Array | None]:
+def _attend(plan: KernelPlan, floats: Arrays, masks: Arrays) -> tuple[Array, Array | None]:
   """Returns the output without the value table's term, and the weights by row of the tables."""
   return _attend_forward(plan, floats, masks)[0]
 
 
-def _attend_forward(plan: GpuPlan, floats: Arrays, masks: Arrays) -> tuple:
+def _attend_forward(plan: KernelPlan, floats: Arrays, masks: Arrays) -> tuple:
   operands = floats | masks | dict(query=floats["query"].astype(floats["key"].dtype))
-
-  def kernel(operands, _):
-    return forward(plan, operands)
-
+  kernel = functools.partial(forward, plan)
   outputs = over_devices(kernel, AXES, operands, plan.shards, precision=plan.precision)
   return (outputs["output"], outputs.get("band_weights")), (operands, outputs)
 
 
-def _attend_backward(plan: GpuPlan, residuals: tuple, d_results: tuple) -> tuple[Arrays, None]:
+def _attend_backward(plan: KernelPlan, residuals: tuple, d_results: tuple) -> tuple[Arrays, None]:
   operands, outputs = residuals
   d_output, d_weights = d_results
   # Of a wide output: an error of delta enters all of a query's gradients.
@@ -148,10 +119,7 @@ def _attend_backward(plan: GpuPlan, residuals: tuple, d_results: tuple) -> tuple
     delta += (d_weights * outputs["band_weights"]).sum(-1)
     cotangents["d_band_weights"] = d_weights
   operands = operands | cotangents | dict(delta=delta)
-
-  def kernel(operands, _):
-    return backward(plan, operands)
-
+  kernel = functools.partial(backward, plan)
   gradients = over_devices(kernel, AXES, operands, plan.shards, precision=plan.precision)
   gradients = {name.removeprefix("d_"): x for name, x in gradients.items()}
   for name in ("key", "value"):  # summed over the query heads that share a key head

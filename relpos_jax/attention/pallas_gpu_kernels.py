@@ -24,9 +24,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from relpos_jax.attention import dropout, masks
-from relpos_jax.attention.band import FAR
-from relpos_jax.attention.partitioned import Shards, align_manual_axes, shapes_like
-from relpos_jax.typing import Array, Int
+from relpos_jax.attention.band import FAR, KernelPlan
+from relpos_jax.attention.partitioned import align_manual_axes, shapes_like
+from relpos_jax.typing import Array, ArrayLike, Int
 
 # A letter for each axis of each array, see `over_devices`: small ones are not sharded.
 AXES = dict.fromkeys(("query", "output", "d_output", "d_query"), "BtNh")
@@ -42,34 +42,7 @@ _IN_PLACE = "band_weights", "d_band_logits"
 Arrays = dict[str, Any]
 
 
-class GpuPlan(NamedTuple):
-  """The static parameters of the kernels.
-
-  Attributes:
-    low, high: all keys up to this distance, or from it on, have the same relative term.
-    has_values: whether to return the weights by row of the table.
-    block: queries and keys of a tile, powers of 2.
-    shards: the mesh axes that shard the query, see `over_devices`.
-    precision: of products, the default in force where the call was traced.
-  """
-
-  scale: float
-  is_causal: bool
-  dropout_rate: float
-  low: int
-  high: int
-  has_values: bool
-  block: tuple[int, int]
-  interpret: bool
-  shards: Shards | None
-  precision: str | None
-
-  @property
-  def num_rows(self) -> int:
-    return self.high - self.low + 1
-
-
-def forward(plan: GpuPlan, operands: Arrays) -> Arrays:
+def forward(plan: KernelPlan, operands: Arrays, _: ArrayLike) -> Arrays:
   """Computes attention without the value table, and the weights by its rows."""
   query = operands["query"]
   batch, length, heads, _ = query.shape
@@ -89,7 +62,7 @@ def forward(plan: GpuPlan, operands: Arrays) -> Arrays:
   return outputs
 
 
-def backward(plan: GpuPlan, operands: Arrays) -> Arrays:
+def backward(plan: KernelPlan, operands: Arrays, _: ArrayLike) -> Arrays:
   """Computes gradients by two kernels: of the query and the band, wide, and of key and value."""
   query, key, delta = operands["query"], operands["key"], operands["delta"]
   band = operands.get("band_logits")
@@ -111,7 +84,7 @@ def backward(plan: GpuPlan, operands: Arrays) -> Arrays:
 
 
 def _call(
-  kernel: Callable, plan: GpuPlan, blocked: str, operands: Arrays, results: Arrays
+  kernel: Callable, plan: KernelPlan, blocked: str, operands: Arrays, results: Arrays
 ) -> Arrays:
   """Runs a kernel for every block of one axis of every head; it reads all of the other axes.
 
@@ -158,7 +131,7 @@ def _call(
 # The kernels --------------------------------------------------------------------------------------
 
 
-def _output_kernel(plan: GpuPlan, operands: Arrays, outputs: Arrays):
+def _output_kernel(plan: KernelPlan, operands: Arrays, outputs: Arrays):
   query, dtype = operands["query"][...], outputs["maximum"].dtype
   start, zeros = pl.program_id(0) * plan.block[0], jnp.zeros(plan.block[0], dtype)
 
@@ -193,7 +166,7 @@ def _output_kernel(plan: GpuPlan, operands: Arrays, outputs: Arrays):
     _write_beside(plan, outputs["band_weights"], beside)
 
 
-def _d_query_kernel(plan: GpuPlan, operands: Arrays, gradients: Arrays):
+def _d_query_kernel(plan: KernelPlan, operands: Arrays, gradients: Arrays):
   query, d_output = operands["query"][...], operands["d_output"][...]
   start, with_band = pl.program_id(0) * plan.block[0], "band_logits" in operands
 
@@ -215,7 +188,7 @@ def _d_query_kernel(plan: GpuPlan, operands: Arrays, gradients: Arrays):
     _write_beside(plan, gradients["d_band_logits"], beside)
 
 
-def _d_key_kernel(plan: GpuPlan, operands: Arrays, gradients: Arrays):
+def _d_key_kernel(plan: KernelPlan, operands: Arrays, gradients: Arrays):
   key, value, start = operands["key"][...], operands["value"][...], pl.program_id(0) * plan.block[1]
 
   def visit(side: str, t: Array, carry: tuple) -> tuple:
@@ -236,7 +209,7 @@ def _d_key_kernel(plan: GpuPlan, operands: Arrays, gradients: Arrays):
 
 
 def _d_logits(
-  plan: GpuPlan, operands: Arrays, tile: "_Tile", query, key, value, d_output
+  plan: KernelPlan, operands: Arrays, tile: "_Tile", query, key, value, d_output
 ) -> tuple[Array, Array]:
   """Computes a tile's weights after dropout, and the gradient of its logits."""
   maximum, inverse_total, delta = (
@@ -285,7 +258,7 @@ class _Tile(NamedTuple):
     return self.columns - self.rows
 
 
-def _tile(plan: GpuPlan, row: Array, column: Array, blocked: str, side: str) -> _Tile:
+def _tile(plan: KernelPlan, row: Array, column: Array, blocked: str, side: str) -> _Tile:
   """Returns a tile of a kernel for every block of one axis."""
   first = (0, column) if blocked == "t" else (row, 0)
   slices = (pl.ds(start, size) for start, size in zip(first, plan.block, strict=True))
@@ -296,7 +269,9 @@ _Visit = Callable[[str, Array, tuple], tuple]  # of a side, the number of a tile
 _Run = tuple[Array | int, Array | int]
 
 
-def _over_keys(plan: GpuPlan, operands: Arrays, start: Array, visit: _Visit, carry: tuple) -> tuple:
+def _over_keys(
+  plan: KernelPlan, operands: Arrays, start: Array, visit: _Visit, carry: tuple
+) -> tuple:
   """Visits all tiles of keys that a block of queries sees."""
   num_tiles = operands["key"].shape[0] // plan.block[1]
   left, mixed, right = _runs(start, *plan.block, num_tiles, plan.low, plan.high)
@@ -304,7 +279,7 @@ def _over_keys(plan: GpuPlan, operands: Arrays, start: Array, visit: _Visit, car
 
 
 def _visit_runs(
-  plan: GpuPlan, visit: _Visit, carry: tuple, left: _Run, mixed: _Run, right: _Run
+  plan: KernelPlan, visit: _Visit, carry: tuple, left: _Run, mixed: _Run, right: _Run
 ) -> tuple:
   """Visits the tiles of three runs; in a causal call those to the right are hidden."""
   runs = dict(right=right, mixed=mixed, left=left)
@@ -331,7 +306,7 @@ def _runs(
   return (0, low_end), (low_end, high_begin), (high_begin, num_tiles)
 
 
-def _logits(plan: GpuPlan, operands: Arrays, tile: _Tile, query: Array, key: Array) -> Array:
+def _logits(plan: KernelPlan, operands: Arrays, tile: _Tile, query: Array, key: Array) -> Array:
   """Computes a tile's logits."""
   logits = _dot(query, key, 1, 1) * plan.scale
   if "band_logits" in operands:
@@ -349,12 +324,12 @@ def _logits(plan: GpuPlan, operands: Arrays, tile: _Tile, query: Array, key: Arr
   return logits
 
 
-def _keep(plan: GpuPlan, operands: Arrays, tile: _Tile) -> Array:
+def _keep(plan: KernelPlan, operands: Arrays, tile: _Tile) -> Array:
   """Returns the dropout mask of a tile, True where a weight is kept."""
   return dropout.keep(operands["seeds"][...], tile.rows, tile.columns, plan.dropout_rate)
 
 
-def _terms(plan: GpuPlan, reference: Any, tile: _Tile) -> Array:
+def _terms(plan: KernelPlan, reference: Any, tile: _Tile) -> Array:
   """Reads each pair's entry of [T, R]; off the band it is one number per query."""
   if tile.side == "mixed":
     rows, columns = _indices(plan, tile)
@@ -363,14 +338,14 @@ def _terms(plan: GpuPlan, reference: Any, tile: _Tile) -> Array:
   return reference[queries, 0 if tile.side == "left" else plan.num_rows - 1][:, None]
 
 
-def _scatter(plan: GpuPlan, reference: Any, tile: _Tile, x: Array) -> None:
+def _scatter(plan: KernelPlan, reference: Any, tile: _Tile, x: Array) -> None:
   """Writes the pairs on the band to their entries of [T, R]."""
   if tile.side == "mixed":
     on_band = (tile.distances > plan.low) & (tile.distances < plan.high)
     plgpu.store(reference.at[_indices(plan, tile)], x, mask=on_band)
 
 
-def _add_beside(plan: GpuPlan, tile: _Tile, sides: tuple, x: Array) -> tuple[Array, Array]:
+def _add_beside(plan: KernelPlan, tile: _Tile, sides: tuple, x: Array) -> tuple[Array, Array]:
   """Adds a tile to the sums left and right of the band."""
   left, right = sides
   if tile.side == "mixed":
@@ -380,13 +355,13 @@ def _add_beside(plan: GpuPlan, tile: _Tile, sides: tuple, x: Array) -> tuple[Arr
   return (left + x.sum(1), right) if tile.side == "left" else (left, right + x.sum(1))
 
 
-def _write_beside(plan: GpuPlan, reference: Any, sides: tuple[Array, Array]) -> None:
+def _write_beside(plan: KernelPlan, reference: Any, sides: tuple[Array, Array]) -> None:
   """Writes the sums beside the band to the first and the last column of [T, R]."""
   for column, x in zip((0, plan.num_rows - 1), sides, strict=True):
     reference[:, column] = x
 
 
-def _indices(plan: GpuPlan, tile: _Tile) -> tuple[Int[Array, "Q S"], Int[Array, "Q S"]]:
+def _indices(plan: KernelPlan, tile: _Tile) -> tuple[Int[Array, "Q S"], Int[Array, "Q S"]]:
   """Returns the indices of a tile's pairs in [T, R]."""
   rows = tile.queries.start + jnp.arange(tile.size[0], dtype=jnp.int32)[:, None]
   columns = jnp.clip(tile.distances - plan.low, 0, plan.num_rows - 1)

@@ -12,15 +12,13 @@ import jax.numpy as jnp
 from relpos_jax.attention import band
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.pallas_tpu_kernels import AXES, TABLES, TpuPlan, backward, forward
-from relpos_jax.attention.partitioned import axes_of_query, over_devices, target_platform
+from relpos_jax.attention.partitioned import Arrays, over_devices, target_platform
 from relpos_jax.typing import Array, Float
 
 _BLOCKS = 128, 256, 512  # vectors have 128 lanes
 _MAX_ROWS = 2048
 _MAX_WIDTH = 256
 _MAX_HELD = 40 * 2**20  # bytes of a chip's memory for the gradients of all keys of a head
-
-Arrays = dict[str, Array]
 
 
 def unsupported(inputs: Inputs, interpret: bool | None = None) -> str | None:
@@ -58,34 +56,19 @@ def attention(
   interpret, length = _interpret(interpret), inputs.query.shape[1]
   longest = max(length, inputs.key.shape[1])
   block = block or (16 if interpret else next((x for x in _BLOCKS if x >= longest), _BLOCKS[-1]))
-  low, high = band.kernel_limits(inputs)
-  plan = TpuPlan(
-    block=block,
-    scale=float(inputs.scale),
-    is_causal=inputs.is_causal,
-    dropout_rate=inputs.dropout_rate,
-    low=low,
-    high=high,
-    interpret=interpret,
-    shards=axes_of_query(inputs.explicit),
-  )
+  plan = TpuPlan(*band.KernelPlan.of(inputs, block, interpret))
 
   def padded(x):
     return jnp.moveaxis(band.pad(x, 1, block), 1, 3)
 
   floats = {name: padded(getattr(inputs, name)) for name in ("query", "key", "value")}
-  for name, rows in band.kernel_tables(inputs).items():
+  for name, rows in band.tables(inputs).items():
     # The row of distance d, from `low` on, becomes row d % period.
-    rows = jnp.roll(band.pad(rows, 0, plan.period), low, axis=0).swapaxes(0, 1)
+    rows = jnp.roll(band.pad(rows, 0, plan.period), plan.low, axis=0).swapaxes(0, 1)
     floats[name] = rows[..., None] if name == "bias_table" else rows
-  masks = {}
-  if (mask := band.key_mask(inputs, block)) is not None:
-    masks["key_mask"] = mask[..., None]
-  if inputs.query_segment_ids is not None:
-    masks["query_segments"] = band.pad(inputs.query_segment_ids, 1, block)[:, None]
-    masks["key_segments"] = band.pad(inputs.key_segment_ids, 1, block)[..., None]
-  if inputs.dropout_seeds is not None:
-    masks["seeds"] = inputs.dropout_seeds[:, :, None, None]
+  new_axes = dict(key_mask=2, key_segments=2, query_segments=1, seeds=(2, 3))
+  masks = band.kernel_masks(inputs, block, block)
+  masks = {name: jnp.expand_dims(x, new_axes[name]) for name, x in masks.items()}
   output = jnp.moveaxis(_attend(plan, floats, masks)[..., :length], 3, 1)
   if inputs.query_lengths is not None:
     output = jnp.where(jnp.moveaxis(inputs.query_mask(), 1, 2), output, 0)
@@ -103,9 +86,7 @@ def _attend(plan: TpuPlan, floats: Arrays, masks: Arrays) -> Float[Array, "B N H
 
 
 def _attend_forward(plan: TpuPlan, floats: Arrays, masks: Arrays) -> tuple[Array, tuple]:
-  def kernel(operands, _):
-    return forward(plan, operands)
-
+  kernel = functools.partial(forward, plan)
   outputs = over_devices(kernel, AXES, floats | masks, plan.shards)
   return outputs["output"], (floats, masks, outputs)
 
@@ -118,11 +99,7 @@ def _attend_backward(
   delta = (d_output * outputs["output"]).sum(2, keepdims=True)
   operands = floats | masks | {name: outputs[name] for name in ("maximum", "inverse_total")}
   operands |= dict(d_output=d_output.astype(floats["value"].dtype), delta=delta)
-
-  def kernel(operands, _):
-    return backward(plan, operands)
-
-  gradients = over_devices(kernel, AXES, operands, plan.shards)
+  gradients = over_devices(functools.partial(backward, plan), AXES, operands, plan.shards)
   gradients = {name: gradients[f"d_{name}"] for name in floats}
   for name in floats.keys() & TABLES:
     of_heads = gradients[name].sum(0)

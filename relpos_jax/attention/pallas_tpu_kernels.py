@@ -16,7 +16,7 @@ whose shift grows with the column.
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from relpos_jax.attention import dropout, masks
-from relpos_jax.attention.band import FAR
-from relpos_jax.attention.partitioned import Shards, shapes_like
-from relpos_jax.typing import Array
+from relpos_jax.attention.band import FAR, KernelPlan
+from relpos_jax.attention.partitioned import shapes_like
+from relpos_jax.typing import Array, ArrayLike
 
 # A letter for each axis of each array, see `over_devices`: small ones are not sharded.
 #
@@ -46,38 +46,20 @@ _VMEM_BYTES = 56 * 2**20  # what a kernel may use; the default is too little
 Arrays = dict[str, Any]
 
 
-class TpuPlan(NamedTuple):
-  """The static parameters of a call.
-
-  Attributes:
-    block: queries and keys of a tile.
-    scale: of the logits.
-    low, high: all keys up to this distance, or from it on, have the same relative term.
-    interpret: whether to run as plain XLA, without a TPU.
-    shards: the mesh axes that shard the query, see `over_devices`.
-  """
-
-  block: int
-  scale: float
-  is_causal: bool
-  dropout_rate: float
-  low: int
-  high: int
-  interpret: bool
-  shards: Shards | None
+class TpuPlan(KernelPlan):
+  """The plan of a call, whose tiles have as many queries as keys."""
 
   @property
   def period(self) -> int:
     """Returns the rows of a skewed array: a divisor or a multiple of the block."""
-    num_rows = self.high - self.low + 1
-    period = max(8, 1 << (num_rows - 1).bit_length())
-    return period if period <= self.block else -(-num_rows // self.block) * self.block
+    period = max(8, 1 << (self.num_rows - 1).bit_length())
+    return period if period <= self.block else -(-self.num_rows // self.block) * self.block
 
 
 # The output ---------------------------------------------------------------------------------------
 
 
-def forward(plan: TpuPlan, operands: Arrays) -> Arrays:
+def forward(plan: TpuPlan, operands: Arrays, _: ArrayLike) -> Arrays:
   """Returns the output [B,N,H,T], and two numbers per query [B,N,1,T], in float32 or wider."""
   batch, heads, width, length = operands["query"].shape
   wide = jnp.promote_types(operands["query"].dtype, jnp.float32)
@@ -135,7 +117,7 @@ def _forward_kernel(plan: TpuPlan, operands: Arrays, outputs: Arrays, scratch: A
 # Gradients ----------------------------------------------------------------------------------------
 
 
-def backward(plan: TpuPlan, operands: Arrays) -> Arrays:
+def backward(plan: TpuPlan, operands: Arrays, _: ArrayLike) -> Arrays:
   """Returns all gradients; those of the tables per sequence and head.
 
   Those of keys and values stay on the chip until all queries of a key head are done.

@@ -106,12 +106,6 @@ def target_platform() -> str:
 
   A mesh in context may have devices of this machine (`jax.set_mesh`) or described ones
   (`jax.experimental.topologies`); code traced in it is compiled for them.
-
-  >>> from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
-  >>> chip = AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
-  >>> with use_abstract_mesh(AbstractMesh((8,), ("data",), abstract_device=chip)):
-  ...   target_platform()
-  'tpu'
   """
   device = jax.sharding.get_abstract_mesh().abstract_device
   platform = jax.default_backend() if device is None else device.platform

@@ -43,7 +43,7 @@ def relative_logits(inputs: Inputs, relation: Relation) -> Float[Array, "#B #N T
 
 
 def _function_terms(inputs: Inputs, relation: FunctionBias) -> Float[Array, "#B #N T S"]:
-  """Computes a function of every pair, once for all sequences if they have the same data."""
+  """Computes a function of every pair, once if no sequence has data of its own."""
 
   def of_pair(i, j, x, y, z):
     return relation.function(relation.params, i, j, x, y, z)
@@ -53,14 +53,10 @@ def _function_terms(inputs: Inputs, relation: FunctionBias) -> Float[Array, "#B 
   data = inputs.query_positions, inputs.key_positions
   data += relation.of_query, relation.of_key, relation.of_pair
   leaves, structure = jax.tree.flatten(data)
-  if all(len(x) == 1 for x in leaves):
-    terms = of_sequence(*jax.tree.unflatten(structure, [x[0] for x in leaves]))[None]
-  else:
-    batch = len(inputs.query)
-    leaves = [jnp.broadcast_to(x, (batch, *x.shape[1:])) for x in leaves]
-    terms = jax.vmap(of_sequence)(*jax.tree.unflatten(structure, leaves))
-  wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
-  terms = terms.astype(wide)
+  batch = max(map(len, leaves))
+  leaves = [jnp.broadcast_to(x, (batch, *x.shape[1:])) for x in leaves]
+  terms = jax.vmap(of_sequence)(*jax.tree.unflatten(structure, leaves))
+  terms = terms.astype(jnp.promote_types(inputs.query.dtype, jnp.float32))
   return terms[:, None] if terms.ndim == 3 else jnp.moveaxis(terms, -1, 1)
 
 

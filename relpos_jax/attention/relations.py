@@ -42,12 +42,13 @@ class ByDistance:
     return rows if self.beyond == "clip" else jnp.where(distance == nearest, rows, -1)
 
 
-def _deberta_rows(num_rows: int, max_distance: int) -> np.ndarray:
+def _deberta_table(buckets: ArrayLike, max_distance: int) -> Float[Array, "R ..."]:
   """Returns DeBERTa's row for each distance j - i from -max_distance to max_distance.
 
   `make_log_bucket_position` of the authors, of the distance i - j, and clipped.
   """
-  exact = num_rows // 4
+  buckets = jnp.asarray(buckets)
+  num_rows, exact = len(buckets), len(buckets) // 4
   if num_rows % 4 or not 0 < exact < max_distance - 1:
     raise ValueError(
       f"buckets has {num_rows} rows and max_distance is {max_distance}; want a multiple of 4 rows, "
@@ -57,8 +58,8 @@ def _deberta_rows(num_rows: int, max_distance: int) -> np.ndarray:
   far = np.maximum(abs(distances), exact) / exact
   growing = np.log(far) / math.log((max_distance - 1) / exact) * (exact - 1)
   growing = exact + np.ceil(growing - 1e-9).astype(int)  # 3.000...1 is 3
-  buckets = np.where(abs(distances) <= exact, distances, np.sign(distances) * growing)
-  return np.clip(buckets + num_rows // 2, 0, num_rows - 1)
+  rows = np.where(abs(distances) <= exact, distances, np.sign(distances) * growing)
+  return buckets[np.clip(rows + num_rows // 2, 0, num_rows - 1)]
 
 
 @jax.tree_util.register_dataclass
@@ -106,8 +107,7 @@ class RelativePositions(ByDistance):
     >>> RelativePositions.deberta(jnp.arange(8.0)[:, None], max_distance=5).key[:, 0]
     Array([7., 7., 7., 6., 5., 4., 3., 2., 1., 1., 0.], dtype=float32)
     """
-    buckets = jnp.asarray(buckets)
-    return cls(buckets[_deberta_rows(len(buckets), max_distance)], None)
+    return cls(_deberta_table(buckets, max_distance), None)
 
 
 @jax.tree_util.register_dataclass
@@ -314,8 +314,7 @@ class KeyBias(ByDistance):
 
     A pair has the same row of both, as in the authors' code.
     """
-    buckets = jnp.asarray(buckets)
-    return cls(buckets[_deberta_rows(len(buckets), max_distance)])
+    return cls(_deberta_table(buckets, max_distance))
 
 
 @jax.tree_util.register_dataclass

@@ -127,7 +127,7 @@ def _merge(results: Arrays, part: Arrays, region: Region) -> Arrays:
   factors = [jnp.exp(x["maximum"] - maximum) for x in both]
   totals = [_inverse(x["inverse_total"]) * of for x, of in zip(both, factors, strict=True)]
   merged = dict(maximum=maximum, inverse_total=_inverse(sum(totals)))
-  shares = [_like_output(total * merged["inverse_total"]) for total in totals]
+  shares = [(x * merged["inverse_total"]).swapaxes(1, 2)[..., None] for x in totals]
   for name in [name for name in part if name not in merged]:
     of_both = shares if name == "output" else factors
     merged[name] = sum(x[name] * of for x, of in zip(both, of_both, strict=True))
@@ -145,11 +145,6 @@ def _inverse(total: Array) -> Array:
   return jnp.where(total == 0, 0, 1 / jnp.where(total == 0, 1, total))
 
 
-def _like_output(x: Array) -> Array:
-  """Returns numbers [B, N, T] as [B, T, N, 1]."""
-  return x.swapaxes(1, 2)[..., None]
-
-
 def _attend(plan: ChunkPlan, compute: Compute, arrays: Arrays, first_query: ArrayLike) -> Arrays:
   """Computes the part of one chunk of keys, which travel in their own dtype."""
   wide = {name: arrays[name].astype(arrays["query"].dtype) for name in ("key", "value")}
@@ -160,11 +155,7 @@ def _attend(plan: ChunkPlan, compute: Compute, arrays: Arrays, first_query: Arra
 
 
 def _chunk(device: ArrayLike, number: ArrayLike, num_chunks: int, num_devices: int) -> Array:
-  """Returns the place in the sequence of a device's chunk.
-
-  >>> [[int(_chunk(device, number, 2, 4)) for number in (0, 1)] for device in range(4)]
-  [[0, 7], [1, 6], [2, 5], [3, 4]]
-  """
+  """Returns the place in the sequence of a device's chunk; the first of 4 has 0 and 7."""
   return jnp.where(number == 0, device, num_chunks * num_devices - 1 - device)
 
 

@@ -39,20 +39,12 @@ def rotate(
   >>> positions = jnp.arange(10)
   >>> dot_product_attention(rotate(q, positions), rotate(k, positions), v).shape
   (2, 10, 8, 64)
-
-  A quarter of the width, as in GPT-NeoX:
-
-  >>> rotate(q, positions, frequencies=10_000.0 ** -jnp.linspace(0, 1, 8, endpoint=False)).shape
-  (2, 10, 8, 64)
   """
   *batch, length, _, width = x.shape
   if width % 2:
     raise ValueError(f"x has shape {x.shape}; want heads of an even width")
   positions = validation.as_array("positions", positions)
-  if positions.shape not in ((*batch, length), (length,)):
-    raise ValueError(
-      f"positions has shape {positions.shape}; want {(*batch, length)} or {(length,)}"
-    )
+  validation.check_array("positions", positions, jnp.number, (*batch, length), (length,))
   wide = jnp.promote_types(x.dtype, jnp.float32)
   if frequencies is None:
     frequencies = base ** (-jnp.arange(width // 2, dtype=wide) / (width // 2))

@@ -28,12 +28,7 @@ class LanguageModel(nnx.Module):
   >>> nnx.jit(lambda model: model(tokens))(model).shape
   (2, 5, 50)
 
-  Decoding computes the same one token at a time:
-
-  >>> cache = model.init_cache(2, num_slots=5)
-  >>> logits, cache = nnx.jit(lambda model, cache: model.decode(tokens[:, :1], cache))(model, cache)
-  >>> logits.shape
-  (2, 1, 50)
+  `decode` computes the same one token at a time, with the cache of `init_cache`.
   """
 
   def __init__(self, config: LanguageModelConfig, *, rngs: nnx.Rngs):

@@ -91,15 +91,8 @@ class MultiHeadAttention(nnx.Module):
   >>> layer(jnp.ones((2, 5, 32)), is_causal=True).shape
   (2, 5, 32)
 
-  From one sequence to another, here from tokens to frames twice as dense: positions of both count
-  in the same unit.
-
-  >>> from relpos_jax.nn import RelativePositionTables
-  >>> tables = RelativePositionTables(4, 8, rngs=nnx.Rngs(0))
-  >>> cross = MultiHeadAttention(32, 4, positions=tables, rngs=nnx.Rngs(0))
-  >>> at = dict(query_positions=2 * jnp.arange(5), key_positions=jnp.arange(10))
-  >>> cross(jnp.ones((2, 5, 32)), memory=jnp.ones((2, 10, 32)), **at).shape
-  (2, 5, 32)
+  From one sequence to another, positions of both count in the same unit: for frames twice as dense
+  as tokens, `query_positions=2 * jnp.arange(5)` beside a memory of ten.
 
   Attention weights [B, N, T, S] of every layer of a model can be captured:
 

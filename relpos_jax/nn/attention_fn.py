@@ -49,13 +49,6 @@ class RelativeAttention(nnx.Module):
   >>> layer = nnx.MultiHeadAttention(4, 32, attention_fn=relative, decode=False, rngs=rngs)
   >>> layer(jnp.ones((2, 5, 32)), is_causal=True).shape
   (2, 5, 32)
-
-  Decodes token by token:
-
-  >>> layer.init_cache((2, 5, 32))
-  >>> relative.self_attention = True
-  >>> for _ in range(5):
-  ...   y = layer(jnp.ones((2, 1, 32)), decode=True)
   """
 
   def __init__(

@@ -82,10 +82,6 @@ def drop(x: Float[Array, "*B D"], rate: float, rngs: nnx.Rngs | None) -> Float[A
 
   A hash of a number's index decides. On a CPU, the random bits of flax's dropout take 8 to 22% of a
   training step.
-
-  >>> x = drop(jnp.ones((400, 500)), 0.1, nnx.Rngs(0))
-  >>> round(float((x == 0).mean()), 2), round(float(x.mean()), 2)
-  (0.1, 1.0)
   """
   if rngs is None or rate == 0:
     return x

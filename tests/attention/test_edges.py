@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiling import fusing, quickly
+from compiling import fusing, quickly, with_gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,12 +52,7 @@ def matrix(senders, receivers, labels, features, shape):
 
 
 def output_and_gradients(call, arrays):
-  @quickly
-  def run(arrays):
-    output, pull_back = jax.vjp(lambda arrays: call(**arrays), arrays)
-    return output, pull_back(normal(*output.shape, seed=7))
-
-  return run(arrays)
+  return quickly(functools.partial(with_gradients, lambda arrays: call(**arrays)))(arrays)
 
 
 def assert_equal(actual, wanted):
@@ -162,9 +157,8 @@ def compiled():
   def run(nodes, senders, receivers, labels):
     tables = [arrays_of(4, 4)[f"{name}_table"] for name in ("key", "value")]
     relation = EdgeLabels(labels, *tables)
-    call = lambda nodes: edge_attention(*nodes, senders, receivers, labels=relation)
-    output, pull_back = jax.vjp(call, nodes)
-    return output, pull_back(jnp.ones_like(output))[0]
+    call = lambda *nodes: edge_attention(*nodes, senders, receivers, labels=relation)
+    return with_gradients(call, *nodes)
 
   return run
 

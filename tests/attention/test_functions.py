@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiling import quickly
+from compiling import quickly, with_gradients
 
 from relpos_jax import DistanceBias, FunctionBias, LinearBias, dot_product_attention
 from relpos_jax.attention import blocks
@@ -64,8 +64,7 @@ PAIRS = {
 def results(params, options):
   """Returns the output, and the gradients of query, key, value and parameters."""
   call = lambda q, k, v, params: dot_product_attention(q, k, v, **options(params))
-  output, pull_back = quickly(lambda *floats: jax.vjp(call, *floats))(*CALL, params)
-  return output, pull_back(jnp.cos(output))
+  return quickly(functools.partial(with_gradients, call))(*CALL, params)
 
 
 @pytest.mark.parametrize("implementation", ["projected", "chunked"])
@@ -121,10 +120,7 @@ def test_a_function_may_use_arrays_of_the_code_around_it(implementation, monkeyp
     return dot_product_attention(q, q, q, relations=relation, implementation=implementation)
 
   arrays = jnp.asarray(normal(2 * LENGTH - 1, HEADS)), jnp.asarray(CALL[0])
-
-  def differentiated(closes):
-    output, pull_back = jax.vjp(functools.partial(call, closes=closes), *arrays)
-    return output, pull_back(jnp.cos(output))
-
-  found, wanted = differentiated(True), differentiated(False)
+  found, wanted = (
+    with_gradients(functools.partial(call, closes=closes), *arrays) for closes in (True, False)
+  )
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-10), found, wanted)

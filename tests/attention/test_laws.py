@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import kernel_calls
 import numpy as np
 import pytest
-from compiling import as_users_do, quickly
+from compiling import as_users_do, quickly, with_gradients
 
 from relpos_jax import (
   ContentBias,
@@ -494,8 +494,7 @@ def test_vmap_equals_a_call_for_each(able, mapped):
   def output_and_gradients(changes, implementation):
     full = lambda given: {name: changes.get(name, x) for name, x in given.items()}
     call = lambda arrays: _call(arrays, full(options), implementation=implementation)
-    output, pull_back = jax.vjp(call, full(arrays))
-    return output, pull_back(cotangent_of(arrays))
+    return with_gradients(call, full(arrays))
 
   one = quickly(functools.partial(output_and_gradients, implementation="reference"))
   wanted = [one(jax.tree.map(operator.itemgetter(i), several)) for i in range(3)]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
-from compiling import quickly
+from compiling import quickly, with_gradients
 from jax import export
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
@@ -242,11 +242,7 @@ def test_gradients_keep_the_precision_of_the_call(implementation):
     with jax.default_matmul_precision("highest"):
       return call_named(implementation, arrays)
 
-  def output_and_gradients(arrays):
-    output, pull_back = jax.vjp(precisely, arrays)
-    return output, pull_back(output)
-
-  program = str(jax.make_jaxpr(output_and_gradients)(arrays))
+  program = str(jax.make_jaxpr(functools.partial(with_gradients, precisely))(arrays))
   assert program.count("precision=(Precision.HIGHEST, ") == program.count("dot_general[") > 5
 
 
@@ -307,8 +303,7 @@ def test_programs_with_symbolic_shapes_equal_the_operator(name, shape):
 
   def output_and_gradients(attend, arrays):
     floats, ids, labels = arrays
-    output, pull_back = jax.vjp(lambda floats: attend(floats, ids, labels), floats)
-    return output, pull_back(jnp.cos(output))
+    return with_gradients(lambda floats: attend(floats, ids, labels), floats)
 
   dimensions = export.symbolic_shape(shape)
   batch, length = dimensions

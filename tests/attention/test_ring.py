@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiling import as_users_do
-from device_calls import call_by, check_devices_equal_one, output_and_gradients, places_of
+from compiling import as_users_do, with_gradients
+from device_calls import call_by, check_devices_equal_one, places_of
 from jax.sharding import AxisType
 
 from relpos_jax import (
@@ -120,7 +120,7 @@ def test_memory_falls_with_the_number_of_devices_and_keys_travel_in_their_own_dt
   def temporary_bytes(devices):
     mesh, context = lay_out(devices)
     with context, jax.set_mesh(mesh):
-      run = functools.partial(output_and_gradients, attend)
+      run = functools.partial(with_gradients, attend)
       along = dict.fromkeys("TS", "sequence")
       lowered = as_users_do(run, in_shardings=(places_of(axes, mesh, along),)).lower(shapes)
     part = rf"collective_permute.*-> tensor<1x{4096 // devices}x2x32xbf16>"

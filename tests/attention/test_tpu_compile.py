@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import with_gradients
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from kernel_calls import DROPOUT, shapes_of
@@ -47,8 +48,7 @@ def _compile(chip, sizes, **options):
       assert pallas_tpu.unsupported(inputs, interpret=False) is None
       return pallas_tpu.attention(inputs, interpret=False)
 
-    output, pull_back = jax.vjp(attend, query, key, value, relations)
-    return output, pull_back(output)
+    return with_gradients(attend, query, key, value, relations)
 
   return jax.jit(output_and_gradients).lower(*arrays).compile()
 
@@ -113,11 +113,9 @@ def test_no_chip_gathers_what_the_heads_shard(implementation, kind):
 
   def output_and_gradients(query, key, value, table):
     relations = RelativePositions(table, table)
-    attend = functools.partial(dot_product_attention, implementation=implementation)
-    output, pull_back = jax.vjp(
-      lambda *x: attend(*x, relations=relations, is_causal=True), query, key, value
-    )
-    return output, pull_back(output)
+    options = dict(relations=relations, is_causal=True, implementation=implementation)
+    attend = functools.partial(dot_product_attention, **options)
+    return with_gradients(attend, query, key, value)
 
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
     text = jax.jit(output_and_gradients).lower(x, x, x, table).compile().as_text()

@@ -86,10 +86,16 @@ def modeling(name: str):
   return importlib.import_module(f"transformers.models.{name}.modeling_{name}")
 
 
+def configured(name: str, kind: str, attention: str = EAGER, **options):
+  """Returns a module of transformers, and its config of these sizes and options."""
+  module, sizes = modeling(name), dict(hidden_size=D, num_attention_heads=HEADS)
+  return module, getattr(module, kind)(**sizes, attn_implementation=attention, **options)
+
+
 def t5(batch, length, attention, is_causal=False):
   m = modeling("t5")
-  config = m.T5Config(d_model=D, d_kv=H, num_heads=HEADS, is_decoder=is_causal)
-  config._attn_implementation = attention
+  sizes = dict(d_model=D, d_kv=H, num_heads=HEADS, is_decoder=is_causal)
+  config = m.T5Config(**sizes, attn_implementation=attention)
   module = m.T5Attention(config, True, layer_idx=0, is_causal=is_causal)
   run = lambda x: module(x, causal(length, attention, x.dtype) if is_causal else None)[0]
   return case(module, run, functools.partial(page().t5, is_causal=is_causal), (batch, length, D))
@@ -97,8 +103,7 @@ def t5(batch, length, attention, is_causal=False):
 
 def umt5(batch, length, attention):
   m = modeling("umt5")
-  config = m.UMT5Config(d_model=D, d_kv=H, num_heads=HEADS)
-  config._attn_implementation = attention
+  config = m.UMT5Config(d_model=D, d_kv=H, num_heads=HEADS, attn_implementation=attention)
   module = m.UMT5Attention(config, True)
   return case(module, lambda x: module(x)[0], page().t5, (batch, length, D))
 
@@ -127,18 +132,14 @@ def bert(batch, length, attention, of_keys=False):
 
 
 def wav2vec2_bert(batch, length, attention):
-  m = modeling("wav2vec2_bert")
-  config = m.Wav2Vec2BertConfig(hidden_size=D, num_attention_heads=HEADS)
-  config._attn_implementation = attention
+  m, config = configured("wav2vec2_bert", "Wav2Vec2BertConfig", attention)
   module = m.Wav2Vec2BertSelfAttention(config)
   return case(module, lambda x: module(x)[0], page().wav2vec2_bert, (batch, length, D))
 
 
 def conformer(batch, length, attention):
-  m = modeling("wav2vec2_conformer")
-  sizes = dict(hidden_size=D, num_attention_heads=HEADS)
-  config = m.Wav2Vec2ConformerConfig(**sizes, position_embeddings_type="relative")
-  config._attn_implementation = attention
+  options = dict(position_embeddings_type="relative")
+  m, config = configured("wav2vec2_conformer", "Wav2Vec2ConformerConfig", attention, **options)
   module = m.Wav2Vec2ConformerSelfAttention(config)
   positions = m.Wav2Vec2ConformerRelPositionalEmbedding(config)
   run = lambda x: module(x, relative_position_embeddings=positions(x))[0]
@@ -189,10 +190,9 @@ def music_transformer(batch, length, attention):
 def deberta(batch, length, attention, is_shared):
   import torch
 
-  m = modeling("deberta_v2")
-  config = m.DebertaV2Config(
-    hidden_size=D,
-    num_attention_heads=HEADS,
+  m, config = configured(
+    "deberta_v2",
+    "DebertaV2Config",
     relative_attention=True,
     position_buckets=256,
     max_relative_positions=512,
@@ -210,8 +210,7 @@ def deberta(batch, length, attention, is_shared):
 def gemma4_audio(batch, length, attention):
   import torch
 
-  m = modeling("gemma4")
-  config = m.Gemma4AudioConfig(hidden_size=D, num_attention_heads=HEADS, use_clipped_linears=False)
+  m, config = configured("gemma4", "Gemma4AudioConfig", use_clipped_linears=False)
   module = m.Gemma4AudioAttention(config, 0)
   encoding = m.Gemma4AudioRelPositionalEncoding(config)
   at = torch.arange(length)
@@ -273,15 +272,14 @@ def mpt(batch, length, attention):
 def llama(batch, length, attention, rope, ours):
   import torch
 
-  m = modeling("llama")
-  config = m.LlamaConfig(
-    hidden_size=D,
-    num_attention_heads=HEADS,
+  m, config = configured(
+    "llama",
+    "LlamaConfig",
+    attention,
     num_key_value_heads=2,
     max_position_embeddings=int(rope["factor"] * rope["original_max_position_embeddings"]),
     rope_parameters=rope,
   )
-  config._attn_implementation = attention
   module = m.LlamaAttention(config, 0)
   embedding = m.LlamaRotaryEmbedding(config)
 
@@ -295,9 +293,7 @@ def llama(batch, length, attention, rope, ours):
 def gpt_neox(batch, length, attention):
   import torch
 
-  m = modeling("gpt_neox")
-  config = m.GPTNeoXConfig(hidden_size=D, num_attention_heads=HEADS)
-  config._attn_implementation = attention
+  m, config = configured("gpt_neox", "GPTNeoXConfig", attention)
   module = m.GPTNeoXAttention(config, 0)
   embedding = m.GPTNeoXRotaryEmbedding(config)
 
@@ -312,9 +308,7 @@ def swin(batch, length, attention, size=8):
   import torch
 
   m = modeling("swin")
-  config = m.SwinConfig()
-  config._attn_implementation = attention
-  module = m.SwinAttention(config, D, HEADS, size)
+  module = m.SwinAttention(m.SwinConfig(attn_implementation=attention), D, HEADS, size)
   windows = length // size**2
   seen = np.random.default_rng(0).random((windows, size**2, 1)) < 0.5
   bias = np.where(seen == seen.swapaxes(1, 2), 0.0, -100.0)
@@ -324,10 +318,8 @@ def swin(batch, length, attention, size=8):
 
 
 def beit(batch, length, attention):
-  m = modeling("beit")
   size = math.isqrt(length)
-  config = m.BeitConfig(hidden_size=D, num_attention_heads=HEADS, image_size=size, patch_size=1)
-  config._attn_implementation = attention
+  m, config = configured("beit", "BeitConfig", attention, image_size=size, patch_size=1)
   module = m.BeitAttention(config)
   module.relative_position_bias = m.BeitRelativePositionBias(config)  # of the layer
   run = lambda x: module(x, module.relative_position_bias((size, size)))[0]
@@ -336,11 +328,8 @@ def beit(batch, length, attention):
 
 
 def sam(batch, length, attention):
-  m = modeling("sam")
   size = math.isqrt(length)
-  config = m.SamVisionConfig(
-    hidden_size=D, num_attention_heads=HEADS, image_size=size, patch_size=1
-  )
+  m, config = configured("sam", "SamVisionConfig", image_size=size, patch_size=1)
   module = m.SAM_VISION_ATTENTION_CLASSES[attention](config, window_size=0)
   return case(module, lambda x: module(x)[0], page().sam, (batch, size, size, D))
 
