@@ -48,7 +48,8 @@ def _compile(chip, sizes, **options):
       assert pallas_tpu.unsupported(inputs, interpret=False) is None
       return pallas_tpu.attention(inputs, interpret=False)
 
-    return with_gradients(attend, query, key, value, relations)
+    output, pull_back = jax.vjp(attend, query, key, value, relations)
+    return output, pull_back(output)
 
   return jax.jit(output_and_gradients).lower(*arrays).compile()
 
