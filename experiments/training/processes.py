@@ -96,9 +96,7 @@ def failing_together(kind: type[Exception] = InputError) -> Iterator[None]:
 
 def any_process(flag: bool) -> bool:
   """Returns whether `flag` is true in any process, after all processes have called this."""
-  if jax.process_count() == 1:
-    return flag
-  return bool(multihost_utils.process_allgather(np.array(flag)).any())
+  return str(True) in _gather(str(flag))
 
 
 def _gather(text: str) -> list[str]:
