@@ -163,11 +163,6 @@ def read(
     raise Damage(f"it cannot be read ({textwrap.shorten(str(error), 200)})") from error
 
 
-def make_manifest(arrays: Mapping, step: int) -> dict[str, Any]:
-  """Returns the step, and the kinds of arrays by name, as JSON values."""
-  return dict(step=step, arrays={name: [describe(array)] for name, array in arrays.items()})
-
-
 def read_kinds(folder: pathlib.Path) -> dict[str, str]:
   """Returns the kinds of a step's arrays by name; raises Damage if they are of another step."""
   try:

@@ -129,7 +129,7 @@ def wait_for(moment, rng, since, process, workdir) -> None:
 
 @pytest.mark.parametrize(
   "processes, moments",
-  [(1, "start save"), (1, "save train"), (1, "train end"), (2, "train"), (2, "save")],
+  [(1, "start save"), (1, "save train"), (1, "train end"), (2, "train")],
 )
 def test_a_killed_process_is_started_again(processes, moments, launched, check_end, tmp_path):
   workdir, rng, since = tmp_path / "run", random.Random(f"{processes} {moments}"), 0.0
