@@ -11,8 +11,10 @@ import json
 import logging
 import pathlib
 import re
+import sys
 import tempfile
 import textwrap
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -210,8 +212,22 @@ def _checkpointer() -> Any:
 
 @functools.cache
 def silence_orbax() -> None:
-  """Drops the log of every save."""
+  """Drops the log of every save, and what requests say that Orbax abandons.
+
+  When the disk is full, many parallel requests complain, from other threads, before or after the
+  error that is reported.
+  """
+  abandoned = "Event loop is closed|coroutine .* was never awaited"
   logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+  logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+  warnings.filterwarnings("ignore", abandoned, RuntimeWarning)
+  before = sys.unraisablehook
+
+  def hook(args) -> None:
+    if not re.search(abandoned, str(args.exc_value)):
+      before(args)
+
+  sys.unraisablehook = hook
 
 
 def key_of(folder: Path, steps: Sequence[int]) -> str:
