@@ -101,6 +101,18 @@ def download(folder: Path, target: pathlib.Path) -> None:
     fs.get(f"{name}/", f"{target}/", recursive=True)
 
 
+def rename(folder: Path, new: Path) -> None:
+  """Renames a folder; in a bucket, copies its files and then deletes them."""
+  if not in_bucket(folder):
+    folder.rename(new)
+    return
+  with checking_bucket(folder):
+    fs, name = fsspec.url_to_fs(str(folder))
+    files = fs.find(name)  # with folders in its list, as epath has it, s3:// refuses to copy
+    fs.copy(files, [f"{new}{file.removeprefix(name)}" for file in files])
+    fs.rm(name, recursive=True)
+
+
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
   """Opens a new file that replaces `path` at the end of the block.

@@ -29,6 +29,7 @@ from experiments.files import (
   download,
   in_bucket,
   list_folder,
+  rename,
   whole_file,
   write_whole,
 )
@@ -77,7 +78,7 @@ def mark_damaged(path: Path, reason: str) -> Path:
   suffixes = itertools.chain([""], (f"-{index}" for index in itertools.count(2)))
   paths = (path.with_name(f"damaged-{path.name}{suffix}") for suffix in suffixes)
   new = next(path for path in paths if not path.exists())
-  path.rename(new)
+  rename(path, new)
   write_whole(new / "reason.txt", f"{reason}\n")
   return new
 
