@@ -37,7 +37,7 @@ def main(workdir: Path, verify: bool, prune: int) -> None:
   # Here, since they take half a second, after which a mistake is told too late.
   import jax
 
-  from experiments.training.checkpoint_reader import list_damaged, list_steps
+  from experiments.training.checkpoint_reader import Damage, examine, list_damaged, list_steps
 
   if in_bucket(workdir):
     raise InputError(f"{workdir} is in a bucket: copy it to a local folder, and give that")
@@ -46,8 +46,18 @@ def main(workdir: Path, verify: bool, prune: int) -> None:
   if not steps and not renamed:
     raise InputError(f"no checkpoints in {folder}: give the --workdir of a run")
   jax.config.update("jax_platforms", "cpu")  # The run may be using the accelerators.
-  states = _examine(folder, steps, prune or (len(steps) if verify else 0))
-  num_good = [*states.values()].count("good")
+  states, num_good = {}, 0
+  for path in (folder / str(step) for step in reversed(steps)):
+    states[path] = "not read"
+    if num_good < (prune or len(steps) * verify):
+      try:
+        examine(path)
+        states[path] = "good"
+        num_good += 1
+      except Damage as damage:
+        states[path] = f"damaged: {damage}"
+        if not path.exists():  # the run deleted it meanwhile
+          del states[path]
   if num_good < prune:
     print(f"{num_good} good: fewer than {prune}, none of them is deleted")
   elif prune:
@@ -63,26 +73,6 @@ def main(workdir: Path, verify: bool, prune: int) -> None:
       print(f"{path.name:>12}  {date}  {_num_bytes(path):>15,} bytes  {state}")
   if any(state.startswith("damaged") for state in states.values()):
     sys.exit(1)
-
-
-def _examine(folder: pathlib.Path, steps: list[int], num_good: int) -> dict[pathlib.Path, str]:
-  """Returns the state of each step, newest first, reading them until `num_good` are good."""
-  from experiments.training.checkpoint_reader import Damage, examine
-
-  states = {}
-  for path in (folder / str(step) for step in reversed(steps)):
-    states[path] = "not read"
-    if num_good:
-      try:
-        examine(path)
-        states[path] = "good"
-        num_good -= 1
-      except Damage as damage:
-        if path.exists():
-          states[path] = f"damaged: {damage}"
-        else:  # the run deleted it meanwhile
-          del states[path]
-  return states
 
 
 def _num_bytes(path: pathlib.Path) -> int:

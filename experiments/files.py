@@ -108,7 +108,7 @@ def rename(folder: Path, new: Path) -> None:
     return
   with checking_bucket(folder):
     fs, name = fsspec.url_to_fs(str(folder))
-    files = fs.find(name)
+    files = fs.find(name)  # with folders in its list, as epath has it, s3:// refuses to copy
     fs.copy(files, [f"{new}{file.removeprefix(name)}" for file in files])
     fs.rm(name, recursive=True)
 

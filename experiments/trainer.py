@@ -115,11 +115,13 @@ def _train(
         functools.partial(put_batch, mesh=run.mesh), prefetch(batches, start, num_steps)
       )
       on_devices = profiled(on_devices, start, profile_steps, str(workdir / "tensorboard"))
-      with (
-        _reporting(training, workdir, start, num_steps, wandb) as reporter,
-        compiling_ahead() as compiler,
-        contextlib.closing(on_devices),
-      ):
+      with contextlib.ExitStack() as stack:
+        reporter = NoReporter()
+        if processes.is_first():
+          log = stack.enter_context(logging_to_wandb(run.config, workdir, wandb))
+          reporter = stack.enter_context(Reporter(workdir, start, num_steps, log=log))
+        compiler = stack.enter_context(compiling_ahead())
+        stack.enter_context(contextlib.closing(on_devices))
         step = _compile_ahead(training, batches, valid_batches, start, num_steps, compiler)
         evaluate_state = _make_evaluate(training, data, valid_batches, reporter, stop)
 
@@ -179,22 +181,6 @@ def _print_devices(run: Run) -> None:
   print(f"devices: {devices}, processes: {jax.process_count()}, mesh:", *axes or "1")
   parameters, tokens = sum(x.size for x in jax.tree.leaves(run.params)), run.config.batches.tokens
   print(f"parameters: {parameters:,}, tokens of a batch: {tokens:,} at most")
-
-
-@contextlib.contextmanager
-def _reporting(
-  training: Training, workdir: Path, start: int, num_steps: int, project: str
-) -> Iterator[Reporter | NoReporter]:
-  """Yields what reports to the run directory and, if asked, to a project of Weights & Biases."""
-  if not processes.is_first():
-    yield NoReporter()
-    return
-  config = training.run.config
-  with (
-    logging_to_wandb(config, workdir, project) as log,
-    Reporter(workdir, start, num_steps, log=log) as reporter,
-  ):
-    yield reporter
 
 
 def _make_evaluate(

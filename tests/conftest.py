@@ -15,7 +15,6 @@ from collections.abc import Iterator
 import hypothesis
 import jax
 import pytest
-from chaos.table import Recorder
 from compiling import QUICK
 
 from experiments.data import upstream
@@ -34,10 +33,6 @@ _SHARED_DATA = pathlib.Path(__file__).parents[2] / "shared" / "data"
 
 
 def pytest_addoption(parser):
-  """Adds the options of `pytest -m chaos`."""
-  group = parser.getgroup("chaos")
-  group.addoption("--faults", choices=("short", "long"), default="short", help="how many tries")
-  group.addoption("--faults_out", metavar="FOLDER", help="write faults.json and faults.md there")
   parser.addoption("--published_out", metavar="FOLDER", help="measure memory; write a record there")
 
 
@@ -74,9 +69,6 @@ def pytest_configure(config):
     flags = [f"--{name}={str(value).lower()}" for name, value in QUICK.items()]
     os.environ["XLA_FLAGS"] = " ".join([*os.environ.get("XLA_FLAGS", "").split(), *flags])
   config.pluginmanager.register(DropPrograms())  # a hook of this file would miss the doctests
-  if config.option.faults_out and not hasattr(config, "workerinput"):
-    recorder = Recorder(config.option.faults_out, config.invocation_params.args)
-    config.pluginmanager.register(recorder)
 
 
 @pytest.fixture

@@ -110,10 +110,9 @@ class Checkpoints:
     import orbax.checkpoint as ocp
 
     arrays = by_name(state)
-    items = ocp.args.Composite(
-      state=ocp.args.PyTreeSave(arrays),
-      manifest=ocp.args.JsonSave(checkpoint_reader.make_manifest(arrays, step)),
-    )
+    kinds = {name: [checkpoint_reader.describe(array)] for name, array in arrays.items()}
+    manifest = ocp.args.JsonSave(dict(step=step, arrays=kinds))
+    items = ocp.args.Composite(state=ocp.args.PyTreeSave(arrays), manifest=manifest)
     is_first = not self.steps()
     self._saving = step
     with self._checking_disk():

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -96,9 +95,7 @@ def failing_together(kind: type[Exception] = InputError) -> Iterator[None]:
 
 def any_process(flag: bool) -> bool:
   """Returns whether `flag` is true in any process, after all processes have called this."""
-  if jax.process_count() == 1:
-    return flag
-  return bool(multihost_utils.process_allgather(np.array(flag)).any())
+  return str(True) in _gather(str(flag))
 
 
 def _gather(text: str) -> list[str]:
@@ -155,10 +152,9 @@ class StopOnSignal:
     self._handlers = {}
 
   def __enter__(self) -> "StopOnSignal":
-    if threading.current_thread() is threading.main_thread():  # others cannot set handlers
-      numbers = [signal.SIGINT] if jax.process_count() > 1 else [*_ONCE_RECEIVED]
-      handled = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]
-      self._handlers = {number: signal.signal(number, self._receive) for number in handled}
+    numbers = [signal.SIGINT] if jax.process_count() > 1 else [*_ONCE_RECEIVED]
+    handled = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]
+    self._handlers = {number: signal.signal(number, self._receive) for number in handled}
     return self
 
   def __exit__(self, *_) -> None:

@@ -5,7 +5,6 @@ import re
 import shutil
 import types
 
-import jax
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
@@ -14,7 +13,7 @@ from test_train import results
 from configs import default
 from experiments import evaluate
 from experiments.evaluation.records import digest
-from experiments.run import changes, load_run
+from experiments.run import changes
 from experiments.training.metrics import read_metrics
 from experiments.training.task import Evaluation
 
@@ -36,14 +35,6 @@ def test_the_same_scores_samples_and_files_come_from_the_checkpoint(training, ev
   before, after = contents(workdir), contents(copy)
   assert before.keys() == after.keys()
   assert {name for name in before if before[name] != after[name]} <= {"results.json"}
-
-
-def test_the_mean_of_the_checkpoints_of_the_last_fifth_is_scored(longer, parameters):
-  mean = load_run(longer).params
-  last_two = zip(parameters(longer, 12), parameters(longer, 15), strict=True)
-  for ours, (a, b) in zip(jax.tree.leaves(mean), last_two, strict=True):
-    np.testing.assert_allclose(ours, (a + b) / 2, rtol=1e-6, atol=1e-8)
-    assert not np.array_equal(a, b)
 
 
 def test_the_record_says_what_the_other_files_of_the_run_say(workdir):

@@ -1,5 +1,6 @@
 """Tests the launcher, and its recipes with stand-ins for the clusters' programs."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -32,8 +33,9 @@ def wait_until(condition) -> None:
 
 
 def is_alive(pid: int) -> bool:
-  status = pathlib.Path(f"/proc/{pid}/stat")
-  return status.exists() and status.read_text().split()[2] != "Z"
+  with contextlib.suppress(OSError):
+    return pathlib.Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+  return False
 
 
 def test_if_one_process_fails_the_others_are_killed(tmp_path):
@@ -138,13 +140,6 @@ case "$*" in
   *experiments.train*) [[ -e $state.once ]] || { touch "$state.once"; END; } ;;
 esac
 """
-FLAGS = {
-  "describe": {"zone", "format"},
-  "create": {"zone", "node-id", "accelerator-type", "runtime-version"},
-  "delete": {"zone"},
-  "scp": {"zone", "worker"},
-  "ssh": {"zone", "worker", "command"},
-}
 
 
 @pytest.mark.parametrize(
@@ -165,11 +160,10 @@ def test_a_tpu_vm_is_queued_and_a_preempted_one_replaced(recipe, end, status, ve
   found, calls = recipe("tpu_vm.sh", programs, TPU="t", ZONE="z", WAIT="0")
   assert (found, " ".join(call[4] for call in calls)) == (status, verbs)
   for call in calls:
-    given = options(word for word in call if word not in ("--spot", "--quiet", "--force"))
     group = "tpu-vm" if call[4] in ("scp", "ssh") else "queued-resources"
-    assert call[:4] == ["gcloud", "compute", "tpus", group] and given["zone"] == "z"
-    assert {*given} == FLAGS[call[4]] and ("--spot" in call) == (call[4] == "create")
-    assert "worker" not in given or given["worker"] == "all"
+    assert call[:4] == ["gcloud", "compute", "tpus", group] and "--zone=z" in call
+    assert ("--spot" in call) == (call[4] == "create")
+    assert ("--worker=all" in call) == (group == "tpu-vm")
   install, train = [options(call)["command"] for call in calls if call[4] == "ssh"][-2:]
   assert "uv venv --allow-existing --python=3.12" in install and ".[tpu,experiments]" in install
   assert "experiments.train --distributed" in train and "--workdir=runs/with\\ space" in train
@@ -188,8 +182,6 @@ def test_xpk_gets_its_flags_and_the_command(recipe):
   status, (call,) = recipe("gke_xpk.sh", dict(xpk=""), **given)
   assert (status, call[:4]) == (0, ["xpk", "workload", "create", "--cluster=c"])
   flags = options(call)
-  names = "cluster zone tpu-type workload num-slices base-docker-image script-dir max-restarts"
-  assert {*flags} == {*names.split(), "termination-grace-period-seconds", "command"}
   assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", flags["workload"])
   assert len(flags["workload"]) <= 40
   assert "exec python -m experiments.train --distributed --config=" in flags["command"]

@@ -8,6 +8,7 @@ import sys
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import PIL.Image
 import pytest
@@ -16,6 +17,7 @@ from experiments import trainer as trainer_module
 from experiments.run import load_run, load_task, schedule
 from experiments.training.checkpoint_reader import list_steps
 from experiments.training.metrics import read_metrics
+from experiments.training.task import Loss
 from experiments.translation import task as translation_task
 
 
@@ -191,15 +193,35 @@ def _with_two_entries_swapped(text):
 def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
   workdir, train, tmp_path, monkeypatch
 ):
-  with monkeypatch.context() as patch:
-    patch.setattr(trainer_module.Checkpoints, "save", mock.Mock(side_effect=KeyboardInterrupt))
-    assert train(tmp_path).status == 130
+  for owner, name in (
+    (translation_task.Translation, "save_vocabulary"),
+    (trainer_module, "write_digests"),
+    (trainer_module.Checkpoints, "save"),
+  ):
+    with monkeypatch.context() as patch:
+      patch.setattr(owner, name, mock.Mock(side_effect=KeyboardInterrupt))
+      assert train(tmp_path).status == 130
   assert not any((tmp_path / "checkpoints").iterdir())
   assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
   monkeypatch.setattr(trainer_module, "evaluate", lambda *_: None)  # Scoring is for other tests.
   answer = train(tmp_path, "--config.training.num_steps=6")
   assert answer.status == 0, answer.err
   assert metrics(tmp_path) == [line for line in metrics(workdir) if line["step"] <= 6]
+
+
+def test_a_run_whose_losses_are_not_finite_ends_with_the_step(
+  train, parameters, tmp_path, monkeypatch
+):
+  def loss(logits, targets, **_):
+    return Loss(jnp.nan * logits.sum(), (targets != 0).sum())
+
+  monkeypatch.setattr(translation_task, "cross_entropy", loss)
+  answer = train(tmp_path, "--config.training.max_skipped=4", "--config.training.save_every=2")
+  last = answer.err.splitlines()[-1]
+  assert answer.status == 1 and last.startswith("stopped: step 4: loss nan, gradient norm nan on ")
+  skipped = [(line["step"], line["loss"], line["skipped"]) for line in metrics(tmp_path)]
+  assert skipped == [(step, None, 1) for step in (1, 2, 3, 4)]
+  assert all(np.isfinite(x).all() for x in parameters(tmp_path, 2))
 
 
 def _interrupt_at(step, interrupt):

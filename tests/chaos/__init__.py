@@ -1,1 +1,0 @@
-"""Tests what a training survives: kills, full disks, damaged checkpoints, other devices, NaN."""

@@ -1,0 +1,183 @@
+"""Kills real trainings, which end with the bits of one left alone; run by `pytest -m chaos`."""
+
+import contextlib
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from test_launch import is_alive
+from test_train import metrics, results
+
+from experiments.launch.__main__ import environments
+from experiments.training.checkpoint_reader import (
+  check_digests,
+  list_damaged,
+  list_steps,
+  list_unfinished,
+  read,
+)
+
+pytestmark = pytest.mark.chaos
+
+ROOT = pathlib.Path(__file__).parents[2]
+NUM_STEPS, SAVE_EVERY = 100, 20
+CHANGES = (
+  *(f"--config.training.num_steps={NUM_STEPS}", f"--config.training.save_every={SAVE_EVERY}"),
+  *(f"--config.training.eval_every={NUM_STEPS}", "--config.mesh.data=-1"),
+)
+ENV = os.environ | dict(PYTHONPATH=str(ROOT), JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="1")
+
+
+@contextlib.contextmanager
+def start(*words, workdir, env=ENV):
+  """Runs a module of Python, which logs beside its run directory; kills it at the end."""
+  words = [sys.executable, "-m", *map(str, words)]
+  with open(workdir.with_suffix(".log"), "a") as log:
+    process = subprocess.Popen(words, env=env, cwd=ROOT, stdout=log, stderr=log)
+  try:
+    yield process
+  finally:
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture(scope="module")
+def train(data):
+  config = f"--config={data}/tiny.py"
+  return lambda workdir: ("experiments.train", config, f"--workdir={workdir}", *CHANGES)
+
+
+@pytest.fixture(scope="module")
+def launched(train):
+  def launched(workdir, processes, retries=0):
+    launcher = "experiments.launch", f"--processes={processes}", f"--retries={retries}", "--"
+    return start(*launcher, "python", "-m", *train(workdir), workdir=workdir)
+
+  return launched
+
+
+@pytest.fixture(scope="module")
+def check_end(launched, tmp_path_factory):
+  """Raises AssertionError unless a run ended as one of so many processes that was left alone."""
+  left_alone = {}
+
+  def check_end(workdir, processes):
+    if processes not in left_alone:
+      left_alone[processes] = tmp_path_factory.mktemp("left-alone") / "run"
+      with launched(left_alone[processes], processes) as launcher:
+        assert launcher.wait() == 0, log(left_alone[processes])
+    other, checkpoints = left_alone[processes], workdir / "checkpoints"
+    assert list_steps(checkpoints) == list_steps(other / "checkpoints") == [60, 80, NUM_STEPS]
+    assert not list_damaged(checkpoints)
+    assert metrics(workdir) == metrics(other) and results(workdir) == results(other)
+    ours, theirs = (read(run / "checkpoints" / str(NUM_STEPS)) for run in (workdir, other))
+    for name in ours.keys() | theirs.keys():
+      np.testing.assert_array_equal(ours[name], theirs[name])
+
+  return check_end
+
+
+def log(workdir) -> str:
+  return workdir.with_suffix(".log").read_text("utf-8")
+
+
+def children(process) -> list[int]:
+  pids = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+  return [pid for pid in map(int, pids) if is_alive(pid)]
+
+
+def reached(workdir) -> int:
+  return max((line["step"] for line in metrics(workdir)), default=0)
+
+
+def kept(workdir) -> int:
+  return max(list_steps(workdir / "checkpoints"), default=0)
+
+
+def until(condition, process, workdir) -> None:
+  deadline = time.monotonic() + 300
+  while not condition():
+    is_over = process.poll() is not None and not condition()
+    assert not is_over and time.monotonic() < deadline, log(workdir)
+    time.sleep(0.01)
+
+
+def wait_for(moment, rng, since, process, workdir) -> None:
+  """Waits for a moment of the training that was started after the time `since`."""
+
+  def is_newer(*paths):
+    with contextlib.suppress(FileNotFoundError):
+      return any(path.stat().st_mtime > since for path in paths)
+
+  has_stepped = lambda: is_newer(workdir / "metrics.jsonl")
+  if moment == "start":
+    end = time.monotonic() + rng.uniform(0, 6)
+    until(lambda: has_stepped() or time.monotonic() > end, process, workdir)
+  elif moment == "save":
+    until(lambda: is_newer(*list_unfinished(workdir / "checkpoints")), process, workdir)
+    time.sleep(rng.uniform(0, 0.2))
+  else:
+    step = NUM_STEPS if moment == "end" else rng.randrange(70)
+    until(lambda: has_stepped() and reached(workdir) >= step, process, workdir)
+
+
+@pytest.mark.parametrize(
+  "processes, moments",
+  [(1, "start save"), (1, "save train"), (1, "train end"), (2, "train")],
+)
+def test_a_killed_process_is_started_again(processes, moments, launched, check_end, tmp_path):
+  workdir, rng, since = tmp_path / "run", random.Random(f"{processes} {moments}"), 0.0
+  with launched(workdir, processes, retries=2) as launcher:
+    for moment in moments.split():
+      wait_for(moment, rng, since, launcher, workdir)
+      until(lambda: len(children(launcher)) == processes, launcher, workdir)
+      pids = children(launcher)
+      os.kill(rng.choice(pids), signal.SIGKILL)
+      until(lambda pids=pids: not any(map(is_alive, pids)), launcher, workdir)
+      # An interval, and the steps beside the save under way: the next save waits for that one.
+      assert reached(workdir) - kept(workdir) <= 2 * SAVE_EVERY
+      since = time.time()
+    assert launcher.wait() == 0, log(workdir)
+  for number, _ in enumerate(moments.split(), 1):
+    assert f"exit status 137: retry {number} of 2" in log(workdir)
+  check_end(workdir, processes)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_sigterm_saves_and_the_same_command_goes_on(processes, launched, check_end, tmp_path):
+  workdir, rng = tmp_path / "run", random.Random(processes)
+  with launched(workdir, processes) as launcher:
+    wait_for("train", rng, 0.0, launcher, workdir)
+    sent = time.monotonic()
+    os.kill(rng.choice([launcher.pid, *children(launcher)]), signal.SIGTERM)
+    assert launcher.wait() == 143, log(workdir)
+  assert time.monotonic() - sent < 10
+  last = reached(workdir)
+  assert last == kept(workdir)
+  check_digests(workdir / "checkpoints" / str(last))
+  assert f"stopped by SIGTERM at step {last}: run the same command again" in log(workdir)
+  with launched(workdir, processes) as launcher:
+    assert launcher.wait() == 0, log(workdir)
+  check_end(workdir, processes)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_on_a_cluster_no_process_survives_another(victim, train, launched, check_end, tmp_path):
+  workdir = tmp_path / "run"
+  with contextlib.ExitStack() as stack:
+    processes = [
+      stack.enter_context(start(*train(workdir), workdir=workdir, env=env))
+      for env in environments(2, ENV)
+    ]
+    wait_for("train", random.Random(victim), 0.0, processes[0], workdir)
+    processes[victim].kill()
+    assert processes[1 - victim].wait(15) != 0  # JAX reports the death of the other
+  with launched(workdir, 2) as launcher:
+    assert launcher.wait() == 0, log(workdir)
+  check_end(workdir, 2)
