@@ -1,7 +1,7 @@
-"""A server of a bucket on this machine: what gcsfs, TensorStore and Orbax use of gs://.
+"""A server of a bucket on this machine: what gcsfs, TensorStore and s3fs use of gs:// and s3://.
 
 An object is visible once its last byte has arrived, and each write gives it a new generation.
-Conditions of reads and writes on the generation fail as in the real store.
+In gs:// conditions of reads and writes on the generation fail as in the real store.
 """
 
 import contextlib
@@ -12,12 +12,16 @@ import re
 import threading
 import urllib.parse
 from collections.abc import Iterator
+from xml.etree import ElementTree
 
 _OBJECTS = r"(?:/upload|/download)?/storage/v1/b/([^/]+)/o"
 
 
 class Server(http.server.ThreadingHTTPServer):
-  """Serves gs://bucket."""
+  """Serves gs://bucket and s3://bucket, which are one: both have the same objects.
+
+  In s3:// `refuse` may return a status for a method and a name.
+  """
 
   daemon_threads = True
   disable_nagle_algorithm = True
@@ -27,16 +31,21 @@ class Server(http.server.ThreadingHTTPServer):
     self.objects: dict[str, tuple[int, bytes]] = {}
     self.generations = itertools.count(1)
     self.lock = threading.Lock()
+    self.refuse = lambda method, name: 0
 
   @property
   def env(self) -> dict[str, str]:
-    """The variables that lead gcsfs, google-cloud-storage and TensorStore to this server."""
+    """The variables that lead gcsfs, google-cloud-storage, TensorStore and s3fs to this server."""
     url = f"http://127.0.0.1:{self.server_address[1]}"
     return dict(
       STORAGE_EMULATOR_HOST=url,
       TENSORSTORE_GCS_HTTP_URL=url,
       GOOGLE_AUTH_TOKEN_FOR_TESTING="token",
       GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT="false",
+      AWS_ENDPOINT_URL=url,
+      AWS_ACCESS_KEY_ID="key",
+      AWS_SECRET_ACCESS_KEY="secret",
+      AWS_DEFAULT_REGION="us-east-1",
       NO_PROXY="127.0.0.1",
     )
 
@@ -65,6 +74,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     query = dict(urllib.parse.parse_qsl(url.query))
     body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
     path = url.path.replace("//", "/")
+    if not path.startswith(("/storage/", "/upload/", "/download/")):
+      query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
+      _, bucket, *name = urllib.parse.unquote(path).split("/", 2)
+      self.handle_s3(bucket, "".join(name), query, body)
+      return
     bucket = re.match(r"(?:/upload|/download)?/storage/v1/b/([^/]+)", path)
     name = path.partition("/o/")[2] or query.get("name", "")
     name = urllib.parse.unquote(name)
@@ -175,3 +189,59 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self.end_headers()
     if self.command != "HEAD":
       self.wfile.write(content)
+
+  # S3 ---------------------------------------------------------------------------------------------
+
+  def handle_s3(self, bucket: str, name: str, query: dict, body: bytes) -> None:
+    if bucket != "bucket":
+      self.answer_xml(404, "Error", Code="NoSuchBucket", Message="The bucket does not exist")
+    elif status := self.server.refuse(self.command, name):
+      self.answer_xml(status, "Error", Code="AccessDenied", Message="refused")
+    else:
+      with self.server.lock:
+        self.serve_s3(name, query, body)
+
+  def serve_s3(self, name: str, query: dict, body: bytes) -> None:
+    objects = self.server.objects
+    source = urllib.parse.unquote(self.headers.get("x-amz-copy-source", ""))
+    source = source.removeprefix("/").removeprefix("bucket/")
+    if self.command == "POST" and "delete" in query:
+      for key in ElementTree.fromstring(body).iterfind(".//{*}Key"):
+        objects.pop(key.text, None)
+      self.answer_xml(200, "DeleteResult")
+    elif not name and self.command == "GET":
+      self.answer_xml(200, "ListBucketResult", **self.listing_s3(query))
+    elif not name:
+      self.answer(200, b"")
+    elif self.command == "PUT" and not source:
+      generation = self.put(name, body)["generation"]
+      self.answer(200, b"", ETag=f'"{generation}"')
+    elif (source or name) not in objects:
+      self.answer_xml(404, "Error", Code="NoSuchKey", Message="The key does not exist")
+    elif source:
+      self.put(name, objects[source][1])
+      self.answer_xml(200, "CopyObjectResult", ETag='"0"')
+    else:
+      self.download(*objects[name])
+
+  def listing_s3(self, query: dict) -> dict:
+    found = self.listing(query)
+    time = "2026-01-01T00:00:00.000Z"
+    return dict(
+      KeyCount=str(len(found["items"]) + len(found["prefixes"])),
+      IsTruncated="false",
+      Contents=[dict(Key=x["name"], Size=x["size"], LastModified=time) for x in found["items"]],
+      CommonPrefixes=[dict(Prefix=prefix) for prefix in found["prefixes"]],
+    )
+
+  def answer_xml(self, status: int, tag: str, **content: str | list[dict]) -> None:
+    root = ElementTree.Element(tag)
+    for key, value in content.items():
+      for item in value if isinstance(value, list) else [value]:
+        element = ElementTree.SubElement(root, key)
+        if isinstance(item, dict):
+          for name, text in item.items():
+            ElementTree.SubElement(element, name).text = text
+        else:
+          element.text = item
+    self.answer(status, ElementTree.tostring(root), **{"Content-Type": "application/xml"})

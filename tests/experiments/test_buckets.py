@@ -1,17 +1,14 @@
 """Tests runs in buckets, gs:// and s3://, served on this machine."""
 
-import asyncio
 import importlib.util
 import itertools
 import signal
 
 import bucket_server
-import fsspec
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import s3fs
 from faults import flip_bits
 from test_train import _interrupt_at, metrics, results
 
@@ -28,41 +25,28 @@ pytestmark = pytest.mark.buckets
 
 
 @pytest.fixture(scope="module")
-def gs():
+def bucket():
   with bucket_server.serve() as server, pytest.MonkeyPatch.context() as patch:
     for name, value in server.env.items():
       patch.setenv(name, value)
-    yield "gs://bucket"
-
-
-@pytest.fixture(scope="module")
-def s3():
-  server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-  server.start()
-  env = dict(AWS_ENDPOINT_URL="http://{}:{}".format(*server.get_host_and_port()))
-  env |= dict(AWS_ACCESS_KEY_ID="key", AWS_SECRET_ACCESS_KEY="secret")
-  env |= dict(AWS_DEFAULT_REGION="us-east-1", NO_PROXY="127.0.0.1")
-  with pytest.MonkeyPatch.context() as patch:
-    for name, value in env.items():
-      patch.setenv(name, value)
-    fsspec.filesystem("s3").mkdir("bucket")
-    yield "s3://bucket"
-  server.stop()
+    yield server
 
 
 @pytest.fixture(scope="module", params=["gs", "s3"])
-def root(request):
-  return request.getfixturevalue(request.param)
+def root(bucket, request):
+  """Returns the folder of a bucket that holds the runs, gs://bucket/gs or s3://bucket/s3."""
+  pytest.importorskip(dict(gs="gcsfs", s3="s3fs")[request.param])
+  return f"{request.param}://bucket/{request.param}"
 
 
 @pytest.fixture(scope="module")
-def run(root, train):
+def run(bucket, root, train):
   """Returns the folder of a run that was stopped after step 7 and resumed."""
   save = Checkpoints.save
 
   def save_after_metrics(self, step, state):
     assert read_metrics(to_path(f"{root}/stopped"))[-1]["step"] == step
-    assert ".lock" in names(to_path(f"{root}/stopped"))
+    assert ".lock" in bucket.names(f"{root[-2:]}/stopped/")
     save(self, step, state)
 
   with pytest.MonkeyPatch.context() as patch:
@@ -71,7 +55,7 @@ def run(root, train):
     patch.setattr(trainer_module.Reporter, "step", _interrupt_at(7, interrupt))
     answer = train(f"{root}/stopped")
   assert answer.status == 128 + signal.SIGTERM, answer.err
-  assert ".lock" not in names(to_path(f"{root}/stopped"))
+  assert ".lock" not in bucket.names(f"{root[-2:]}/stopped/")
   answer = train(f"{root}/stopped")
   assert answer.status == 0, answer.err
   return to_path(f"{root}/stopped")
@@ -89,26 +73,29 @@ def check_equal(workdir, parameters):
   return check_equal
 
 
-def names(folder) -> list[str]:
-  """Returns the names of the objects in a folder of a bucket."""
-  fs, name = fsspec.url_to_fs(str(folder))
-  return [file.removeprefix(f"{name}/") for file in fs.find(name)]
+def in_bucket(path) -> str:
+  """Returns the name of a path in its bucket."""
+  return str(path).partition("://bucket/")[2]
 
 
-def copy(run, name: str):
+def copy(bucket, run, name: str):
   """Copies the run's objects into a folder of another name."""
-  fs, folder = fsspec.url_to_fs(str(run))
-  fs.copy(files := fs.find(folder), [file.replace("/stopped/", f"/{name}/") for file in files])
-  return run.with_name(name)
+  copied = run.with_name(name)
+  for name in bucket.names(in_bucket(run)):
+    bucket.objects[in_bucket(copied) + name] = bucket.objects[in_bucket(run) + name]
+  return copied
 
 
-def test_a_run_that_was_stopped_and_resumed_has_all_of_a_local_one(run, workdir, check_equal):
+def test_a_run_that_was_stopped_and_resumed_has_all_of_a_local_one(
+  bucket, run, workdir, check_equal
+):
   check_equal(run)
   files = {str(path.relative_to(workdir)) for path in workdir.rglob("*") if path.is_file()}
   is_same = lambda name: not name.startswith(("checkpoints/", "tensorboard/", "average.npz"))
-  assert set(filter(is_same, names(run))) == set(filter(is_same, files))
+  names = bucket.names(f"{in_bucket(run)}/")
+  assert set(filter(is_same, names)) == set(filter(is_same, files))
   assert list_steps(run / "checkpoints") == [6, 9, 12]
-  assert sum(name.startswith("tensorboard/") for name in names(run)) == 2  # one for each start
+  assert sum(name.startswith("tensorboard/") for name in names) == 2  # one for each start
   assert (run / "samples.txt").read_bytes() == (workdir / "samples.txt").read_bytes()
 
 
@@ -124,11 +111,14 @@ def test_evaluate_and_translate_read_it(call, run, workdir, check_equal):
   assert (ours.status, ours.out) == (0, theirs.out), ours.err
 
 
-def test_a_damaged_checkpoint_is_found_by_its_digest_and_passed_over(run, train, check_equal):
-  damaged = copy(run, "damaged")
-  for file in (damaged / name for name in names(damaged) if "checkpoints/12/" in name):
-    if "/d/" in str(file):
-      file.write_bytes(flip_bits(file.read_bytes()))
+def test_a_damaged_checkpoint_is_found_by_its_digest_and_passed_over(
+  bucket, run, train, check_equal
+):
+  damaged = copy(bucket, run, "damaged")
+  for name in bucket.names():
+    if name.startswith(in_bucket(damaged / "checkpoints/12/")) and "/d/" in name:
+      generation, content = bucket.objects[name]
+      bucket.objects[name] = generation, flip_bits(content)
   answer = train(damaged)
   assert answer.status == 0, answer.err
   assert f"checkpoint {damaged}/checkpoints/12 is damaged: " in answer.err
@@ -138,42 +128,36 @@ def test_a_damaged_checkpoint_is_found_by_its_digest_and_passed_over(run, train,
 
 
 @pytest.mark.parametrize("num_written", [0, 1, 8, None])
-def test_a_half_copied_checkpoint_is_none(s3, num_written, monkeypatch):
-  folder = to_path(f"{s3}/small/{num_written}")
+def test_a_half_copied_checkpoint_is_none(bucket, num_written):
+  pytest.importorskip("s3fs")
+  folder = to_path(f"s3://bucket/small/{num_written}")
   like = dict(params=dict(kernel=jnp.ones((2, 3))))
   with Checkpoints(folder) as checkpoints:
     checkpoints.save(1, like)
-  written, call_s3 = itertools.count(), s3fs.S3FileSystem._call_s3
-
-  async def refuse(self, method, *args, **options):
-    if method == "put_object":
-      is_marker = options["Key"].endswith(f"/2/{COMPLETE}")
-      if is_marker if num_written is None else next(written) >= num_written:
-        await asyncio.sleep(0.5)  # those before arrive
-        raise PermissionError("refused")
-    return await call_s3(self, method, *args, **options)
-
-  with (
-    monkeypatch.context() as patch,
-    pytest.raises(InputError, match="cannot use s3://"),
-    Checkpoints(folder) as checkpoints,
-  ):
-    patch.setattr(s3fs.S3FileSystem, "_call_s3", refuse)
-    checkpoints.save(2, jax.tree.map(jnp.zeros_like, like))
+  written = itertools.count()
+  marker = in_bucket(folder / "2" / COMPLETE)
+  is_late = lambda name: name == marker if num_written is None else next(written) >= num_written
+  bucket.refuse = lambda method, name: 403 * (method == "PUT" and is_late(name))
+  try:
+    with pytest.raises(InputError, match="cannot use s3://"), Checkpoints(folder) as checkpoints:
+      checkpoints.save(2, jax.tree.map(jnp.zeros_like, like))
+  finally:
+    bucket.refuse = lambda method, name: 0
   with Checkpoints(folder, keep=1) as checkpoints:
-    assert bool(names(folder / "2")) == (num_written != 0)
+    assert bool(bucket.names(in_bucket(folder / "2"))) == (num_written != 0)
     assert checkpoints.steps() == [1]
     np.testing.assert_array_equal(checkpoints.restore(like=like)["params"]["kernel"], 1)
     checkpoints.save(2, like)
-    assert checkpoints.steps() == [2] and not names(folder / "1")
+    assert checkpoints.steps() == [2] and not bucket.names(in_bucket(folder / "1"))
     np.testing.assert_array_equal(checkpoints.restore(like=like)["params"]["kernel"], 1)
 
 
-def test_several_processes_do_not_save_in_s3(s3, monkeypatch):
+def test_several_processes_do_not_save_in_s3(bucket, monkeypatch):
+  pytest.importorskip("s3fs")
   monkeypatch.setattr(jax, "process_count", lambda: 2)
   with (
     pytest.raises(InputError, match="several processes cannot save in s3://bucket/run: use gs://"),
-    Checkpoints(to_path(f"{s3}/run")) as checkpoints,
+    Checkpoints(to_path("s3://bucket/run")) as checkpoints,
   ):
     checkpoints.prepare()
 
@@ -206,7 +190,8 @@ def test_one_that_is_alive_holds_the_lock_and_that_of_a_killed_one_is_taken(
   assert not (folder / ".lock").exists()
 
 
-def test_a_run_without_its_checkpoints_does_not_start_again(run, train):
-  lost = copy(run, "lost")
-  (lost / "checkpoints").rmtree()
+def test_a_run_without_its_checkpoints_does_not_start_again(bucket, run, train):
+  lost = copy(bucket, run, "lost")
+  for name in bucket.names(folder := in_bucket(lost / "checkpoints")):
+    del bucket.objects[folder + name]
   train(lost).assert_refused("are gone")
