@@ -87,9 +87,10 @@ workers=8 parallel=${PARALLEL:-4} few=${PARALLEL:-2}
 for folder in "${DATA:-}" shared/data ../shared/data; do
   [[ -d $folder/multi30k/raw ]] && break
 done
-captions=() chorales=()
+captions=() chorales=() scan=()
 [[ -d $folder/multi30k/raw ]] && captions=(--config.data.multi30k.path="$folder/multi30k/raw")
 [[ -d $folder/jsb ]] && chorales=(--config.data.chorales.path="$folder/jsb")
+[[ -d $folder/scan ]] && scan=(--config.data.scan.path="$folder/scan")
 kernel=pallas_$platform others="chunked or projected" cases=""
 lengths=(--lengths=256,512,1024,2048 --tokens=16384 --repetitions=50)
 long=(--lengths=4096,8192,16384 --tokens=16384 --repetitions=50) step=(--length=32)
@@ -104,6 +105,7 @@ if [[ $toy ]]; then
   captions=(--config.data.source=pairs --config.vocabulary.size=300 --config.batches.tokens=64)
   captions+=(--config.batches.num_shapes=1 --config.data.pairs.{train,valid,test}="$out/toy.tsv")
   captions+=(--config.decoding.{extra_length,beam_size,average_checkpoints}=1)
+  scan=("${captions[@]}")
   chorales+=(--config.batches.num_shapes=1 --config.model.max_distance=2)
 fi
 
@@ -114,9 +116,10 @@ peers+=(--peers=cudnn,cudnn_dense_bias,torch_sdpa)
 benchmark attention attention "${lengths[@]}" "${peers[@]}"
 benchmark attention_long attention "${long[@]}" "${peers[@]}" --name="$device-long"
 tests parity_without_kernels "$others"
-for table in table1 table2 table3 lengths sharing beyond; do
+for table in table1 table2 table3 sharing beyond; do
   sweep $table $table.py:published --parallel="$parallel" "${captions[@]}"
 done
+sweep lengths lengths.py:scan --parallel="$parallel" "${scan[@]}"
 sweep positions_multi30k positions.py:multi30k --parallel="$parallel" "${captions[@]}"
 sweep positions_chorales positions.py:chorales --parallel="$parallel" "${chorales[@]}"
 sweep music music.py:published --parallel="$few" "${chorales[@]}"

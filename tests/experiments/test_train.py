@@ -15,6 +15,7 @@ import pytest
 
 from experiments import trainer as trainer_module
 from experiments.run import load_run, load_task, schedule
+from experiments.training import task as tasks
 from experiments.training.checkpoint_reader import list_steps
 from experiments.training.metrics import read_metrics
 from experiments.training.task import Loss
@@ -215,7 +216,7 @@ def test_a_run_whose_losses_are_not_finite_ends_with_the_step(
   def loss(logits, targets, **_):
     return Loss(jnp.nan * logits.sum(), (targets != 0).sum())
 
-  monkeypatch.setattr(translation_task, "cross_entropy", loss)
+  monkeypatch.setattr(tasks, "cross_entropy", loss)
   answer = train(tmp_path, "--config.training.max_skipped=4", "--config.training.save_every=2")
   last = answer.err.splitlines()[-1]
   assert answer.status == 1 and last.startswith("stopped: step 4: loss nan, gradient norm nan on ")
