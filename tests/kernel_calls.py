@@ -187,6 +187,10 @@ MORE_CASES = {
     dict(query_offset=np.array([-21, 26])),
   ),
   "offsets beyond all keys, lengths": ({}, dict(query_offset=np.array([30, -26])) | LENGTHS),
+  "offsets, dropout, segments": (
+    dict(key_heads=1),
+    dict(query_offset=np.array([5, -4])) | SEGMENTS | DROPOUT,
+  ),
   "offsets, window, segments": (
     {},
     dict(query_offset=np.array([-3, 6]), local_window_size=(5, 2)) | SEGMENTS,
@@ -212,6 +216,10 @@ MORE_CASES = {
   "slopes, window": (
     dict(tables="", more=(LinearBias(normal(2)),)),
     dict(local_window_size=(9, 6)),
+  ),
+  "slopes, values, dropout, causal": (
+    dict(tables="v", more=(LinearBias(normal(2)),)),
+    DROPOUT | dict(is_causal=True),
   ),
   "all, offsets, dropout, lengths": (
     dict(

@@ -130,6 +130,9 @@ def load_tu(name: str = "MUTAG", path: str = "") -> GraphData:
   """
   place = pathlib.Path(path).expanduser()
   if (archive := f"{name}.zip") in MOLECULES.files:
+    if place.is_file():
+      remedy = f"give the folder of {archive}, or --config.data.tu.name= for graphs in JSON"
+      raise InputError(f"config.data.tu.path is the file {path}: {remedy}")
     folder = zipfile.Path(io.BytesIO(MOLECULES.read(archive, path)), f"{name}/")
     return read_folder(folder, name)
   if path:
@@ -158,6 +161,7 @@ def split_folds(data: GraphData, fold: int, num_folds: int) -> GraphData:
   return data._replace(splits=splits, notes=(note,))
 
 
+_LARGEST = 2.0**63  # fits into int64 and float32
 _WANTED = "want a folder with NAME_A.txt, NAME_graph_indicator.txt and NAME_graph_labels.txt"
 
 
@@ -171,8 +175,8 @@ def read_folder(folder: pathlib.Path | zipfile.Path, name: str = "") -> GraphDat
   to its second: data sets of undirected graphs have two lines per edge. All graphs are in one
   split, "all". Without a name, the folder must hold one data set.
 
-  Raises InputError, which names the file, for a line of another form, an edge to an unknown node or
-  between two graphs, a graph without nodes, or fewer than two classes.
+  Raises InputError, which names the file and line, for a line of another form, an edge to an
+  unknown node or between two graphs, a graph without nodes, or fewer than two classes.
   """
   if not name:
     found = sorted(file.name.removesuffix("_A.txt") for file in folder.glob("*_A.txt"))
@@ -277,13 +281,21 @@ def _read(
 ) -> Shaped[np.ndarray, "lines columns"]:
   """Reads the numbers of a file: `columns` in every line, or as many as in the first."""
   try:
-    with file.open(encoding="ascii") as lines:
-      rows = np.loadtxt(lines, number_type, comments=None, delimiter=",", ndmin=2)
-  except (OSError, ValueError) as error:
+    lines = file.read_text(encoding="ascii").rstrip().splitlines()
+  except (OSError, UnicodeDecodeError) as error:
     raise InputError(f"cannot read {file}: {error}; {_WANTED}") from None
-  if rows.shape[1] != (columns or rows.shape[1]) or not np.isfinite(rows).all():
-    raise InputError(f"{file}: want {columns or 'finite'} numbers in each line, comma-separated")
-  return rows
+  rows = []
+  for number, line in enumerate(lines, start=1):
+    try:
+      row = [number_type(x) for x in line.split(",")]
+    except ValueError:
+      row = []
+    columns = columns or max(1, len(row))
+    if len(row) != columns or not all(abs(x) < _LARGEST for x in row):  # false for NaN
+      kind = "integers" if number_type is int else "finite numbers"
+      raise InputError(f"{file}, line {number}: {line!r}; want {columns} {kind}, comma-separated")
+    rows.append(row)
+  return np.array(rows, number_type).reshape(-1, columns or 1)
 
 
 def _numbered(

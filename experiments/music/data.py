@@ -59,7 +59,8 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
   file's name, on average 80, 10 and 10 %: adding or removing files moves no other file to another
   split. Without files for it, the test split is left out.
 
-  Raises InputError: the folder has no file for training or validation, or a file is bad.
+  Raises InputError: the folder is missing, or has no file for training or validation, or a file is
+  bad.
 
   >>> load_midi_folder("maestro").splits["train"][0]  # doctest: +SKIP
   array([372,  67, 265, ...])
@@ -67,6 +68,8 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
   if not path:
     raise InputError("no folder of MIDI files: give --config.data.midi.path")
   folder = pathlib.Path(path).expanduser()
+  if not folder.is_dir():
+    raise InputError(f"no folder {folder}: check the name")
 
   def midi_files(of):
     return sorted(x for x in of.rglob("*") if x.suffix.lower() in (".mid", ".midi"))

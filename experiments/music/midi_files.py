@@ -15,6 +15,7 @@ from experiments.files import whole_file
 from relpos_jax.typing import Float, Int
 
 _DRUMS, _PEDAL = 9, 64  # channel and controller, counted from 0
+_LONGEST = 86_400  # seconds, and quarter notes: a damaged file of 44 bytes may last for years
 _DEFAULT_TEMPO = 500_000  # microseconds per quarter note, by the standard
 
 
@@ -66,7 +67,7 @@ def read_score(path: str | os.PathLike) -> Score:
   The sustain pedal prolongs notes, as in Oore et al. 2018. A repeated note ends the one before. A
   note without note off ends with its track.
 
-  Raises InputError: the file is missing, not MIDI, damaged, of type 2, or has no notes.
+  Raises InputError: the file is missing, not MIDI, damaged, of type 2, too long, or has no notes.
   """
   try:
     file = mido.MidiFile(path)
@@ -81,7 +82,11 @@ def read_score(path: str | os.PathLike) -> Score:
   messages = (message for track in file.tracks for message in _with_ticks(track))
   tempi = {tick: message.tempo for tick, message in messages if message.type == "set_tempo"}
   tempi = sorted(({0: _DEFAULT_TEMPO} | tempi).items())
-  return Score(parts, file.ticks_per_beat, [(tick, tempo / 1e6) for tick, tempo in tempi])
+  score = Score(parts, file.ticks_per_beat, [(tick, tempo / 1e6) for tick, tempo in tempi])
+  last = max(note.end for part in parts for note in part.notes)
+  if last > _LONGEST * file.ticks_per_beat or score.seconds([last])[0] > _LONGEST:
+    raise InputError(f"{path} lasts more than {_LONGEST:,} seconds or quarter notes: divide it")
+  return score
 
 
 def write_score(score: Score, path: str | os.PathLike) -> None:

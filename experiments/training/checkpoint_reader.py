@@ -159,11 +159,15 @@ def read(
   restore_args = ocp.checkpoint_utils.construct_restore_args(wanted)
   request = ocp.args.PyTreeRestore(item=wanted, restore_args=restore_args, partial_restore=True)
   try:
-    return _checkpointer().restore(folder, args=ocp.args.Composite(state=request))["state"]
+    arrays = _checkpointer().restore(folder, args=ocp.args.Composite(state=request))["state"]
   except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
     raise
   except Exception as error:  # Orbax and TensorStore raise many kinds for one broken file
     raise Damage(f"it cannot be read ({textwrap.shorten(str(error), 200)})") from error
+  for name in wanted:  # without Orbax's metadata of an array, what was asked for comes back
+    if not isinstance(arrays.get(name), jax.Array):
+      raise Damage(f"it has no array {name}")
+  return arrays
 
 
 def read_kinds(folder: pathlib.Path) -> dict[str, str]:

@@ -49,9 +49,9 @@ class LazyPairs(Sequence):
     return self.function(self.items[index])
 
   def __iter__(self) -> Iterator[Any]:
-    items, indices = self.items, [*range(len(self))]
+    items, indices = self.items, range(len(self))
     if in_bulk := getattr(items, "__getitems__", None):
-      chunks = (indices[i : i + _READ_AHEAD] for i in indices[::_READ_AHEAD])
+      chunks = ([*indices[i : i + _READ_AHEAD]] for i in indices[::_READ_AHEAD])
       items = itertools.chain.from_iterable(map(in_bulk, chunks))
     return map(self.function, items)
 

@@ -19,7 +19,8 @@ def load(languages: str = "en-de") -> Corpus:
   under TFDS_DATA_DIR (default ~/tensorflow_datasets). That needs TensorFlow, to unpack the archives
   (extra `wmt14`); reading does not. Splits are read from disk item by item.
 
-  Raises InputError: the data are not prepared and there is no TensorFlow or no network.
+  Raises InputError: the data are not prepared and there is no TensorFlow or no network, or they are
+  not in array_record format.
 
   >>> len(load(languages="en-de").splits["test"])  # doctest: +SKIP
   3003
@@ -31,9 +32,13 @@ def load(languages: str = "en-de") -> Corpus:
   def text(item):
     return tuple(item[language].decode() for language in pair)
 
-  return Corpus(
-    {split: LazyPairs(builder.as_data_source(name), text) for split, name in _SPLITS.items()}
-  )
+  try:
+    sources = {split: builder.as_data_source(name) for split, name in _SPLITS.items()}
+  except NotImplementedError:
+    raise InputError(
+      f"{builder.data_path} is not in array_record format: set TFDS_DATA_DIR to another folder"
+    ) from None
+  return Corpus({split: LazyPairs(source, text) for split, source in sources.items()})
 
 
 def _prepare(config: str) -> Any:

@@ -89,7 +89,7 @@ class KernelPlan(NamedTuple):
     has_values: whether there is a table for values.
     interpret: whether to run as plain XLA, without a device.
     shards: the mesh axes that shard the query, see `over_devices`.
-    precision: of products, the default in force where the call was traced.
+    precision: of the GPU's products, the default in force where the call was traced.
   """
 
   block: Any

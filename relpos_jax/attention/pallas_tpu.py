@@ -56,7 +56,7 @@ def attention(
   interpret, length = _interpret(interpret), inputs.query.shape[1]
   longest = max(length, inputs.key.shape[1])
   block = block or (16 if interpret else next((x for x in _BLOCKS if x >= longest), _BLOCKS[-1]))
-  plan = TpuPlan(*band.KernelPlan.of(inputs, block, interpret))
+  plan = TpuPlan.of(inputs, block, interpret)
 
   def padded(x):
     return jnp.moveaxis(band.pad(x, 1, block), 1, 3)

@@ -330,6 +330,20 @@ def test_rotate_turns_the_part_that_has_frequencies():
   np.testing.assert_array_equal(rotate(small, positions), rounded, strict=True)
 
 
+@pytest.mark.parametrize("cap", [None, 3.0])
+@pytest.mark.parametrize("offset", [300, -300, 30_000])
+def test_a_linear_bias_far_away(offset, cap):
+  arrays, _, _ = random_call(("linear",), 1)
+  arrays = {name: arrays[name] for name in ("query", "key", "value")}
+  relations = LinearBias(jnp.full(arrays["query"].shape[2], 1e-5))
+  given = dict(query_positions=offset + jnp.arange(arrays["query"].shape[1]))
+  options = dict(logits_soft_cap=cap)
+  wanted = results(arrays, relations, options | given)
+  for way in (offset, jnp.asarray(offset)):
+    found = results(arrays, relations, options | dict(query_offset=way), "chunked")
+    assert_close(found, wanted)
+
+
 def test_without_a_batch():
   arrays, relations, options = random_call(KINDS, 5)
   first = lambda x: x[0]

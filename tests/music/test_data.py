@@ -148,7 +148,7 @@ def test_splits_have_80_10_and_10_percent():
 def test_bad_folders_and_files_are_named(tmp_path):
   load = data.load_midi_folder
   none = "no MIDI file for {0}: put .mid or .midi files into {1}/{0}"
-  assert refusal(load, str(tmp_path / "a")) == none.format("train", tmp_path / "a")
+  assert refusal(load, str(tmp_path / "a")) == f"no folder {tmp_path / 'a'}: check the name"
   write(tmp_path / "24.mid")  # its hash is in valid
   assert refusal(load, str(tmp_path)) == none.format("train", tmp_path)
   write(tmp_path / "train" / "a.mid")

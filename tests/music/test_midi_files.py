@@ -116,6 +116,11 @@ def test_bad_files_are_refused(tmp_path):
   track = [on(0, 60), off(5, 60)]
   content = save(tmp_path / "a.mid", track).read_bytes()
   assert "of type 2" in refusal(read_score, save(tmp_path / "b.mid", track, track, type=2))
+  for slow in ([], [(0, "set_tempo", dict(tempo=1))]):  # the seconds of one, the quarters of both
+    endless = save(tmp_path / "b.mid", [*slow, on(0, 60), off(2**28 - 1, 60)], ticks_per_beat=1)
+    assert "lasts more than 86,400 seconds or quarter notes" in refusal(read_score, endless)
+  slow = [(0, "set_tempo", dict(tempo=2**24 - 1)), on(0, 60), off(86_400, 60)]
+  assert "lasts more than" in refusal(read_score, save(tmp_path / "b.mid", slow, ticks_per_beat=1))
   assert "No such file or directory" in refusal(read_score, tmp_path / "none.mid")
   for wrong, words in (
     *((content[:end], "it is truncated or not MIDI") for end in range(0, len(content), 5)),

@@ -92,6 +92,22 @@ def test_rotary_positions_have_the_frequencies_they_are_given():
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
+def test_only_distances_count_and_every_parameter_learns(scheme):
+  graphdef, state = nnx.split(make(scheme))
+
+  def attend(state, shift):
+    at = jnp.arange(T) + shift
+    arguments = nnx.merge(graphdef, state).arguments(Q, KEY, at, at)
+    return dot_product_attention(value=V, query_positions=at, key_positions=at, **arguments)
+
+  call = quickly(attend)
+  np.testing.assert_allclose(call(state, 0), call(state, 7), atol=2e-5)
+  squares = lambda state: jnp.sum(attend(state, 0) ** 2)
+  for gradient in jax.tree.leaves(quickly(jax.grad(squares))(state)):
+    assert jnp.abs(gradient).max() > 1e-3
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_both_of_flaxs_hooks_take_it_and_decode(scheme):
   kind, arguments, options = SCHEMES[scheme]
 
