@@ -219,8 +219,8 @@ def _checkpointer() -> Any:
 def silence_orbax() -> None:
   """Drops the log of every save, and what requests say that Orbax abandons.
 
-  When the disk is full, many parallel requests complain, from other threads, before or after the
-  error that is reported.
+  When one of many parallel requests fails, the others complain, from other threads, before or after
+  the error that is reported.
   """
   abandoned = "Event loop is closed|coroutine .* was never awaited"
   logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
@@ -229,7 +229,9 @@ def silence_orbax() -> None:
   before = sys.unraisablehook
 
   def hook(args) -> None:
-    if not re.search(abandoned, str(args.exc_value)):
+    # Orbax renames the GeneratorExit that ends a coroutine as an error of reading.
+    is_orbax = "orbax" in getattr(getattr(args.object, "cr_code", None), "co_filename", "")
+    if not is_orbax and not re.search(abandoned, str(args.exc_value)):
       before(args)
 
   sys.unraisablehook = hook
