@@ -195,7 +195,7 @@ def _sentences(run: Record, splits: Sequence[str]) -> np.ndarray:
 
 def _bleu(rows: Rows, split: str) -> dict[str, Scores]:
   counts = {
-    row: np.stack([sentence_counts(np.array(run["sentences"][split])[:, 1:]) for run in runs])
+    row: np.stack([sentence_counts(_sentences(run, [split])[:, 1:]) for run in runs])
     for row, runs in rows.items()
   }
   draws = draw_sentences(next(iter(counts.values())).shape[1])

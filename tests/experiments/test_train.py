@@ -18,7 +18,6 @@ from experiments.run import load_run, load_task, schedule
 from experiments.training import task as tasks
 from experiments.training.checkpoint_reader import list_steps
 from experiments.training.metrics import read_metrics
-from experiments.training.task import Loss
 from experiments.translation import task as translation_task
 
 
@@ -214,7 +213,7 @@ def test_a_run_whose_losses_are_not_finite_ends_with_the_step(
   train, parameters, tmp_path, monkeypatch
 ):
   def loss(logits, targets, **_):
-    return Loss(jnp.nan * logits.sum(), (targets != 0).sum())
+    return tasks.Loss(jnp.nan * logits.sum(), (targets != 0).sum())
 
   monkeypatch.setattr(tasks, "cross_entropy", loss)
   answer = train(tmp_path, "--config.training.max_skipped=4", "--config.training.save_every=2")
