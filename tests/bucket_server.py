@@ -4,8 +4,8 @@ An object is visible once its last byte has arrived, and each write gives it a n
 In gs:// conditions of reads and writes on the generation fail as in the real store.
 """
 
+import asyncio
 import contextlib
-import http.server
 import itertools
 import json
 import re
@@ -13,36 +13,52 @@ import threading
 import urllib.parse
 from collections.abc import Iterator
 from xml.etree import ElementTree
+from xml.sax.saxutils import escape
 
-_OBJECTS = r"(?:/upload|/download)?/storage/v1/b/([^/]+)/o"
+from aiohttp import web  # which comes with gcsfs and s3fs
+from aiohttp.test_utils import TestServer
+
+_TIME = "2026-01-01T00:00:00.000Z"
 
 
-class Server(http.server.ThreadingHTTPServer):
-  """Serves gs://bucket and s3://bucket, which are one: both have the same objects.
+@contextlib.contextmanager
+def serve() -> Iterator["Bucket"]:
+  bucket, loop = Bucket(), asyncio.new_event_loop()
+  app = web.Application(client_max_size=2**30)
+  app.router.add_route("*", "/{path:.*}", bucket.answer)
+  thread = threading.Thread(target=loop.run_forever)
+  thread.start()
+  wait_for = lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+  server = TestServer(app)
+  wait_for(server.start_server())
+  bucket.url = f"http://127.0.0.1:{server.port}"
+  yield bucket
+  wait_for(server.close())
+  loop.call_soon_threadsafe(loop.stop)
+  thread.join()
+  loop.close()
+
+
+class Bucket:
+  """Holds gs://bucket and s3://bucket, which are one: both have the same objects.
 
   In s3:// `refuse` may return a status for a method and a name.
   """
 
-  daemon_threads = True
-  disable_nagle_algorithm = True
-
   def __init__(self):
-    super().__init__(("127.0.0.1", 0), _Handler)
     self.objects: dict[str, tuple[int, bytes]] = {}
     self.generations = itertools.count(1)
-    self.lock = threading.Lock()
     self.refuse = lambda method, name: 0
 
   @property
   def env(self) -> dict[str, str]:
     """The variables that lead gcsfs, google-cloud-storage, TensorStore and s3fs to this server."""
-    url = f"http://127.0.0.1:{self.server_address[1]}"
     return dict(
-      STORAGE_EMULATOR_HOST=url,
-      TENSORSTORE_GCS_HTTP_URL=url,
+      STORAGE_EMULATOR_HOST=self.url,
+      TENSORSTORE_GCS_HTTP_URL=self.url,
       GOOGLE_AUTH_TOKEN_FOR_TESTING="token",
       GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT="false",
-      AWS_ENDPOINT_URL=url,
+      AWS_ENDPOINT_URL=self.url,
       AWS_ACCESS_KEY_ID="key",
       AWS_SECRET_ACCESS_KEY="secret",
       AWS_DEFAULT_REGION="us-east-1",
@@ -52,196 +68,130 @@ class Server(http.server.ThreadingHTTPServer):
   def names(self, folder: str = "") -> list[str]:
     return sorted(name.removeprefix(folder) for name in self.objects if name.startswith(folder))
 
+  async def answer(self, request: web.Request) -> web.Response:
+    path, body = request.path.replace("//", "/"), await request.read()
+    if found := re.match(r"(?:/upload|/download)?/storage/v1/b/([^/]+)(/o(?:/(.*))?)?", path):
+      bucket, is_object, name = found.groups("")
+      if bucket != "bucket":
+        return web.json_response(dict(error=dict(message="The bucket does not exist")), status=404)
+      if not is_object:
+        return web.json_response(dict(name="bucket", kind="storage#bucket"))
+      return self.answer_gs(request, name or request.query.get("name", ""), body)
+    _, bucket, *name = path.split("/", 2)
+    if bucket != "bucket":
+      return _xml(404, Error=dict(Code="NoSuchBucket", Message="The bucket does not exist"))
+    if status := self.refuse(request.method, "".join(name)):
+      return _xml(status, Error=dict(Code="AccessDenied", Message="refused"))
+    return self.answer_s3(request, "".join(name), body)
 
-@contextlib.contextmanager
-def serve() -> Iterator[Server]:
-  with Server() as server:
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
+  def answer_gs(self, request: web.Request, name: str, body: bytes) -> web.Response:
+    query, failed = request.query, lambda status: web.json_response(dict(error={}), status=status)
+    generation, _ = self.objects.get(name, (0, b""))
+    if query.get("ifGenerationMatch", str(generation)) != str(generation):
+      return failed(412)
+    if query.get("ifGenerationNotMatch") == str(generation):
+      return web.Response(status=304)
+    if request.path.startswith("/upload"):
+      return self.upload(request, name, body)
+    if found := re.fullmatch("(.*)/rewriteTo/b/bucket/o/(.*)", name):
+      resource = self.put(found[2], self.objects[found[1]][1])
+      return web.json_response(dict(done=True, resource=resource))
+    if not name:
+      return web.json_response(self.listing(query))
+    if not generation:
+      return failed(404)
+    if request.method == "DELETE":
+      del self.objects[name]
+      return web.Response(status=204)
+    if query.get("alt") == "media":
+      return self.download(request, name)
+    return web.json_response(self.resource(name))
 
+  def upload(self, request: web.Request, name: str, body: bytes) -> web.Response:
+    kind = request.query["uploadType"]
+    if kind == "resumable" and "upload_id" not in request.query:  # then comes one chunk
+      name = urllib.parse.quote(name or json.loads(body)["name"], safe="")
+      url = f"{self.url}{request.path}?uploadType=resumable&name={name}&upload_id=1"
+      return web.Response(headers=dict(Location=url))
+    if kind == "multipart":
+      boundary = re.search('boundary="?([^";]+)', request.headers["Content-Type"])[1].encode()
+      _, *parts, _ = re.split(b"\r?\n?--" + re.escape(boundary), body)
+      metadata, body = (re.split(b"\r?\n\r?\n", part, maxsplit=1)[1] for part in parts)
+      name = json.loads(metadata)["name"]
+    return web.json_response(self.put(name, body))
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-  protocol_version = "HTTP/1.1"
-  log_message = lambda *_: None
-
-  def handle(self) -> None:
-    with contextlib.suppress(ConnectionError):  # gcsfs leaves the slower of two requests
-      super().handle()
-
-  def handle_request(self) -> None:
-    url = urllib.parse.urlsplit(self.path)
-    query = dict(urllib.parse.parse_qsl(url.query))
-    body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-    path = url.path.replace("//", "/")
-    if not path.startswith(("/storage/", "/upload/", "/download/")):
-      query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
-      _, bucket, *name = urllib.parse.unquote(path).split("/", 2)
-      self.handle_s3(bucket, "".join(name), query, body)
-      return
-    bucket = re.match(r"(?:/upload|/download)?/storage/v1/b/([^/]+)", path)
-    name = path.partition("/o/")[2] or query.get("name", "")
-    name = urllib.parse.unquote(name)
-    if bucket and bucket[1] != "bucket":
-      self.answer(404, dict(error=dict(message="The specified bucket does not exist.")))
-    elif not re.match(_OBJECTS, path):
-      self.answer(200, dict(name="bucket", kind="storage#bucket"))
-    else:
-      with self.server.lock:
-        self.serve_object(path, name, query, body)
-
-  do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = handle_request
-
-  def serve_object(self, path: str, name: str, query: dict, body: bytes) -> None:
-    objects = self.server.objects
-    generation, content = objects.get(name, (0, b""))
-    wanted, unwanted = query.get("ifGenerationMatch"), query.get("ifGenerationNotMatch")
-    if wanted is not None and int(wanted) != generation:
-      self.answer(412, dict(error=dict(message="conditionNotMet")))
-    elif unwanted is not None and int(unwanted) == generation:
-      self.answer(304, b"")
-    elif path.startswith("/upload"):
-      self.upload(name, query, body)
-    elif found := re.fullmatch("(.*)/rewriteTo/b/bucket/o/(.*)", name):
-      source, target = found.groups()
-      resource = self.put(target, objects[source][1])
-      self.answer(200, dict(done=True, resource=resource))
-    elif not name:
-      self.answer(200, self.listing(query))
-    elif not generation:
-      self.answer(404, dict(error=dict(message="No such object")))
-    elif self.command == "DELETE":
-      del objects[name]
-      self.answer(204, b"")
-    elif query.get("alt") == "media":
-      self.download(generation, content)
-    else:
-      self.answer(200, self.resource(name))
-
-  def upload(self, name: str, query: dict, body: bytes) -> None:
-    if "upload_id" in query:  # a resumable upload, of one chunk
-      self.answer(200, self.put(name, body))
-    elif query["uploadType"] == "resumable":
-      name = name or json.loads(body)["name"]
-      number = next(self.server.generations)
-      quoted = urllib.parse.quote(name, safe="")
-      host = f"http://{self.headers['Host']}{urllib.parse.urlsplit(self.path).path}"
-      location = f"{host}?uploadType=resumable&name={quoted}&upload_id={number}"
-      self.answer(200, b"", Location=location)
-    elif query["uploadType"] == "multipart":
-      boundary = re.search('boundary="?([^";]+)', self.headers["Content-Type"])[1].encode()
-      _, metadata, content, _ = re.split(b"\r?\n?--" + re.escape(boundary), body)
-      split = lambda part: re.split(b"\r?\n\r?\n", part, maxsplit=1)[1]
-      self.answer(200, self.put(json.loads(split(metadata))["name"], split(content)))
-    else:
-      self.answer(200, self.put(name, body))
-
-  def download(self, generation: int, content: bytes) -> None:
+  def download(self, request: web.Request, name: str) -> web.Response:
+    generation, content = self.objects[name]
     headers = {"x-goog-generation": str(generation), "ETag": f'"{generation}"'}
-    status, span = 200, re.match(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
-    if span and span[1]:
-      start, stop = int(span[1]), int(span[2] or len(content) - 1) + 1
-      headers["Content-Range"] = f"bytes {start}-{min(stop, len(content)) - 1}/{len(content)}"
-      status = 206 if start < len(content) else 416
-      content = content[start:stop]
-    self.answer(status, content, **headers)
+    span = request.http_range
+    if span.start is None:
+      headers["Content-Length"] = str(len(content))  # aiohttp would omit a 0 in answer to HEAD
+      return web.Response(body=content, headers=headers)
+    start, stop, _ = span.indices(len(content))
+    headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
+    status = 206 if start < len(content) else 416
+    return web.Response(body=content[start:stop], status=status, headers=headers)
 
   def put(self, name: str, content: bytes) -> dict:
-    self.server.objects[name] = next(self.server.generations), content
+    self.objects[name] = next(self.generations), content
     return self.resource(name)
 
   def resource(self, name: str) -> dict:
-    generation, content = self.server.objects[name]
-    time = "2026-01-01T00:00:00.000Z"
-    return dict(
-      name=name,
-      bucket="bucket",
-      size=str(len(content)),
-      generation=str(generation),
-      timeCreated=time,
-      updated=time,
-      contentType="application/octet-stream",
-    )
+    generation, content = self.objects[name]
+    size, generation = str(len(content)), str(generation)
+    times = dict(timeCreated=_TIME, updated=_TIME)
+    return dict(name=name, bucket="bucket", size=size, generation=generation, **times)
 
-  def listing(self, query: dict) -> dict:
+  def listing(self, query) -> dict:
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
+    start, end = query.get("startOffset", ""), query.get("endOffset") or "\U0010ffff"
     items, prefixes = [], set()
-    for name in self.server.names():
-      is_before = name < query.get("startOffset", "") or name >= query.get(
-        "endOffset", "\U0010ffff"
-      )
-      if not name.startswith(prefix) or is_before:
+    for rest in self.names(prefix):
+      if not start <= prefix + rest < end:
         continue
-      head, found, _ = name[len(prefix) :].partition(delimiter) if delimiter else (name, "", "")
+      head, found, _ = rest.partition(delimiter) if delimiter else (rest, "", "")
       if found:
         prefixes.add(f"{prefix}{head}{delimiter}")
       else:
-        items.append(self.resource(name))
+        items.append(self.resource(prefix + rest))
     return dict(kind="storage#objects", items=items, prefixes=sorted(prefixes))
 
-  def answer(self, status: int, content: dict | bytes, **headers) -> None:
-    is_json = isinstance(content, dict)
-    content = json.dumps(content).encode() if is_json else content
-    self.send_response(status)
-    headers = {"Content-Length": str(len(content)), "Content-Type": "application/json"} | headers
-    for key, value in headers.items():
-      self.send_header(key, value)
-    self.end_headers()
-    if self.command != "HEAD":
-      self.wfile.write(content)
-
-  # S3 ---------------------------------------------------------------------------------------------
-
-  def handle_s3(self, bucket: str, name: str, query: dict, body: bytes) -> None:
-    if bucket != "bucket":
-      self.answer_xml(404, "Error", Code="NoSuchBucket", Message="The bucket does not exist")
-    elif status := self.server.refuse(self.command, name):
-      self.answer_xml(status, "Error", Code="AccessDenied", Message="refused")
-    else:
-      with self.server.lock:
-        self.serve_s3(name, query, body)
-
-  def serve_s3(self, name: str, query: dict, body: bytes) -> None:
-    objects = self.server.objects
-    source = urllib.parse.unquote(self.headers.get("x-amz-copy-source", ""))
+  def answer_s3(self, request: web.Request, name: str, body: bytes) -> web.Response:
+    source = urllib.parse.unquote(request.headers.get("x-amz-copy-source", ""))
     source = source.removeprefix("/").removeprefix("bucket/")
-    if self.command == "POST" and "delete" in query:
+    if request.method == "POST" and "delete" in request.query:
       for key in ElementTree.fromstring(body).iterfind(".//{*}Key"):
-        objects.pop(key.text, None)
-      self.answer_xml(200, "DeleteResult")
-    elif not name and self.command == "GET":
-      self.answer_xml(200, "ListBucketResult", **self.listing_s3(query))
-    elif not name:
-      self.answer(200, b"")
-    elif self.command == "PUT" and not source:
-      generation = self.put(name, body)["generation"]
-      self.answer(200, b"", ETag=f'"{generation}"')
-    elif (source or name) not in objects:
-      self.answer_xml(404, "Error", Code="NoSuchKey", Message="The key does not exist")
-    elif source:
-      self.put(name, objects[source][1])
-      self.answer_xml(200, "CopyObjectResult", ETag='"0"')
-    else:
-      self.download(*objects[name])
+        self.objects.pop(key.text, None)
+      return _xml(200, DeleteResult="")
+    if not name and request.method == "GET":
+      found = self.listing(request.query)
+      size_of = lambda x: dict(Key=x["name"], Size=x["size"], LastModified=_TIME)
+      content = dict(
+        KeyCount=str(len(found["items"]) + len(found["prefixes"])),
+        IsTruncated="false",
+        Contents=[size_of(x) for x in found["items"]],
+        CommonPrefixes=[dict(Prefix=prefix) for prefix in found["prefixes"]],
+      )
+      return _xml(200, ListBucketResult=content)
+    if not name:
+      return web.Response()
+    if request.method == "PUT" and not source:
+      return web.Response(headers=dict(ETag=f'"{self.put(name, body)["generation"]}"'))
+    if (source or name) not in self.objects:
+      return _xml(404, Error=dict(Code="NoSuchKey", Message="The key does not exist"))
+    if source:
+      self.put(name, self.objects[source][1])
+      return _xml(200, CopyObjectResult=dict(ETag='"0"'))
+    return self.download(request, name)
 
-  def listing_s3(self, query: dict) -> dict:
-    found = self.listing(query)
-    time = "2026-01-01T00:00:00.000Z"
-    return dict(
-      KeyCount=str(len(found["items"]) + len(found["prefixes"])),
-      IsTruncated="false",
-      Contents=[dict(Key=x["name"], Size=x["size"], LastModified=time) for x in found["items"]],
-      CommonPrefixes=[dict(Prefix=prefix) for prefix in found["prefixes"]],
-    )
 
-  def answer_xml(self, status: int, tag: str, **content: str | list[dict]) -> None:
-    root = ElementTree.Element(tag)
-    for key, value in content.items():
-      for item in value if isinstance(value, list) else [value]:
-        element = ElementTree.SubElement(root, key)
-        if isinstance(item, dict):
-          for name, text in item.items():
-            ElementTree.SubElement(element, name).text = text
-        else:
-          element.text = item
-    self.answer(status, ElementTree.tostring(root), **{"Content-Type": "application/xml"})
+def _xml(status: int, **content) -> web.Response:
+  return web.Response(status=status, text=_elements(content), content_type="application/xml")
+
+
+def _elements(content: str | dict) -> str:
+  """Writes a dictionary as XML elements, of which a list has one for each item."""
+  if isinstance(content, str):
+    return escape(content)
+  each = [(name, x) for name, of in content.items() for x in (of if type(of) is list else [of])]
+  return "".join(f"<{name}>{_elements(x)}</{name}>" for name, x in each)

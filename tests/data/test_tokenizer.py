@@ -62,13 +62,6 @@ def test_the_same_lines_give_the_same_vocabulary(kind):
   assert trained == {TOKENIZERS[kind].to_str()}
 
 
-def test_decoding_stops_at_eos_and_skips_pad_and_bos():
-  man, here = (tok.encode(TOKENIZERS["bpe"], [word])[0].tolist()[:-1] for word in ("Mann", "Ein"))
-  ids = [tok.BOS, tok.PAD, *man, tok.PAD, *here, tok.EOS, *man, tok.PAD]
-  assert tok.decode(TOKENIZERS["bpe"], np.array(ids)) == "Mann Ein"
-  assert tok.decode(TOKENIZERS["bpe"], [tok.PAD, tok.EOS]) == ""
-
-
 @kinds
 def test_long_corpora_are_encoded_as_line_by_line(kind, monkeypatch):
   monkeypatch.setattr(tok, "_LINES_AT_ONCE", 3)
@@ -127,12 +120,6 @@ def test_the_most_frequent_words_stay_and_of_equal_ones_the_first_by_code_points
   for size, entries in (5, "a"), (6, "ab"), (7, "abc"), (8, "abcz"), (9, "abczä"), (99, "abczä"):
     tokenizer = tok.train_tokenizer(iter(lines), "words", size)
     assert tokenizer.get_vocab() == {x: i for i, x in enumerate([*tok._SPECIAL, *entries])}
-
-
-@pytest.mark.parametrize("kind, least", [("bpe", 260), ("words", 5)])
-def test_a_size_without_room_for_bytes_or_a_word_is_refused(kind, least):
-  with pytest.raises(InputError, match=f"vocabulary size {least - 1}: choose at least {least}"):
-    tok.train_tokenizer(LINES, kind, size=least - 1)
 
 
 @pytest.mark.parametrize("kinds", [("bpe", "wordpiece"), ("bpe", "bpe"), ("words", "words")])

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 from experiments.evaluation.pictures import (
-  CostPanel,
   Panel,
   SpreadPanel,
   attention_heatmap,
-  cost_curves,
   learning_curves,
   spread_curves,
 )
@@ -49,15 +47,6 @@ def test_almost_empty_curves_are_drawn(records, tmp_path):
   assert learning_curves(records, tmp_path / "curves.png").stat().st_size > 0
 
 
-def test_costs_are_drawn_over_length_with_one_legend(words_of):
-  time = CostPanel("forward", "milliseconds", {"a": [(32, 0.5), (4096, 2e6)], "a (b)": [(32, 1)]})
-  memory = CostPanel("forward", "MiB", {"a": [(32, 3)], "c": [(32, 4)]})
-  words = words_of(cost_curves, [[time, memory], [time]], ["c"])
-  assert {"32", "4,096", "1,000,000", "milliseconds", "MiB"} <= set(words)
-  assert [word for word in words if word in ("a", "a (b)", "c")] == ["a", "a (b)", "c"]
-  assert words.count("forward") == 3
-
-
 def test_spreads_are_drawn_side_by_side_with_one_legend(words_of):
   points = [(500, 1.0, 2.0, 4.0), (1000, 3.0, 4.0, 5.0)]
   loss = SpreadPanel("updates", "loss", {"k=4": points, "k=16 (all)": points})
@@ -87,9 +76,3 @@ def test_rows_run_down_and_columns_to_the_right(tmp_path):
   is_dark[:, int(0.75 * is_dark.shape[1]) :] = False  # the colour bar
   y, x = np.mean(np.argwhere(is_dark), axis=0) / is_dark.shape
   assert 0.7 < y < 1.0 and 0.2 < x < 0.45
-
-
-@pytest.mark.parametrize("word", ["犬が眠る 😀", ""])
-def test_any_word_is_drawn_without_a_warning(word, tmp_path):
-  panel = Panel(word, np.ones((1, 1)), [word], [word])
-  assert attention_heatmap([panel], tmp_path / "attention.png").stat().st_size > 0

@@ -59,16 +59,16 @@ GERMAN = (
 
 
 class Answer(NamedTuple):
-  """Exit status and streams of a command, and how often it compiled."""
+  """Exit status and streams of a command, and the names of what it compiled."""
 
   status: int
   out: str
   err: str
-  num_compilations: int
+  compiled: list[str]
 
   def assert_refused(self, words: str) -> None:
     """Raises AssertionError unless the answer is one line with these words, and status 2."""
-    assert (self.status, self.err.count("\n"), self.num_compilations) == (2, 1, 0), self.err
+    assert (self.status, self.err.count("\n"), self.compiled) == (2, 1, []), self.err
     assert not [word for word in words.split() if word not in self.err], self.err
 
 
@@ -110,18 +110,18 @@ def fast(tmp_path_factory):
 @pytest.fixture(scope="session")
 def call(fast):
   """Runs a command, such as call("train", "--config=..."), as its own process would."""
-  compilations = []
+  compiled = []
 
-  def listen(event: str, *_, **__) -> None:
+  def listen(event: str, seconds: float, fun_name: str = "", **_) -> None:
     if event == "/jax/core/compile/backend_compile_duration":
-      compilations.append(event)
+      compiled.append(fun_name)
 
   jax.monitoring.register_event_duration_secs_listener(listen)
 
   def call(name: str, *arguments: str, stdin: bytes = b"") -> Answer:
     module = importlib.import_module(f"experiments.{name}")
     streams = [io.TextIOWrapper(io.BytesIO(text), newline="\n") for text in (stdin, b"", b"")]
-    compilations.clear()
+    compiled.clear()
     with (
       fast(),
       mock.patch.object(sys, "stdin", streams[0]),
@@ -137,8 +137,8 @@ def call(fast):
       stream.flush()
     out, err = (stream.buffer.getvalue().decode() for stream in streams[1:])
     if isinstance(exit.value.code, str):  # as Python ends a process
-      return Answer(1, out, f"{err}{exit.value.code}\n", len(compilations))
-    return Answer(exit.value.code, out, err, len(compilations))
+      return Answer(1, out, f"{err}{exit.value.code}\n", [*compiled])
+    return Answer(exit.value.code, out, err, [*compiled])
 
   return call
 

@@ -89,7 +89,6 @@ def test_every_time_and_every_refusal_is_kept(call, tmp_path, monkeypatch):
     ("lengths=48", "--lengths 48 --tokens=4096"),
     ("implementations=fast", "'fast' chunked"),
     ("repetitions=0", "--repetitions=0 give"),
-    ("max_distance=-1", "--max_distance=-1 give"),
   ],
 )
 def test_a_mistake_is_one_line_before_anything_is_compiled(call, tmp_path, flag, words):

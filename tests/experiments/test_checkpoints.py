@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 from faults import damage
+from test_train import metrics
 
 from experiments import trainer as trainer_module
 from experiments.training import checkpoint_reader
@@ -87,3 +88,5 @@ def test_damaged_ones_are_passed_over_and_training_resumes_before_them_to_the_sa
   assert names(run_copy) == ["12", "6", "9", "damaged-12"]
   for ours, theirs in zip(parameters(run_copy, 12), parameters(workdir, 12), strict=True):
     np.testing.assert_array_equal(ours, theirs)
+  assert metrics(run_copy) == metrics(workdir)
+  assert (run_copy / "samples.txt").read_bytes() == (workdir / "samples.txt").read_bytes()

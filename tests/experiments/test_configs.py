@@ -48,12 +48,9 @@ def rates(config, *updates: int) -> list[float]:
   return [float(schedule(config)(update - 1)) for update in updates]
 
 
-WMT14 = [*itertools.product(("base", "big"), ("ende", "enfr"), ("relative", "sinusoidal"))]
-WMT14 = [",".join([*words, recipe]) for words in WMT14 for recipe in ("v1", "v2")]
 POSITIONS = ("relative", "sinusoidal", "both", "none")
 RECIPES = ("brief", "short", "published")
 MULTI30K = [",".join(words) for words in itertools.product(POSITIONS, RECIPES)]
-PREPARED = ("sinusoidal,published,prepared", "relative,published,prepared", "prepared")
 KINDS = ("relative", "clipped", "sinusoidal", "none")
 MUSIC = [",".join(words) for words in itertools.product(KINDS, ("brief", "published"))]
 SWEEPS = ("table1", "table2", "table3", "sharing", "beyond")
@@ -66,20 +63,14 @@ SWEEP_FILES = [*SWEEP_FILES, "lengths.py:embedded", "lengths.py:scan"]
   [
     *("default.py", "quickstart.py", "multi30k.py", "wmt14.py"),
     *("music.py", "music.py:published,clipped", "music.py:none"),
-    *(f"multi30k.py:{argument}" for argument in (*RECIPES, *PREPARED[:1], "both", "none")),
+    *(f"multi30k.py:{argument}" for argument in (*RECIPES, "both", "none")),
+    "multi30k.py:sinusoidal,published,prepared",
     *("wmt14.py:big,enfr,sinusoidal,v2", "lengths.py:embedded", "lengths.py"),
     *("graph.py", "graph.py:tu", "graph.py:mutagenicity"),
   ],
 )
 def test_every_config_is_valid(name):
   parse_config(load(name))
-
-
-def test_no_two_experiments_share_a_folder():
-  files = [f"multi30k.py:{x}" for x in (*MULTI30K, *PREPARED)] + [f"wmt14.py:{x}" for x in WMT14]
-  files += [f"music.py:{x}" for x in MUSIC]
-  names = [load(name).name for name in [*files, *SWEEP_FILES, "default.py", "quickstart.py"]]
-  assert len({*names}) == len(names)
 
 
 @pytest.mark.parametrize("size", ["base", "big"])
@@ -189,7 +180,7 @@ def test_the_documented_config_of_ones_own_works_anywhere(tmp_path):
   assert config.data.pairs.valid == "valid.en,valid.de"
 
 
-def test_test_sets_have_names(tmp_path):
+def test_test_sets_have_names():
   tests = lambda *values: load("default.py", *values).data.pairs.to_dict()["test"]
   one, key = "data.pairs.test=a.tsv", "data.pairs.test"
   assert tests(one) == "a.tsv"
@@ -199,18 +190,8 @@ def test_test_sets_have_names(tmp_path):
   config = load("default.py", "data.source=pairs", one, f"{key}.long=b.en,b.de")
   assert parse_config(config).config.data.pairs.test.to_dict() == both
   assert parse_config(json.loads(config.to_json())).config.data.pairs.test.to_dict() == both
-  (tmp_path / "mine.py").write_text(
-    "from configs import default\n\ndef get_config():\n  config = default.get_config()\n"
-    "  config.data.pairs = dict(train='', valid='', test=dict(test='a.tsv', long=''))\n"
-    "  return config\n"
-  )
-  flags = f"--config={tmp_path}/mine.py", f"--config.{key}=c.tsv", f"--config.{key}.long=b.en,b.de"
-  changed = command.parse(dict(config=command.CONFIG), flags)["config"]
-  assert changed.data.pairs.test.to_dict() == both | dict(test="c.tsv")
   with pytest.raises(InputError, match=r"unknown config\.data\.pairs\.tests\.long"):
     tests("data.pairs.tests.long=a.tsv")
-  with pytest.raises(InputError, match=r"unknown config\.data\.pairs\.test\.long"):
-    load("music.py", f"{key}.long=a.tsv")
 
 
 @pytest.mark.parametrize(
@@ -218,7 +199,7 @@ def test_test_sets_have_names(tmp_path):
 )
 def test_the_examples_of_help_parse(call, name):
   answer = call(name, "--help")
-  assert (answer.status, answer.err, answer.num_compilations) == (0, "", 0)
+  assert (answer.status, answer.err, answer.compiled) == (0, "", [])
   assert all(len(line) <= 110 for line in answer.out.splitlines())
   pattern = rf"python -m experiments\.{name} ([^\n>|]*)"
   examples = re.findall(pattern, answer.out.replace("\\\n", ""))

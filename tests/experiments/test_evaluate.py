@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import types
 
 import numpy as np
 import pytest
@@ -11,25 +10,18 @@ from ml_collections import ConfigDict
 from test_train import results
 
 from configs import default
-from experiments import evaluate
 from experiments.evaluation.records import digest
 from experiments.run import changes
 from experiments.training.metrics import read_metrics
-from experiments.training.task import Evaluation
 
 
-@pytest.fixture(scope="module")
-def evaluated(workdir, call, tmp_path_factory):
-  """Runs the command on a copy of the run directory without its results."""
-  copy = tmp_path_factory.mktemp("evaluated") / "run"
+def test_the_same_scores_samples_and_files_come_from_the_checkpoint(
+  training, call, contents, tmp_path
+):
+  (workdir, answer), copy = training, tmp_path / "run"
   made = shutil.ignore_patterns("results.json", "record.json", "*.translations.txt", "*.png")
   shutil.copytree(workdir, copy, ignore=made)
-  return copy, call("evaluate", f"--workdir={copy}")
-
-
-def test_the_same_scores_samples_and_files_come_from_the_checkpoint(training, evaluated, contents):
-  workdir, answer = training
-  copy, again = evaluated
+  again = call("evaluate", f"--workdir={copy}")
   assert again.status == 0, again.err
   assert again.out == answer.out[answer.out.index("\n\n") + 1 :].replace(str(workdir), str(copy))
   before, after = contents(workdir), contents(copy)
@@ -47,15 +39,21 @@ def test_the_record_says_what_the_other_files_of_the_run_say(workdir):
   assert record["digest"] == digest(changes(ConfigDict(config), default.get_config()))
   assert record["config"]["model.width"] == 16 and "model.norm" not in record["config"]
   assert (record["commit"], record["date"]) == (environment["git_commit"], environment["date"])
+  devices, cores, cpu = (environment[name] for name in ("devices", "cpu_cores", "cpu"))
+  assert record["hardware"] == f"{devices}, {cores} cores of {cpu}"
+  assert record["packages"] == environment["packages"] | dict(python=environment["python"])
   assert record["budget"]["updates"] == 12 and record["budget"]["tokens_per_update"] == 128
   for kind in ("sacrebleu", "paper_bleu", "chrf", "exact"):
     assert record["scores"]["test"][kind] == scored["test"][kind]["value"]
     assert record["scores"]["test"]["signatures"][kind] == scored["test"][kind]["signature"]
-  assert record["curve"] == [
-    [line["step"], line["valid_loss"], line["valid_bleu"]]
-    for line in read_metrics(workdir)
-    if "valid_loss" in line
-  ]
+  lines = read_metrics(workdir)
+  minutes = (lines[-1]["time"] - lines[0]["time"]) / 60
+  assert record["budget"]["minutes"] == pytest.approx(minutes, abs=0.01)
+  speeds = [line["tokens_per_second"] for line in lines if "tokens_per_second" in line]
+  assert record["budget"]["tokens_per_second"] == pytest.approx(np.median(speeds), abs=0.1)
+  column = lambda *names: [[x["step"], *(x[n] for n in names)] for x in lines if names[0] in x]
+  assert record["curve"] == column("valid_loss", "valid_bleu")
+  assert record["exact"] == dict(valid=column("valid_exact"))
 
 
 def test_results_and_record_say_which_checkpoints_were_scored(longer, call, tmp_path):
@@ -78,20 +76,15 @@ def test_results_and_record_say_which_checkpoints_were_scored(longer, call, tmp_
   assert steps == [12] and kept == last and "scored is step 12, not 15" in err
 
 
-@pytest.mark.parametrize("num_kept, num_steps", [(None, 12), (-1, 12), (None, 1000)])
-def test_only_a_finished_run_gets_a_record(workdir, tmp_path, num_kept, num_steps):
-  shutil.copy(workdir / "environment.json", tmp_path)
-  config = json.loads((workdir / "config.json").read_text("utf-8"))
+@pytest.mark.parametrize("num_lines, num_steps", [(-1, 12), (None, 1000)])
+def test_only_a_finished_run_has_a_record(call, run_copy, num_lines, num_steps):
+  config = json.loads((run_copy / "config.json").read_text("utf-8"))
   config["training"]["num_steps"] = num_steps
-  (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-  lines = (workdir / "metrics.jsonl").read_text("utf-8").splitlines(keepends=True)
-  (tmp_path / "metrics.jsonl").write_text("".join(lines[:num_kept]), encoding="utf-8")
-  found = Evaluation("", dict(test={}), scores={}, sentences={}, pictures=())
-  task = types.SimpleNamespace(evaluate=lambda *_: found, score="BLEU")
-  run = types.SimpleNamespace(task=task, steps=(num_steps,), config=ConfigDict(config))
-  evaluate.evaluate(run, None, tmp_path)
-  is_finished = num_kept is None and num_steps == 12
-  assert (tmp_path / "record.json").exists() == is_finished
+  (run_copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
+  lines = (run_copy / "metrics.jsonl").read_text("utf-8").splitlines(keepends=True)
+  (run_copy / "metrics.jsonl").write_text("".join(lines[:num_lines]), encoding="utf-8")
+  assert call("evaluate", f"--workdir={run_copy}").status == 0
+  assert not (run_copy / "record.json").exists()
 
 
 def test_named_test_sets_are_scored_beside_the_first(workdir, train, data, run_copy):
@@ -131,7 +124,7 @@ def test_other_pairs_and_given_translations_are_scored_as_a_test_set(
   files = f"--workdir={copy}", f"--pairs={pairs}", f"--hypotheses={theirs}"
   shutil.rmtree(copy / "checkpoints")
   scored = call("evaluate", *files)
-  assert (scored.status, scored.num_compilations) == (0, 0), scored.err
+  assert (scored.status, scored.compiled) == (0, []), scored.err
   assert scored.out.strip() and scored.out.strip() in answer.out
 
 

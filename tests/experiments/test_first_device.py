@@ -24,32 +24,26 @@ printf '%s\\n' "$@" >"$(mktemp "$RECORDS/XXXXXX")"
 """
 
 
-@pytest.fixture
-def run(tmp_path):
-  """Returns a function that runs the script; it returns status, output, and commands by piece."""
+def run(folder):
+  """Runs the script; returns its status, its output, and the commands of its pieces."""
+  records = folder / "records" / str(len([*folder.glob("records/*")]))
+  records.mkdir(parents=True)
+  path = f"{folder}:{os.environ['PATH']}"
+  env = dict(os.environ, PATH=path, LIMIT="1", RECORDS=str(records))
+  answer = subprocess.run(["bash", SCRIPT, f"--out={folder}/out"], env=env, capture_output=True)
+  files = sorted(records.iterdir(), key=lambda file: file.stat().st_mtime_ns)
+  return answer.returncode, answer.stdout.decode(), [x.read_text().splitlines() for x in files]
+
+
+def test_all_pieces_run_and_only_the_open_ones_again(tmp_path):
   (tmp_path / "python").write_text(PYTHON)
   (tmp_path / "python").chmod(0o755)
-  env = dict(os.environ, PATH=f"{tmp_path}:{os.environ['PATH']}", LIMIT="1")
-
-  def run(*words):
-    records = tmp_path / "records" / str(len([*tmp_path.glob("records/*")]))
-    records.mkdir(parents=True)
-    words = ["bash", SCRIPT, f"--out={tmp_path}/out", *words]
-    answer = subprocess.run(words, env=env | dict(RECORDS=str(records)), capture_output=True)
-    files = sorted(records.iterdir(), key=lambda file: file.stat().st_mtime_ns)
-    return answer.returncode, answer.stdout.decode(), [x.read_text().splitlines() for x in files]
-
-  return run
-
-
-def test_all_pieces_run_and_only_the_open_ones_again(run, tmp_path):
-  status, output, commands = run()
+  status, output, commands = run(tmp_path)
   logs = {path.name for path in (tmp_path / "out" / "first_device").iterdir()}
   assert status == 1 and "music: stopped" in output and "step_big: exit status 1" in output
   assert {"parity_bfloat16.log", "attention.log", "table3.log"} < logs
-  assert {x for x in logs if x.endswith(".failed")} == {
-    *("music.failed", "step_base.failed", "step_big.failed")
-  }
+  failed = {"music.failed", "step_base.failed", "step_big.failed"}
+  assert {x for x in logs if x.endswith(".failed")} == failed
   assert "An H100" in (tmp_path / "out" / "first_device" / "table1.log").read_text()
   assert len(commands) == len(logs) == 16
   for module, name, *flags in (words[1:] for words in commands):
@@ -60,7 +54,7 @@ def test_all_pieces_run_and_only_the_open_ones_again(run, tmp_path):
       assert values["seeds"] == 3 and values["results"] == tmp_path / "out" / "runs"
     else:
       assert module == "pytest" and "device" in flags
-  status, output, commands = run()
+  status, output, commands = run(tmp_path)
   assert status == 1 and "table1: done before" in output
   assert [words[1] for words in commands] == ["experiments.sweep", *["experiments.benchmark"] * 2]
 

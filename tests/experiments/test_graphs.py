@@ -19,6 +19,7 @@ SMALL = (
   *("batches.tokens=96", "batches.max_length=8", "batches.num_shapes=1", "mesh.data=1"),
   *("training.num_epochs=30", "training.eval_every=30", "training.save_every=60"),
   *("training.warmup_steps=10", "training.learning_rate=0.01", "model.dropout_rate=0"),
+  "training.num_microbatches=2",
   f"data.tu.num_folds={NUM_FOLDS}",
 )
 

@@ -103,11 +103,17 @@ def options(words):
   return {name: value for name, _, value in found}
 
 
-def test_gpus_starts_the_launcher_with_a_process_per_gpu(recipe):
+def test_gpus_and_xpk_get_their_flags_and_the_command(recipe):
   status, (call,) = recipe("gpus.sh", dict(python=""), PROCESSES="8")
   train = ["--", "python", "-m", "experiments.train", *ARGUMENTS]
   wanted = ["python", "-m", "experiments.launch", "--processes=8", "--retries=3", *train]
   assert (status, call) == (0, wanted)
+  given = dict(CLUSTER="c", ZONE="z", TPU_TYPE="v5litepod-16")
+  status, (_, call) = recipe("gke_xpk.sh", dict(xpk=""), **given)
+  assert (status, call[:4]) == (0, ["xpk", "workload", "create", "--cluster=c"])
+  flags = options(call)
+  assert re.fullmatch("[a-z]([-a-z0-9]{0,38}[a-z0-9])?", flags["workload"])
+  assert "exec python -m experiments.train --distributed --config=" in flags["command"]
 
 
 SLURM = dict(SLURM_JOB_ID="7", SLURM_CPUS_PER_TASK="8")
@@ -120,12 +126,8 @@ SLURM = dict(SLURM_JOB_ID="7", SLURM_CPUS_PER_TASK="8")
 def test_slurm_requeues_what_was_stopped_or_killed(recipe, ends, restarts, is_requeued):
   programs = dict(srun=f"exit {ends}", scontrol="")
   status, calls = recipe("slurm.sbatch", programs, **SLURM, SLURM_RESTART_COUNT=str(restarts))
-  assert calls[0][0] == "srun" and calls[0][-5:] == [
-    "python",
-    "-m",
-    "experiments.train",
-    *ARGUMENTS,
-  ]
+  assert calls[0][0] == "srun"
+  assert calls[0][-5:] == ["python", "-m", "experiments.train", *ARGUMENTS]
   assert (status, calls[1:]) == (ends, [["scontrol", "requeue", "7"]] if is_requeued else [])
 
 
@@ -140,19 +142,15 @@ case "$*" in
   *experiments.train*) [[ -e $state.once ]] || { touch "$state.once"; END; } ;;
 esac
 """
+FIRST = "describe create describe describe scp ssh ssh"
 
 
 @pytest.mark.parametrize(
   "end, status, verbs",
   [
-    (
-      "echo SUSPENDED > $state; exit 255",
-      0,
-      "describe create describe describe scp ssh ssh "
-      "describe delete describe create describe describe scp ssh ssh",
-    ),
-    ("exit 143", 0, "describe create describe describe scp ssh ssh describe scp ssh ssh"),
-    ("exit 2", 2, "describe create describe describe scp ssh ssh"),
+    ("echo SUSPENDED > $state; exit 255", 0, f"{FIRST} describe delete {FIRST}"),
+    ("exit 143", 0, f"{FIRST} describe scp ssh ssh"),
+    ("exit 2", 2, FIRST),
   ],
 )
 def test_a_tpu_vm_is_queued_and_a_preempted_one_replaced(recipe, end, status, verbs):
@@ -175,13 +173,3 @@ def test_a_wrong_zone_quota_or_login_ends_the_recipe(recipe, verb, num_calls):
   status, calls = recipe("tpu_vm.sh", dict(gcloud=refuse + GCLOUD), TPU="t", ZONE="z", SPOT="no")
   assert (status, len(calls)) == (1, num_calls)
   assert not any("--spot" in call for call in calls)
-
-
-def test_xpk_gets_its_flags_and_the_command(recipe):
-  given = dict(CLUSTER="c", ZONE="z", TPU_TYPE="v5litepod-16")
-  status, (call,) = recipe("gke_xpk.sh", dict(xpk=""), **given)
-  assert (status, call[:4]) == (0, ["xpk", "workload", "create", "--cluster=c"])
-  flags = options(call)
-  assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", flags["workload"])
-  assert len(flags["workload"]) <= 40
-  assert "exec python -m experiments.train --distributed --config=" in flags["command"]

@@ -95,16 +95,6 @@ def results(room, name="three"):
   return [(one["row"], one["seed"]) for one in read_records(room / "results" / f"{name}.jsonl")]
 
 
-def test_a_sweep_whose_records_came_with_the_clone_says_how_to_train_anew(room, swept):
-  assert "to train anew" not in swept().err
-  anew = "every cell has a record: give --results=FOLDER{} to train anew\n"
-  assert swept().err == anew.format(" --out=FOLDER") and len(names(room)) == 3
-  shutil.rmtree(room / "runs")
-  assert swept().err == anew.format("") and len(names(room)) == 3
-  assert anew.format("") in swept("--dry_run").err
-  assert swept(f"--results={room}/anew").status == 0 and len(names(room)) == 6
-
-
 CELLS = ["k-1-seed0", "k-2-seed0", "k-4-seed0"]
 RESULTS = [("k=1", 0), ("k=2", 0), ("k=4", 0)]
 
@@ -133,7 +123,8 @@ def test_one_row_is_trained_by_its_name(room, swept):
   assert names(room) == ["k-4-seed0", "k-4-seed1"] and results(room) == [("k=4", 0), ("k=4", 1)]
   answer = swept("--only=k=1", "--dry_run", seeds=1)
   assert answer.out.count("\n") == 1 and "0 of 1 are finished" in answer.err
-  assert "every cell has a record" in swept("--only=k=4").err
+  anew = "every cell has a record: give --results=FOLDER --out=FOLDER to train anew\n"
+  assert swept("--only=k=4").err == anew
   assert "three: 1 finished" in swept("--only=k=1").out
   assert results(room) == [("k=1", 0), ("k=4", 0), ("k=4", 1)]  # no row's records are lost
 
@@ -213,32 +204,24 @@ def test_changes_on_the_command_line_reach_all_cells(room, swept):
   assert commands[3]["workdir"] == room / "runs/other/own-seed5"
 
 
+ROWS = 'for k in (1, 2, 4):\n    yield f"k={k}", {"model.max_distance": k}'
+
+
 @pytest.mark.parametrize(
-  "flag, words",
+  "rows, flag, words",
   [
-    ("--config.model.max_distance=16", "--config.model.max_distance has no effect three.py"),
-    ("--only=k=3", "--only=k=3 three.py: k=1; k=2; k=4"),
-    ("--config.model.num_heads=3", "row 'k=1' config.model num_heads, 3"),
-    ("--config=configs/quickstart.py", "configs/quickstart.py has no sweep() configs/table1.py"),
+    (ROWS, "--config.model.max_distance=16", "model.max_distance has no effect three.py"),
+    (ROWS, "--only=k=3", "--only=k=3 three.py: k=1; k=2; k=4"),
+    (ROWS, "--config.model.num_heads=3", "row 'k=1' config.model num_heads, 3"),
+    (ROWS, "--config=configs/quickstart.py", "quickstart.py has no sweep() configs/table1.py"),
+    ("yield 'k=4', {}\n  yield 'k 4', {'model.width': 64}", "", "two rows same name"),
+    ("yield 'a', {}\n  yield 'b', {}", "", "two rows same config"),
   ],
 )
-def test_mistakes_are_refused_before_anything_runs(room, swept, flag, words):
-  swept(flag).assert_refused(words)
+def test_mistakes_are_refused_before_anything_runs(room, swept, rows, flag, words):
+  (room / "three.py").write_text(CONFIG_FILE.replace(ROWS, rows))
+  swept(*[flag] * bool(flag)).assert_refused(words)
   assert not calls(room) and not (room / "runs").exists() and not (room / "results").exists()
-
-
-@pytest.mark.parametrize(
-  "rows, words",
-  [
-    ("('k=4', {'model.width': 64}), ('k 4', {'model.width': 32})", "two rows same name"),
-    ("('a', {'model.width': 64}), ('b', {'model.width': 64})", "two rows same config"),
-  ],
-)
-def test_rows_that_are_alike_are_refused(room, swept, rows, words):
-  head = CONFIG_FILE.partition("def sweep")[0]
-  (room / "three.py").write_text(f"{head}def sweep():\n  return [{rows}]\n")
-  swept().assert_refused(words)
-  assert not calls(room)
 
 
 @pytest.mark.parametrize(

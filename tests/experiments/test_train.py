@@ -62,8 +62,13 @@ def test_every_step_is_measured_and_some_evaluated(workdir):
   assert text.count("=== step") == 2 and text.count("translation ") == 4
 
 
-def test_the_output_has_the_data_the_scores_five_samples_and_the_pictures(training):
+def test_the_output_has_the_model_the_data_the_scores_five_samples_and_the_pictures(training):
   workdir, answer = training
+  size = sum(x.size for x in jax.tree.leaves(load_run(workdir).params))
+  lines = "devices: 1 x cpu, processes: 1, mesh: 1", f"parameters: {size:,}, tokens of a batch: 128"
+  assert "\n".join(lines) in answer.out
+  assert sum("train_step" in name for name in answer.compiled) == 1  # for one shape of batches
+  assert "attention, batches of 14x9: " in answer.out and ": per_position, because" in answer.out
   assert "pairs with an empty side skipped in train: 1\n" in answer.out
   assert "training: shapes 14x9, " in answer.out and "dropped (above 9): " in answer.out
   assert "validation: shapes 14x9, batches per epoch: 1, " in answer.out
@@ -75,18 +80,6 @@ def test_the_output_has_the_data_the_scores_five_samples_and_the_pictures(traini
     assert sum(line.startswith(name) for line in answer.out.splitlines()) == 5
   assert f"{workdir}/learning_curves.png {workdir}/attention.png\n" in answer.out
   assert "step 12/12  loss" in answer.err
-
-
-def test_the_first_lines_say_what_runs(training):
-  workdir, answer = training
-  lines = answer.out.splitlines()
-  size = sum(x.size for x in jax.tree.leaves(load_run(workdir).params))
-  devices = lines.index("devices: 1 x cpu, processes: 1, mesh: 1")
-  assert lines[devices + 1] == f"parameters: {size:,}, tokens of a batch: 128 at most"
-  (first,) = (i for i, line in enumerate(lines) if line.startswith("attention, batches of 14x9: "))
-  reason = "keys are below 64, and it gathers no more numbers than there are weights"
-  assert devices < first and f": per_position, because {reason}" in lines[first]
-  assert not any("loss" in line for line in lines[:first])
 
 
 def test_a_step_has_its_rate_and_is_logged_and_profiled(
@@ -121,21 +114,10 @@ def test_flags_that_cannot_be_met_are_refused(train, tmp_path):
   assert not (tmp_path / "run").exists()
 
 
-def test_a_finished_run_is_only_scored_again(training, train, contents, monkeypatch):
-  workdir, answer = training
-  before = contents(workdir)
-  monkeypatch.setattr(trainer_module, "naming_attention", lambda *_: lambda *_: pytest.fail())
-  again = train(workdir)
-  assert (again.status, f"{workdir} is trained to step 12\n" in again.out) == (0, True)
-  assert again.out.partition("split")[2] == answer.out.partition("split")[2]
-  after = contents(workdir)
-  changed = {name for name in before | after if before.get(name) != after.get(name)}
-  # The date, and seconds.
-  assert changed <= {"environment.json", "results.json", "record.json"}
-
-
-def test_a_run_older_than_a_key_is_scored_translates_and_goes_on(workdir, call, train, run_copy):
-  copy = run_copy
+def test_a_finished_run_even_older_than_a_key_is_only_scored_again(
+  training, call, train, run_copy, contents, monkeypatch
+):
+  (workdir, answer), copy = training, run_copy
   config = json.loads((copy / "config.json").read_text())
   del config["evaluation"]["subword_mark"]
   (copy / "config.json").write_text(json.dumps(config))
@@ -145,8 +127,16 @@ def test_a_run_older_than_a_key_is_scored_translates_and_goes_on(workdir, call, 
   records = [json.loads((folder / "record.json").read_text()) for folder in (copy, workdir)]
   assert records[0]["config"] == records[1]["config"]
   assert records[0]["digest"] == records[1]["digest"]
+  before = contents(copy)
+  monkeypatch.setattr(trainer_module, "naming_attention", lambda *_: lambda *_: pytest.fail())
   again = train(copy)
   assert (again.status, f"{copy} is trained to step 12\n" in again.out) == (0, True)
+  scores = answer.out.partition("split")[2].replace(str(workdir), str(copy))
+  assert again.out.partition("split")[2] == scores
+  after = contents(copy)
+  changed = {name for name in before | after if before.get(name) != after.get(name)}
+  # The key, the date, and seconds.
+  assert changed <= {"config.json", "environment.json", "results.json", "record.json"}
 
 
 def test_a_run_does_not_go_on_with_other_data_or_another_tokenizer(
@@ -203,6 +193,8 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
       assert train(tmp_path).status == 130
   assert not any((tmp_path / "checkpoints").iterdir())
   assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
+  with open(tmp_path / "metrics.jsonl", "a") as file:
+    file.write('{"step": 4, "lo')  # killed while it wrote
   monkeypatch.setattr(trainer_module, "evaluate", lambda *_: None)  # Scoring is for other tests.
   answer = train(tmp_path, "--config.training.num_steps=6")
   assert answer.status == 0, answer.err

@@ -66,12 +66,14 @@ def test_a_line_loads_no_other_system_and_no_library_of_scores(workdir):
   assert "orbax" not in imported  # since the evaluation after training kept the average
 
 
-def test_line_ends_and_byte_order_mark_do_not_matter(translate, translations, tmp_path):
+def test_line_ends_a_byte_order_mark_and_packing_do_not_matter(translate, translations, tmp_path):
   text = ("\ufeff" + "\r\n".join(SHORT_LINES)).encode()
-  (tmp_path / "lines.txt").write_bytes(text)
   wanted = [translations[LINES.index(line)] for line in SHORT_LINES]
   assert translate(text) == wanted
-  assert translate(b"", f"--input={tmp_path}/lines.txt") == wanted
+  for name, content in (("lines.txt", text), ("lines.gz", gzip.compress(text))):
+    (tmp_path / name).write_bytes(content)
+    assert translate(b"", f"--input={tmp_path}/{name}") == wanted
+  assert (translate(b""), translate(b"\n\n")) == ([], ["", ""])
 
 
 def test_a_long_line_is_truncated_with_a_warning(call, workdir):
@@ -81,7 +83,9 @@ def test_a_long_line_is_truncated_with_a_warning(call, workdir):
   warnings = [line for line in answer.err.splitlines() if "--max_source_length" in line]
   assert answer.status == 0 and len(warnings) == 1, answer.err
   assert warnings[0].startswith("line 3 has ") and "truncated to the first 12" in warnings[0]
-  short = [*lines[:2], _first_tokens(lines[2], workdir, 12), lines[3]]
+  tokenizer = load_tokenizers(workdir).source
+  first = decode(tokenizer, encode(tokenizer, [lines[2].strip()])[0][:12])
+  short = [*lines[:2], first, lines[3]]
   wanted = call("translate", f"--workdir={workdir}", stdin="\n".join(short).encode())
   assert answer.out == wanted.out
 
@@ -91,18 +95,6 @@ def test_words_that_are_not_in_the_vocabulary_are_named(capsys):
   for number, line in enumerate(["jump twice", "jump  thrice and hop "]):
     assert translate_command._read(line, number, tokenizer, 10) == line.strip()
   assert capsys.readouterr().err == "line 1: not in the vocabulary: thrice hop\n"
-
-
-def _first_tokens(line, workdir, number):
-  tokenizer = load_tokenizers(workdir).source
-  return decode(tokenizer, encode(tokenizer, [line.strip()])[0][:number])
-
-
-def test_empty_input_and_gzip_files_are_read(translate, translations, tmp_path):
-  assert translate(b"") == []
-  assert translate(b"\n\n") == ["", ""]
-  (tmp_path / "lines.gz").write_bytes(gzip.compress(LINES[0].encode()))
-  assert translate(b"", f"--input={tmp_path}/lines.gz") == translations[:1]
 
 
 def test_lines_are_translated_and_counted_in_portions(

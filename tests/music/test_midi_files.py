@@ -2,6 +2,7 @@
 
 import mido
 import numpy as np
+import pytest
 from faults import refusal
 
 from experiments.music.midi_files import Note, Part, Score, read_score, write_score
@@ -54,13 +55,6 @@ def test_a_part_is_a_channel_of_a_track_and_drums_are_left_out(tmp_path):
   assert "no notes in" in refusal(read_score, save(tmp_path / "b.mid", drums))
 
 
-def test_a_note_ends_at_velocity_0_when_repeated_and_with_its_track(tmp_path):
-  track = [on(0, 60), on(5, 60, 0), on(0, 61), on(5, 61, 70), off(5, 61), off(5, 99), on(0, 62)]
-  (part,) = read_score(save(tmp_path / "a.mid", [*track, pedal(5, 0)])).parts
-  repeated = [Note(5, 10, 61, 64), Note(10, 15, 61, 70)]
-  assert part.notes == [Note(0, 5, 60, 64), *repeated, Note(20, 25, 62, 64)]
-
-
 def simultaneous(notes, order):
   """Returns a track of (start, end, pitch, channel); `order(is_on)` sorts messages at one tick."""
   events = [(start, True, on(0, pitch, 1 + start, channel)) for start, _, pitch, channel in notes]
@@ -86,22 +80,35 @@ def test_the_order_of_simultaneous_messages_changes_nothing(tmp_path):
     assert others == [first] * 2
 
 
-def test_notes_without_length_are_left_out(tmp_path):
-  none = [on(0, 60), off(0, 60), on(0, 61), on(0, 61), off(5, 61), on(0, 62)]
-  (part,) = read_score(save(tmp_path / "a.mid", none)).parts
-  assert part.notes == [Note(0, 5, 61, 64)]
-  twice = [on(0, 60), on(5, 60), off(0, 60), off(0, 60), on(5, 61), off(5, 61)]
-  (part,) = read_score(save(tmp_path / "a.mid", twice)).parts
-  assert part.notes == [Note(0, 5, 60, 64), Note(10, 15, 61, 64)]
-  held = [pedal(0, 127), on(0, 60), off(5, 60), on(5, 60), off(0, 60), pedal(0, 0), on(5, 61)]
-  (part,) = read_score(save(tmp_path / "b.mid", [*held, off(5, 61)])).parts
-  assert part.notes == [Note(0, 10, 60, 64), Note(15, 20, 61, 64)]
-
-
-def test_the_pedal_holds_notes_until_it_is_lifted_or_they_are_repeated(tmp_path):
-  held = [pedal(0, 127), on(0, 60), on(0, 61), off(5, 60), off(0, 61), on(5, 61)]
-  (part,) = read_score(save(tmp_path / "a.mid", [*held, pedal(5, 0), off(5, 61)])).parts
-  assert part.notes == [Note(0, 10, 61, 64), Note(0, 15, 60, 64), Note(10, 20, 61, 64)]
+@pytest.mark.parametrize(
+  "messages, notes",
+  [
+    # A note ends at velocity 0, when it is repeated and with its track.
+    (
+      [on(0, 60), on(5, 60, 0), on(0, 61), on(5, 61, 70), off(5, 61), off(5, 99), on(0, 62)],
+      [Note(0, 5, 60, 64), Note(5, 10, 61, 64), Note(10, 15, 61, 70)],
+    ),
+    ([on(0, 62), pedal(5, 0)], [Note(0, 5, 62, 64)]),
+    # Notes without length are left out.
+    ([on(0, 60), off(0, 60), on(0, 61), on(0, 61), off(5, 61)], [Note(0, 5, 61, 64)]),
+    ([on(0, 60), on(5, 60), off(0, 60), off(0, 60), off(5, 61)], [Note(0, 5, 60, 64)]),
+    (
+      [pedal(0, 127), on(0, 60), off(5, 60), on(5, 60), off(0, 60), pedal(0, 0), off(5, 61)],
+      [Note(0, 10, 60, 64)],
+    ),
+    # The pedal holds notes until it is lifted or they are repeated.
+    (
+      [
+        *(pedal(0, 127), on(0, 60), on(0, 61), off(5, 60), off(0, 61), on(5, 61)),
+        *(pedal(5, 0), off(5, 61)),
+      ],
+      [Note(0, 10, 61, 64), Note(0, 15, 60, 64), Note(10, 20, 61, 64)],
+    ),
+  ],
+)
+def test_messages_become_notes(tmp_path, messages, notes):
+  (part,) = read_score(save(tmp_path / "a.mid", messages)).parts
+  assert part.notes == notes
 
 
 def test_seconds_follow_the_tempo_in_any_track(tmp_path):

@@ -168,7 +168,7 @@ def test_an_average_is_kept_and_read_without_the_checkpoints(copied, average):
   assert again == steps == [2, 3]
 
 
-@pytest.mark.parametrize("change", ["damaged", "a step", "a digest", "a kind"])
+@pytest.mark.parametrize("change", ["damaged", "a step", "a digest"])
 def test_an_average_is_computed_again_where_what_is_kept_is_not_it(
   copied, average, tmp_path, change
 ):
@@ -181,12 +181,10 @@ def test_an_average_is_computed_again_where_what_is_kept_is_not_it(
   elif change == "a step":
     with Checkpoints(copied) as checkpoints:
       checkpoints.save(4, make_state(4))
-  elif change == "a digest":
+  else:
     shutil.rmtree(copied / "3")
     with Checkpoints(copied) as checkpoints:
       checkpoints.save(3, make_state(7))
-  else:
-    np.savez(file, **{name: x.astype(np.float16) for name, x in np.load(file).items() if x.ndim})
   wanted, _ = Checkpoints(copied).average(2, part=1.0, like=make_state().params)
   assert_same_bits(average()[0], wanted)
 

@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 from compiling import filled
 from flax import nnx
-from test_step import SGD, copy_task
+from test_step import DROPOUT, SGD, copy_task, make_model, smoothed
 
 from configs import default
 from experiments.graphs.graph import Graph, GraphBatch, GraphBatches
 from experiments.graphs.task import Graphs
 from experiments.training.sharding import AXES, in_ring, make_mesh, put_batch, put_parameters
 from experiments.training.step import init_state, make_train_step
-from experiments.translation.task import Translation
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
-from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 
 MESHES = [(8, 1, 1, 1), (1, 8, 1, 1), (1, 1, 8, 1), (1, 1, 1, 8), (1, 2, 2, 2)]
 # What moves along an axis besides sums. Along a sequence: keys, a token to the right and, in short
@@ -30,27 +28,14 @@ EXPECTED = dict(
 )
 
 
-@functools.cache
-def model():
-  config = TransformerConfig(
-    *(16, 16),
-    **dict(num_layers=1, width=16, num_heads=8, feed_forward=16, max_distance=2),
-    **dict(dropout_rate=0.1, attention_dropout_rate=0.1, feed_forward_dropout_rate=0.1),
-  )
-  return nnx.split(nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0))))
-
-
-def state():
-  return init_state(filled(model()[1], 0.2), SGD)
-
-
 def step_on(sizes, ring=False):
   mesh = make_mesh(**dict(zip(AXES, sizes, strict=True)))
-  loss = Translation(default.get_config()).loss
-  step = make_train_step(model()[0], in_ring(loss) if ring else loss, SGD)
+  graphdef, shapes = make_model(**DROPOUT)
+  state = lambda: put_parameters(init_state(filled(shapes, 0.2), SGD), mesh)
+  step = make_train_step(graphdef, in_ring(smoothed) if ring else smoothed, SGD)
   with jax.set_mesh(mesh):
-    compiled = step.lower(put_parameters(state(), mesh), put_batch(copy_task(0), mesh)).compile()
-    after, metrics = compiled(put_parameters(state(), mesh), put_batch(copy_task(0), mesh))
+    compiled = step.lower(state(), put_batch(copy_task(0), mesh)).compile()
+    after, metrics = compiled(state(), put_batch(copy_task(0), mesh))
   return after, metrics, compiled.as_text()
 
 
@@ -92,17 +77,12 @@ def graphs() -> GraphBatch:
 
 
 @functools.cache
-def encoder(implementation):
+def graph_loss_on(sizes, implementation):
   config = GraphEncoderConfig(
     **dict(num_node_labels=2, num_edge_labels=3, num_classes=2, num_edge_features=1),
     **dict(num_layers=1, width=8, num_heads=2, feed_forward=8, implementation=implementation),
   )
-  return nnx.split(nnx.eval_shape(lambda: GraphEncoder(config, rngs=nnx.Rngs(0))))
-
-
-@functools.cache
-def graph_loss_on(sizes, implementation):
-  graphdef, shapes = encoder(implementation)
+  graphdef, shapes = nnx.split(nnx.eval_shape(lambda: GraphEncoder(config, rngs=nnx.Rngs(0))))
   task = Graphs(default.get_config("graphs"))
   loss = lambda params, batch: task.loss(nnx.merge(graphdef, params), batch).sum
   mesh = make_mesh(**dict(zip(AXES, sizes, strict=True)))

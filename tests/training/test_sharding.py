@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import numpy as np
 import optax
 import pytest
 from flax import nnx
@@ -13,34 +12,6 @@ from experiments.errors import InputError
 from experiments.training.sharding import _arranged, make_mesh, parameter_sharding
 from experiments.training.step import init_state, inverse_sqrt
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
-
-
-@pytest.mark.parametrize(
-  "sizes, wanted",
-  [
-    (dict(), (8, 1, 1, 1)),
-    (dict(data=3), (3, 1, 1, 1)),
-    (dict(data=1), (1, 1, 1, 1)),
-    (dict(fsdp=2, tensor=2), (2, 2, 2, 1)),
-    (dict(data=2, sequence=-1), (2, 1, 1, 4)),
-  ],
-)
-def test_the_mesh_has_the_devices_asked_for(sizes, wanted):
-  mesh = make_mesh(**sizes)
-  assert tuple(mesh.shape.values()) == wanted
-  assert list(mesh.devices.flat) == jax.devices()[: np.prod(wanted)]
-
-
-@pytest.mark.parametrize(
-  "sizes, words",
-  [
-    (dict(data=9), "data=9, fsdp=1, tensor=1, sequence=1 does not fit 8 devices"),
-    (dict(tensor=-1), "at most one -1"),
-  ],
-)
-def test_a_mesh_of_devices_that_are_not_there_is_refused(sizes, words):
-  with pytest.raises(InputError, match=words):
-    make_mesh(**sizes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,9 +69,19 @@ def test_lines_come_back_in_order_and_know_nothing_of_their_neighbours(translato
   assert len(set(translations)) > 7, "the law holds for any model that ignores its source"
 
 
-def test_a_model_trained_by_skewing_translates_alike(model, translations):
-  graphdef = nnx.graphdef(nnx.eval_shape(lambda: make("skew")))
-  assert Translator(graphdef, model[1], TOKENIZERS, ONE, **OPTIONS)(SHORT) == translations
+@pytest.mark.parametrize("kind", ["skewing", "eight devices", "explicit axes"])
+def test_a_model_trained_otherwise_or_on_other_devices_translates_alike(model, translations, kind):
+  (graphdef, params), mesh = model, ONE
+  if kind == "skewing":
+    graphdef = nnx.graphdef(nnx.eval_shape(lambda: make("skew")))
+  elif kind == "eight devices":
+    mesh = make_mesh(8)
+    params = put_parameters(params, mesh)
+  else:
+    mesh = jax.make_mesh((2,), ("rows",), devices=jax.devices()[:2])
+  translator = Translator(graphdef, params, TOKENIZERS, mesh, **OPTIONS)
+  assert translator(SHORT) == translations
+  assert translator(SHORT[:1]) == translations[:1]
 
 
 def test_empty_lines_stay_empty_and_white_space_around_a_line_is_nothing(translator, translations):
@@ -114,19 +124,6 @@ def test_another_process_does_not_trace(model, translations, cache, monkeypatch)
   for change in (dict(key="other"), dict(never_ends=True), dict(stop="bound"), dict(beam_size=3)):
     with pytest.raises(TypeError):  # of what it traces
       Translator(*model, TOKENIZERS, ONE, **options | change)(SHORT)
-
-
-def test_eight_devices_translate_as_one(model, translations):
-  graphdef, params = model
-  mesh = make_mesh(8)
-  translator = Translator(graphdef, put_parameters(params, mesh), TOKENIZERS, mesh, **OPTIONS)
-  assert [translator([line])[0] for line in SHORT] == translations
-  assert translator(SHORT) == translations
-
-
-def test_explicit_axes_of_a_mesh_translate_alike(model, translations):
-  explicit = jax.make_mesh((2,), ("rows",), devices=jax.devices()[:2])
-  assert Translator(*model, TOKENIZERS, explicit, **OPTIONS)(SHORT) == translations
 
 
 def test_other_parameters_can_take_the_place_of_the_translators(model, translator, translations):
