@@ -5,13 +5,11 @@ check the program itself: its memory, its text, its rounding.
 """
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.extend import core
 
 # Fuses and rounds operations as users' programs do; only the machine code is not optimized.
 FUSING = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -43,18 +41,3 @@ def with_gradients(call, *arrays):
   """Returns the results of a call, and the gradients of its arrays for their cosines."""
   results, pull_back = jax.vjp(call, *arrays)
   return results, pull_back(jax.tree.map(jnp.cos, results))
-
-
-def count_operations(jaxpr: core.Jaxpr) -> float:
-  """Counts the multiplications and additions of matrix products, those of each pass of a scan."""
-  total = 0.0
-  for eqn in jaxpr.eqns:
-    name, params = eqn.primitive.name, eqn.params
-    if name == "dot_general":
-      (contracted, _), _ = params["dimension_numbers"]
-      shape = eqn.invars[0].aval.shape
-      total += 2.0 * eqn.outvars[0].aval.size * math.prod(shape[axis] for axis in contracted)
-    else:
-      inner = map(count_operations, core.jaxprs_in_params(params))
-      total += params.get("length", 1) * (max if name == "cond" else sum)(inner)
-  return total

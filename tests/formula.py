@@ -57,9 +57,9 @@ def terms(relation, arrays, b, i, j, n, group, distance):
   return np.sum(query * a_key), 0, a_value
 
 
-def formula(arrays, relations, options):
-  """Computes the output for dicts of arrays and options, and a tuple of relations."""
-  arrays, relations, options = jax.tree.map(np.asarray, (arrays, relations, options))
+def formula(arrays, options):
+  """Computes the output for dicts of arrays, with a tuple of relations as "more", and options."""
+  arrays, options = jax.tree.map(np.asarray, (arrays, options))
   query, key, value = (arrays[name] for name in ("query", "key", "value"))
   (batch, num_queries, heads, width), num_keys = query.shape, key.shape[1]
   group = heads // key.shape[2]
@@ -80,7 +80,7 @@ def formula(arrays, relations, options):
       later = options["is_causal"] and distance > 0
       if apart or later or not mask[b, 0, i, j] or not -left <= distance <= right:
         continue
-      found = [terms(x, arrays, b, i, j, n, group, distance) for x in relations]
+      found = [terms(x, arrays, b, i, j, n, group, distance) for x in arrays["more"]]
       scaled, unscaled, vectors = zip(*found, strict=True) if found else ([], [], [])
       logit = scale * (query[b, i, n] @ key[b, j, n // group] + sum(scaled)) + sum(unscaled)
       logit += arrays["bias"][b, 0, i, j] if "bias" in arrays else 0

@@ -1,4 +1,4 @@
-"""Calls of implementations with tiles or blocks, compared with the reference in float64."""
+"""Random calls of the operator and of implementations with tiles or blocks, and their results."""
 
 import functools
 
@@ -7,7 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from compiling import quickly
 
-from relpos_jax import ContentBias, DistanceBias, LinearBias, RelativePositions
+from relpos_jax import (
+  ContentBias,
+  DistanceBias,
+  LinearBias,
+  RelativePositions,
+  dot_product_attention,
+)
 from relpos_jax.attention import reference
 from relpos_jax.attention.inputs import gather_inputs
 
@@ -37,7 +43,7 @@ def arrays_of(
   """Returns random arrays to differentiate.
 
   `tables` names those for keys and for values, and `per_head` those that heads do not share; `bias`
-  has axes of BNTS.
+  has axes of BNTS, others have size 1.
   """
   random = np.random.default_rng(0).normal
   arrays = dict(
@@ -48,14 +54,9 @@ def arrays_of(
   for name in tables:
     arrays[name] = random(size=(rows, *[heads] * (name in per_head), width))
   if bias is not None:
-    arrays["bias"] = random(size=like_logits(bias, heads, queries, keys))
+    sizes = dict(B=BATCH, N=heads, T=queries, S=keys)
+    arrays["bias"] = random(size=[n if axis in bias else 1 for axis, n in sizes.items()])
   return jax.tree.map(lambda x: jnp.asarray(x, dtype), arrays | dict(more=more))
-
-
-def like_logits(axes, heads, queries, keys):
-  """Returns a shape that broadcasts to [B, N, T, S]: of size 1 but for these axes."""
-  sizes = dict(B=BATCH, N=heads, T=queries, S=keys)
-  return tuple(n if axis in axes else 1 for axis, n in sizes.items())
 
 
 def shapes_of(
@@ -78,26 +79,73 @@ def shapes_of(
   return query, key, key, tuple(relations)
 
 
-def attend(arrays, attention, beyond="clip", left=None, **options):
-  """Calls the `attention` of a module on arrays of `arrays_of`."""
-  tables = [arrays.get(name) for name in "kv"]
-  given = any(table is not None for table in tables)
-  relations = (*[RelativePositions(*tables, beyond, left)] * given, *arrays["more"])
-  sequences = (arrays[name] for name in ("query", "key", "value"))
-  return attention(gather_inputs(*sequences, arrays.get("bias"), relations=relations, **options))
+def arguments_of(arrays, beyond="clip", left=None, **options):
+  """Returns the arguments of a call: of arrays of `arrays_of`, the tables become a relation."""
+  arguments = arrays | options
+  tables = [arguments.pop(name, None) for name in "kv"]
+  relations = arguments.pop("more", ())
+  if any(table is not None for table in tables):
+    relations = RelativePositions(*tables, beyond, left), *relations
+  return arguments | dict(relations=relations)
 
 
-def output_and_gradients(attention, arrays, options):
-  """Returns the output, and the gradient of every array for a cotangent exact in any dtype."""
-  output, pull_back = jax.vjp(lambda x: attend(x, attention, **options), arrays)
-  cotangent = np.round(4 * np.random.default_rng(1).normal(size=output.shape)) / 4
-  return dict(output=output, **pull_back(jnp.asarray(cotangent, output.dtype))[0])
+def attend(arrays, attention, **options):
+  """Calls the `attention` of a module."""
+  return attention(gather_inputs(**arguments_of(arrays, **options)))
+
+
+def call(arrays, **options):
+  """Calls the operator."""
+  return dot_product_attention(**arguments_of(arrays, **options))
+
+
+def cotangent_of(arrays):
+  """Returns random numbers like the output, exact in any dtype."""
+  value = arrays["value"]
+  shape = *arrays["query"].shape[:-1], value.shape[-1]
+  return jnp.asarray(np.round(4 * np.random.default_rng(1).normal(size=shape)) / 4, value.dtype)
+
+
+def output_and_gradients(function, arrays, cotangent=None):
+  """Returns a function's output and the gradients of its arrays by name, 0 for integers."""
+  output, pull_back = jax.vjp(function, arrays)
+  gradients = pull_back(cotangent_of(arrays) if cotangent is None else cotangent)
+  of_integers = lambda x: x.dtype == jax.dtypes.float0
+  return dict(output=output) | jax.tree.map(lambda x: 0.0 if of_integers(x) else x, *gradients)
+
+
+@functools.partial(quickly, static_argnums=3)
+def _results(arrays, cotangent, dynamic, static):
+  function = lambda arrays: call(arrays, **dynamic, **dict(static))
+  return output_and_gradients(function, arrays, cotangent)
+
+
+def results(implementation, arrays, options, cotangent=None):
+  """Returns the operator's output and the gradients of arrays, without rank promotion."""
+  options = options | dict(implementation=implementation)
+  dynamic = {name: x for name, x in options.items() if isinstance(x, jax.Array)}
+  static = tuple((name, x) for name, x in options.items() if name not in dynamic)
+  with jax.numpy_rank_promotion("raise"):
+    return _results(arrays, cotangent, dynamic, static)
 
 
 def run(attention, arrays, options):
-  """Returns output and gradients, without rank promotion."""
+  """Returns the same of the `attention` of a module."""
+  function = functools.partial(attend, attention=attention, **options)
   with jax.numpy_rank_promotion("raise"):
-    return quickly(lambda x: output_and_gradients(attention, x, options))(arrays)
+    return quickly(functools.partial(output_and_gradients, function))(arrays)
+
+
+def errors(actual, wanted, least=0.0):
+  """Returns the root-mean-square error of each array, as a share of its numbers', by name."""
+
+  def error(x, y):
+    x, y = np.asarray(x, np.float64), np.asarray(y)
+    rms = lambda x: float(np.sqrt(np.mean(x**2)))
+    return rms(x - y) / max(rms(y), least)
+
+  found = jax.tree.leaves_with_path(jax.tree.map(error, actual, wanted))
+  return {jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in found}
 
 
 def assert_exact(kernel, arrays, options, wanted=None, tolerance=1e-10):
@@ -124,6 +172,7 @@ CASES = {
   "keys only, k = 0": (dict(rows=1, tables="k"), {}),
   "values only, a causal k = 0": (dict(rows=1, tables="v"), dict(is_causal=True)),
   "k larger than a block": (dict(rows=2 * 11 + 1), {}),
+  "a table that fills its period": (dict(rows=7), dict(beyond="zero", is_causal=True)),
   "k larger than the sequence, zero": (dict(rows=2 * 30 + 1, queries=12), dict(beyond="zero")),
   "more keys, causal, grouped heads": (
     dict(queries=13, keys=29, heads=4, per_head="kv"),
@@ -187,13 +236,9 @@ MORE_CASES = {
     dict(query_offset=np.array([-21, 26])),
   ),
   "offsets beyond all keys, lengths": ({}, dict(query_offset=np.array([30, -26])) | LENGTHS),
-  "offsets, dropout, segments": (
+  "offsets, window, segments, dropout": (
     dict(key_heads=1),
-    dict(query_offset=np.array([5, -4])) | SEGMENTS | DROPOUT,
-  ),
-  "offsets, window, segments": (
-    {},
-    dict(query_offset=np.array([-3, 6]), local_window_size=(5, 2)) | SEGMENTS,
+    dict(query_offset=np.array([-3, 6]), local_window_size=(5, 2)) | SEGMENTS | DROPOUT,
   ),
   "offsets, causal, zero, values only": (
     dict(keys=24, tables="v"),

@@ -1,4 +1,4 @@
-"""One line adds relative positions to any Linen model; the NNX hook agrees."""
+"""The hook of Linen's layers beyond what it has in common with NNX's: tests/nn."""
 
 import functools
 import inspect
@@ -13,14 +13,12 @@ from flax import nnx, traverse_util
 
 import relpos_jax.linen
 import relpos_jax.nn
-from relpos_jax import attention_weights
 from relpos_jax.linen import RelativeAttention
 from relpos_jax.nn.positions import init_table
 
 B, T, D, N, H, K = 2, 5, 8, 2, 4, 2
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((B, T, D), dtype=np.float32)
-PADDING = nn.make_attention_mask(jnp.ones((B, T)), jnp.arange(T) < jnp.array([[5], [3]]))
 CAUSAL = nn.make_causal_mask(jnp.ones((B, T)))
 TABLES = {("attention_fn", "tables", "key"), ("attention_fn", "tables", "value")}
 
@@ -32,22 +30,6 @@ def make_layer(*, layer=nn.MultiHeadDotProductAttention, hook=None, **options):
 @functools.cache
 def parameters():
   return filled(jax.eval_shape(make_layer().init, jax.random.key(0), X))
-
-
-@pytest.mark.parametrize(
-  "options", [dict(), dict(num_heads=N, beyond="zero"), dict(logits_soft_cap=0.1, left=1)], ids=str
-)
-def test_it_has_the_nnx_layers_parameters_and_output(options):
-  rngs = nnx.Rngs(0)
-  hook = relpos_jax.nn.RelativeAttention(K, H, **options, rngs=rngs)
-  other = nnx.MultiHeadAttention(N, D, attention_fn=hook, decode=False, rngs=rngs)
-  layer = make_layer(hook=options)
-  params = nnx.to_pure_dict(nnx.state(other, nnx.Param))
-  shapes = jax.eval_shape(layer.init, jax.random.key(0), X)["params"]
-  assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, shapes)
-  for mask in (None, PADDING, CAUSAL):
-    y = layer.apply({"params": params}, X, mask=mask)
-    np.testing.assert_allclose(y, other(jnp.asarray(X), mask=mask), atol=1e-6)
 
 
 def test_flax_leaves_out_no_argument_that_changes_the_result():
@@ -94,54 +76,6 @@ def test_one_hook_for_two_layers_has_the_path_it_is_given():
   assert table_paths(OneForBoth()) == {("relative", "tables", x) for x in ("key", "value")}
 
 
-def test_dropout_is_decided_by_its_key():
-  layer = make_layer(dropout_rate=0.5, deterministic=False)
-  call = lambda seed: layer.apply(parameters(), X, rngs={"dropout": jax.random.key(seed)})
-  np.testing.assert_array_equal(call(0), call(0))
-  assert jnp.abs(call(0) - call(1)).max() > 0.1
-  still = make_layer(dropout_rate=0.5, deterministic=True).apply(parameters(), X)
-  np.testing.assert_allclose(still, make_layer().apply(parameters(), X), atol=1e-6)
-
-
-def test_weights_are_sown_as_flax_sows_them():
-  look = functools.partial(make_layer().apply, parameters(), X, mutable=["intermediates"])
-  _, sown = look(mask=CAUSAL, sow_weights=True)
-  (weights,) = sown["intermediates"]["attention_weights"]
-  params = parameters()["params"]
-  q, k = (
-    jnp.einsum("btd,dnh->btnh", X, params[name]["kernel"]) + params[name]["bias"]
-    for name in ("query", "key")
-  )
-  relations = relpos_jax.RelativePositions(**params["attention_fn"]["tables"])
-  wanted = attention_weights(q, k, is_causal=True, relations=relations)
-  np.testing.assert_allclose(weights, wanted, atol=1e-6)
-  assert not look()[1]
-
-
-class Decoder(nn.Module):
-  """Somebody's model, which knows which token it reads."""
-
-  @nn.compact
-  def __call__(self, x, position=None):
-    return make_layer(hook=dict(query_positions=position), decode=True, name="layer")(x)
-
-
-def test_decoding_at_positions_given_is_the_full_pass():
-  variables = {"params": {"layer": parameters()["params"]}}
-  empty = jax.eval_shape(Decoder().init, jax.random.key(0), X)["cache"]
-  cache = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), empty)
-
-  @quickly
-  def step(cache, x, position):
-    return Decoder().apply(variables | dict(cache=cache), x, position, mutable=["cache"])
-
-  full = make_layer().apply(parameters(), X, mask=CAUSAL)
-  for t in range(T):
-    y, updated = step(cache, X[:, t : t + 1], jnp.array([t]))
-    np.testing.assert_allclose(y[:, 0], full[:, t], atol=1e-5)
-    cache = updated["cache"]
-
-
 class Stack(nn.Module):
   """Three scanned layers."""
 
@@ -155,16 +89,26 @@ class Stack(nn.Module):
     return scan(make_layer(decode=self.decode), x, mask)[0]
 
 
-@pytest.mark.parametrize("model", [Stack, OneForBoth])
-def test_scanned_layers_and_one_hook_for_two_decode_as_the_full_pass(model):
-  params = model().init(jax.random.key(0), X)["params"]
-  full = model().apply(dict(params=params), X, CAUSAL)
-  decoder = model(decode=True)
-  cache = decoder.init(jax.random.key(0), X)["cache"]
-  read = lambda cache, x: decoder.apply(dict(params=params, cache=cache), x, mutable=["cache"])
-  step = quickly(read)
+MODELS = dict(
+  scanned=lambda decode, at: Stack(decode),
+  shared=lambda decode, at: OneForBoth(decode),
+  given=lambda decode, at: make_layer(hook=dict(query_positions=at), decode=decode),
+)
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_decoding_equals_the_full_pass(model):
+  """Decodes with scanned layers, with one hook for two, and at positions that are given."""
+  variables = dict(params=model(False, None).init(jax.random.key(0), X)["params"])
+  full = model(False, None).apply(variables, X, mask=CAUSAL)
+  cache = model(True, None).init(jax.random.key(0), X)["cache"]
+
+  @quickly
+  def step(cache, x, at):
+    return model(True, at).apply(variables | dict(cache=cache), x, mutable=["cache"])
+
   for t in range(T):
-    y, updated = step(cache, X[:, t : t + 1])
+    y, updated = step(cache, X[:, t : t + 1], jnp.array([t]))
     np.testing.assert_allclose(y[:, 0], full[:, t], atol=1e-5)
     cache = updated["cache"]
 

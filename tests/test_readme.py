@@ -3,12 +3,15 @@
 import importlib
 import pathlib
 import re
+import shlex
 from typing import get_args
 
 import numpy as np
 import pytest
 from flax import nnx
 
+from experiments import command, sweep
+from experiments.run import parse_config
 from relpos_jax import nn
 from relpos_jax.models.layers import LayersConfig
 
@@ -87,6 +90,33 @@ def test_the_commands_of_a_page_exist(page):
       module = importlib.import_module(f"experiments.{name}.__main__")
     assert {*module.FLAGS} >= {*re.findall(r"--(\w+)", arguments)}, f"{name}{arguments}"
     assert all((ROOT / file).exists() for file in re.findall(r"configs/\w+\.py", arguments))
+
+
+def test_the_commands_of_the_page_on_data_find_what_it_writes(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "configs").symlink_to(ROOT / "configs")
+  for block in code_of("data"):
+    exec(block, {})
+  sizes = {}
+  for name, arguments in re.findall(r"python -m experiments\.(\w+) ((?:.*\\\n)*.*)", PAGES["data"]):
+    words = shlex.split(arguments.replace("\\\n", " "))
+    values = command.parse(importlib.import_module(f"experiments.{name}").FLAGS, words)
+    if name == "train":
+      data = parse_config(values["config"]).load_data()
+      sizes[values["workdir"].name] = {split: len(of) for split, of in data.splits.items()}
+    elif name == "sweep":
+      cells = sweep.plan_cells(values["config"], values["seeds"], values["out"])
+      assert values["only"] in [cell.row for cell in cells]
+    else:
+      assert values["workdir"].name in sizes  # trained further up
+  graphs = dict(test=50, valid=50, train=400)
+  pairs = dict(train=5000, valid=200, long=200, test=200)
+  scales = dict(train=60, valid=6, test=6)
+  assert sizes == dict(backwards=pairs, scales=scales, json=graphs, tu=graphs)
+  tables = re.findall(r"^(\w+) +(\d+) +[\d.]+ ", PAGES["data"], re.MULTILINE)
+  assert {(split, int(number)) for split, number in tables} == {
+    *(("test", 200), ("long", 200), ("valid", 6), ("test", 6), ("valid", 50), ("test", 50))
+  }
 
 
 @pytest.mark.parametrize(

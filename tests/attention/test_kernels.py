@@ -1,4 +1,4 @@
-"""The fused kernels in interpret mode, on tiles so small that every kind of them occurs."""
+"""The fused kernels, interpreted, and "chunked", on tiles so small that every kind occurs."""
 
 import functools
 
@@ -6,18 +6,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import quickly
 from kernel_calls import (
   CASES,
+  DROPOUT,
   LOW,
+  MORE_CASES,
   arrays_of,
   assert_exact,
   exact_case,
   normal,
-  output_and_gradients,
+  run,
+  shapes_of,
 )
 
-from relpos_jax import DistanceBias
-from relpos_jax.attention import pallas_gpu, pallas_tpu
+from relpos_jax import DistanceBias, RelativePositions, explain
+from relpos_jax.attention import chunked, pallas_gpu, pallas_tpu
+from relpos_jax.attention.inputs import gather_inputs
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -61,5 +66,111 @@ def test_queries_that_see_only_low_rows(kernel):
   arrays = arrays_of(more=(DistanceBias(jnp.array([-1e30, 0.0, 0.0])),), dtype=np.float32)
   arrays["query"] *= 100
   options = dict(query_seq_lengths=np.array([9, 20]), key_value_seq_lengths=np.array([9, 2]))
-  results = output_and_gradients(kernel, arrays, options)
-  assert all(np.isfinite(x).all() for x in jax.tree.leaves(results))
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(run(kernel, arrays, options)))
+
+
+# The kernel for TPUs.
+def test_exact_on_tiles_of_default_size():
+  assert_exact(pallas_tpu.attention, arrays_of(queries=9, keys=11, key_heads=1), {})
+
+
+def test_it_takes_large_tables_of_which_a_call_reaches_few_rows():
+  """Music Transformer: k = 1,024, of which a causal call reaches half."""
+  sequence, table = jnp.zeros((1, 2048, 1, 8)), jnp.zeros((2 * 1024 + 1, 8))
+  relations = RelativePositions(table, None, beyond="zero")
+  run = functools.partial(explain, sequence, sequence, sequence, relations=relations)
+  assert run(is_causal=True).reasons["pallas_tpu"].startswith("can do it")
+  refused = "the call reaches 2051 rows of the tables; it takes at most 2048"
+  assert run().reasons["pallas_tpu"] == refused
+
+
+def test_refuses_on_a_tpu_what_it_cannot_compile():
+  wide = gather_inputs(*[jnp.zeros((1, 8, 1, 512), jnp.bfloat16)] * 3)
+  double = gather_inputs(*[jnp.zeros((1, 8, 1, 64))] * 3)
+  long = gather_inputs(*[jnp.zeros((1, 20481, 1, 128), jnp.bfloat16)] * 3)
+  assert "20480 fit the chip" in pallas_tpu.unsupported(long, interpret=False)
+  assert "512 wide" in pallas_tpu.unsupported(wide, interpret=False)
+  assert "float64" in pallas_tpu.unsupported(double, interpret=False)
+  assert pallas_tpu.unsupported(double) is None
+
+
+def test_bfloat16_lowers_for_a_tpu_whatever_the_default_precision():
+  def output_and_gradient(query):
+    inputs = gather_inputs(
+      query, query, query, relations=RelativePositions(jnp.ones((5, 64)), None)
+    )
+    kernel = functools.partial(pallas_tpu.attention, interpret=False)
+    output, pull_back = jax.vjp(lambda query: kernel(inputs._replace(query=query)), inputs.query)
+    return pull_back(output)
+
+  query = jax.ShapeDtypeStruct((1, 512, 1, 64), jnp.bfloat16)
+  with jax.enable_x64(False), jax.default_matmul_precision("high"):
+    jax.jit(output_and_gradient).trace(query).lower(lowering_platforms=("tpu",))
+
+
+# In blocks: "chunked".
+def seen(*shape):
+  return np.random.default_rng(1).random(shape) < 0.7
+
+
+# What the kernels do not do, or not in these steps. By name: sizes of arrays, and options.
+OWN_CASES = {
+  "a bias by head and pair, causal": (
+    dict(rows=7, bias="NTS", per_head="kv"),
+    dict(is_causal=True),
+  ),
+  "a bias of every query, a mask of pairs": (
+    dict(queries=1, heads=4, rows=7, bias="BNTS"),
+    dict(mask=seen(4, 1, 20)),
+  ),
+  "a bias by head, more queries than keys": (dict(keys=9, bias="N"), dict(is_causal=True)),
+  "queries that see no key": (
+    dict(bias="BNTS"),
+    dict(is_causal=True, mask=seen(2, 1, 20, 1)) | DROPOUT,
+  ),
+  "three queries a key head": (
+    dict(keys=12, heads=6, per_head="v", bias="BN"),
+    dict(mask=seen(6, 20, 12)) | DROPOUT,
+  ),
+  "a soft cap": (dict(keys=30, bias="TS"), dict(is_causal=True, logits_soft_cap=1.0)),
+  "stretches before, among and after the keys": (
+    dict(queries=70, rows=7),
+    dict(is_causal=True, query_offset=-45),
+  ),
+  "a stretch shorter than a block": (dict(queries=25, keys=25), dict(is_causal=True)),
+}
+SHARED = CASES | MORE_CASES
+NAMES = [*SHARED, *OWN_CASES]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_many_blocks_equal_the_reference(name, monkeypatch):
+  """Varies the sizes of blocks and groups, the heads in a pass, and stretches of a causal call."""
+  number, (sizes, options) = NAMES.index(name), (SHARED | OWN_CASES)[name]
+  block, group, num_heads = (8, 5, 3)[number % 3], (1, 2, 4, 8)[number % 4], 2 ** (number // 4 % 3)
+  monkeypatch.setattr(chunked, "_STRETCHES", 2 + number // 2 % 2)
+  queries, keys = sizes.get("queries", 20), sizes.get("keys", 20)
+  monkeypatch.setattr(chunked, "_PAIRS", num_heads * min(block, queries) * keys)
+  attention = functools.partial(chunked.attention, block=block, group=group)
+  call = exact_case(name) if name in SHARED else (arrays_of(**sizes), options)
+  assert_exact(attention, *call)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_blocks_of_one_query_that_have_no_near_key(is_causal):
+  attention = functools.partial(chunked.attention, block=1, group=2)
+  assert_exact(attention, arrays_of(queries=2, keys=9, rows=1), dict(is_causal=is_causal))
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_memory_is_linear_in_length(is_causal):
+  def loss(query, key, value, relations):
+    inputs = gather_inputs(query, key, value, relations=relations, is_causal=is_causal)
+    return chunked.attention(inputs).sum()
+
+  def bytes_per_token(length):
+    arrays = shapes_of(length, 16, 9, dtype=np.float32)
+    compiled = quickly(jax.grad(loss, (0, 1, 2, 3))).lower(*arrays).compile()
+    return compiled.memory_analysis().temp_size_in_bytes / length
+
+  assert bytes_per_token(65536) < 1.1 * bytes_per_token(4096)

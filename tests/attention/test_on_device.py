@@ -12,7 +12,15 @@ import functools
 import jax
 import numpy as np
 import pytest
-from kernel_calls import CASES, MORE_CASES, arrays_of, attend, normal, output_and_gradients
+from kernel_calls import (
+  CASES,
+  MORE_CASES,
+  arrays_of,
+  attend,
+  errors,
+  normal,
+  output_and_gradients,
+)
 
 from relpos_jax import LinearBias, RelativePositions
 from relpos_jax.attention import chunked, pallas_gpu, pallas_tpu, projected, reference
@@ -60,18 +68,6 @@ def enlarge(sizes, options, factor):
   return sizes, {name: longer.get(name, lambda x: x)(x) for name, x in options.items()}
 
 
-def errors(actual, wanted):
-  """Returns the root-mean-square error of each array, as a share of its numbers."""
-
-  def error(x, y):
-    x, y = np.asarray(x, np.float64), np.asarray(y)
-    rms = lambda x: float(np.sqrt(np.mean(x**2)))
-    return rms(x - y) / max(rms(y), 0.3)  # a table's gradients may cancel
-
-  found = jax.tree.leaves_with_path(jax.tree.map(error, actual, wanted))
-  return {jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in found}
-
-
 @pytest.mark.device
 @pytest.mark.parametrize("name", ALL_CASES)
 @pytest.mark.parametrize("dtype", LARGEST_ERROR)
@@ -83,7 +79,11 @@ def test_error_on_the_device(implementation, dtype, name):
   if platform != "cpu" and known.device not in (None, platform):
     pytest.skip(f"it needs a {known.device.upper()}")
   sizes, options = enlarge(*ALL_CASES[name], factor)
-  compiled = lambda f: jax.jit(functools.partial(output_and_gradients, f, options=options))
+
+  def compiled(attention):
+    call = functools.partial(attend, attention=attention, **options)
+    return jax.jit(functools.partial(output_and_gradients, call))
+
   with jax.enable_x64(False), jax.default_matmul_precision("highest"):
     arrays = arrays_of(**sizes, dtype=dtype)
     if reason := attend(arrays, known.unsupported, **options):
@@ -92,7 +92,7 @@ def test_error_on_the_device(implementation, dtype, name):
   with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
     arrays = jax.tree.map(lambda x: np.asarray(x, np.float64), arrays)
     wanted = compiled(reference.attention)(arrays)
-  found, usual = (errors(result, wanted) for result in results)
+  found, usual = (errors(result, wanted, least=0.3) for result in results)  # gradients may cancel
   allowed = min(8 * max(usual.values()), LARGEST_ERROR[dtype])
   print(jax.devices()[0].device_kind, f"allowed {allowed:.1e}, errors (and the reference's):")
   print(*(f"{name} {x:.1e} ({usual[name]:.1e})" for name, x in found.items()), sep=", ")

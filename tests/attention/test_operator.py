@@ -6,23 +6,28 @@ import re
 import jax
 import jax.numpy as jnp
 import jaxtyping
+import kernel_calls
 import numpy as np
 import pytest
 from compiling import quickly, with_gradients
 from jax import export
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
+from kernel_calls import arrays_of
 
 from relpos_jax import (
   ContentBias,
   DistanceBias,
   EdgeFeatures,
   EdgeLabels,
+  FunctionBias,
   KeyBias,
   LinearBias,
   RelativePositions,
   attention_weights,
   dot_product_attention,
+  edge_attention,
   explain,
+  rotate,
 )
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 
@@ -39,6 +44,17 @@ def call(query=QUERY, key=KEY, value=KEY, relations=RELATIONS, **options):
 
 CONTENT = np.ones((2, 5, 4, 3), np.float32)
 LABELS = np.arange(35).reshape(5, 7)
+
+
+def on_edges(senders=(0, 1), receivers=(1, 0), labels=(0, 1), features=TABLE[:2, :2]):
+  """Attends over two edges of four nodes."""
+  tokens, table = np.ones((4, 2, 3)), np.ones((2, 3))
+  senders, receivers, labels = map(np.array, (senders, receivers, labels))
+  relations = dict(labels=EdgeLabels(labels, table, None))
+  relations |= dict(features=EdgeFeatures(np.array(features), table, None))
+  return edge_attention(tokens, tokens, tokens, senders, receivers, **relations)
+
+
 WRONG_RELATIONS = {
   "relations is of type list; want RelativePositions, EdgeLabels, Ed": [RELATIONS],
   "relations[0] is float32 of shape (5, 8); want RelativePositions": (TABLE,),
@@ -54,6 +70,29 @@ WRONG_RELATIONS = {
   ),
   "relations.labels go from 0 to 34; want 0 to 4, or -1": EdgeLabels(LABELS, TABLE, None),
   "relations.labels has shape (7, 5); want (2, 5, 7) or (5, 7)": EdgeLabels(LABELS.T, TABLE, None),
+  "relations.function returns float32 of shape (3,); want a number, or [4]": FunctionBias(
+    lambda *_: jnp.ones(3)
+  ),
+  "relations.of_query has an array of shape (4,); want [5, ": FunctionBias(
+    lambda *_: 1.0, of_query=np.ones(4)
+  ),
+  "relations.of_pair has an array of shape (5,); want [5, 7, ...] or [2, ": FunctionBias(
+    lambda *_: 1.0, of_pair=np.ones(5)
+  ),
+}
+WRONG_CALLS = {
+  "buckets has 3 rows and max_distance is 128; want": lambda: DistanceBias.t5(np.ones((3, 8))),
+  "buckets has 10 rows and max_distance is 512; want": lambda: KeyBias.deberta(np.ones((10, 4))),
+  "x has shape (2, 5, 4, 7); want heads of an even": lambda: rotate(QUERY[..., 1:], np.arange(5)),
+  "positions has shape (4,); want (2, 5) or (5,)": lambda: rotate(QUERY, np.arange(4)),
+  "frequencies has shape (5,); want at most (4,)": lambda: rotate(
+    QUERY, np.arange(5), frequencies=np.ones(5)
+  ),
+  "senders go from 0 to 4; want 0 to 3, or -1": lambda: on_edges(senders=[0, 4]),
+  "receivers has shape (3,); want (2,)": lambda: on_edges(receivers=[0, 0, 0]),
+  "labels.labels go from 0 to 2; want 0 to 1, or -1": lambda: on_edges(labels=[0, 2]),
+  "labels.labels has shape (3,); want (2,)": lambda: on_edges(labels=[0, 1, 1]),
+  "features.features has shape (2, 3); want (2, 2)": lambda: on_edges(features=np.ones((2, 3))),
 }
 WRONG = {
   "query is int32 of shape (2, 5, 4, 8); want floating": dict(query=QUERY.astype(int)),
@@ -79,57 +118,62 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("message", WRONG)
+WRONG_CALLS |= {name: functools.partial(call, **options) for name, options in WRONG.items()}
+
+
+@pytest.mark.parametrize("message", WRONG_CALLS)
 def test_a_wrong_argument_is_named(message, monkeypatch):
   monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as for users
   with pytest.raises(ValueError) as caught:
-    call(**WRONG[message])
+    WRONG_CALLS[message]()
   assert str(caught.value).startswith(message)
   assert "\n" not in str(caught.value)
 
 
-KERNELS = "pallas_tpu", "pallas_gpu"
-WIDE = np.ones((1, 6, 1, 300), np.float32)
-REFUSED = {
-  "a bias is given": (KERNELS, dict(bias=np.ones((1, 1, 5, 7)))),
-  "mask has shape (1, 1, 5, 1)": (KERNELS, dict(mask=np.ones((1, 1, 5, 1), bool))),
-  "positions are given; if they are consecutive, give query_offset instead": (
-    ("skew",),
-    dict(query_positions=np.arange(5)),
+LABELLED = RELATIONS, EdgeLabels(LABELS % 5, TABLE, None)
+REFUSED_BY_SKEW = {
+  "positions are given; if they are consecutive, give query_offset instead": dict(
+    query_positions=np.arange(5)
   ),
-  "positions or query_offset are given": (KERNELS, dict(query_positions=np.arange(5))),
-  "it takes no EdgeLabels": (
-    ("skew", *KERNELS),
-    dict(relations=(RELATIONS, EdgeLabels(LABELS % 5, TABLE, None))),
-  ),
-  "it takes no KeyBias": (KERNELS, dict(relations=KeyBias(TABLE))),
-  "it takes no ContentBias": (KERNELS, dict(relations=ContentBias(CONTENT, TABLE[:, :3]))),
-  "it takes no LinearBias": (KERNELS, dict(relations=(RELATIONS, LinearBias.alibi(4)))),
-  "a local window is given": (KERNELS, dict(local_window_size=3)),
-  "positions or query_offset are given; it": (KERNELS, dict(query_offset=np.array([1, 2]))),
-  "positions or query_offset are given; it needs": (KERNELS, dict(query_offset=3)),
-  "a soft cap is given": (KERNELS, dict(logits_soft_cap=1.0)),
-  "sinks are given": (KERNELS, dict(sinks=np.ones(4, np.float32))),
-  "sinks are given, or a residual": (KERNELS, dict(return_residual=True)),
-  "values are 4 wide; it needs the keys' width, 8": (
-    KERNELS,
-    dict(value=KEY[..., :4], relations=RelativePositions(TABLE, None)),
-  ),
-  "scale is traced": (KERNELS, dict(scale=np.float32(0.1))),
-  "heads are 300 wide": (("pallas_gpu",), dict(query=WIDE, key=WIDE, value=WIDE, relations=None)),
+  "it takes no EdgeLabels": dict(relations=LABELLED),
 }
+REFUSED_BY_KERNELS = {
+  "a bias is given": dict(bias=np.ones((1, 1, 5, 7))),
+  "mask has shape (1, 1, 5, 1)": dict(mask=np.ones((1, 1, 5, 1), bool)),
+  "positions or query_offset are given": dict(query_positions=np.arange(5)),
+  "positions or query_offset are given; it": dict(query_offset=np.array([1, 2])),
+  "positions or query_offset are given; it needs": dict(query_offset=3),
+  "it takes no EdgeLabels": dict(relations=LABELLED),
+  "it takes no KeyBias": dict(relations=KeyBias(TABLE)),
+  "it takes no ContentBias": dict(relations=ContentBias(CONTENT, TABLE[:, :3])),
+  "it takes no LinearBias": dict(relations=(RELATIONS, LinearBias.alibi(4))),
+  "a local window is given": dict(local_window_size=3),
+  "a soft cap is given": dict(logits_soft_cap=1.0),
+  "sinks are given": dict(sinks=np.ones(4, np.float32)),
+  "sinks are given, or a residual": dict(return_residual=True),
+  "values are 4 wide; it needs the keys' width, 8": dict(
+    value=KEY[..., :4], relations=RelativePositions(TABLE, None)
+  ),
+  "scale is traced": dict(scale=np.float32(0.1)),
+}
+WIDE = np.ones((1, 6, 1, 300), np.float32)
+WIDE_CALL = dict(query=WIDE, key=WIDE, value=WIDE, relations=None)
+REFUSED = [("pallas_gpu", "heads are 300 wide", WIDE_CALL)]
+REFUSED += [("skew", *refused) for refused in REFUSED_BY_SKEW.items()]
+for kernel in ("pallas_tpu", "pallas_gpu"):
+  REFUSED += [(kernel, *refused) for refused in REFUSED_BY_KERNELS.items()]
 
 
-@pytest.mark.parametrize("reason", REFUSED)
-def test_what_an_implementation_cannot_do_it_refuses_with_the_reason_that_explain_gives(reason):
-  names, change = REFUSED[reason]
+@pytest.mark.parametrize("name, reason, change", REFUSED)
+def test_what_an_implementation_cannot_do_it_refuses_with_the_reason_that_explain_gives(
+  name, reason, change
+):
   arguments = dict(query=QUERY, key=KEY, value=KEY, relations=RELATIONS) | change
   arrays = [arguments.pop(name) for name in ("query", "key", "value")]
   static = "local_window_size", "logits_soft_cap", "return_residual", "implementation"
-  for name in names:
-    with pytest.raises(NotImplementedError, match=f"'{name}' cannot .*{re.escape(reason)}"):
-      jax.jit(call, static_argnames=static)(*arrays, **arguments, implementation=name)
-    assert explain(*arrays, **arguments).reasons[name].startswith(reason)
+  with pytest.raises(NotImplementedError, match=f"'{name}' cannot .*{re.escape(reason)}"):
+    jax.jit(call, static_argnames=static)(*arrays, **arguments, implementation=name)
+  assert explain(*arrays, **arguments).reasons[name].startswith(reason)
 
 
 @pytest.mark.parametrize("implementation", [None, "chunked"])
@@ -159,89 +203,60 @@ def test_result_in_the_values_dtype_and_weights_in_float32(relations, dtype):
   np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["reference", "per_position", "projected"])
-def test_positions_of_a_narrow_integer_type_do_not_wrap_around(name):
-  random = np.random.default_rng(0).normal
-  arrays = [random(size=array.shape).astype(np.float32) for array in (QUERY, KEY, KEY, TABLE)]
-  *arrays, table = arrays
-  run = lambda **positions: call(
-    *arrays, RelativePositions(table, table), implementation=name, **positions
-  )
-  narrow = dict(query_positions=np.uint8([4, 5, 6, 7, 8]), key_positions=np.uint8(range(7)))
-  wide = {name: positions.astype(np.int32) for name, positions in narrow.items()}
-  np.testing.assert_array_equal(run(**narrow), run(**wide))
+CHOSEN = [
+  ("cpu", (32, 32, 4, 32), (33, 32), "per_position"),
+  ("cpu", (32, 32, 4, 32), (33, 4, 32), "per_position"),
+  ("cpu", (32, 32, 8, 64), (33, 64), "per_position"),
+  ("cpu", (32, 32, 8, 64), (33, 8, 64), "projected"),
+  ("cpu", (16, 96, 8, 64), (33, 64), "chunked"),
+  ("cpu", (1, 2048, 8, 64), (33, 64), "chunked"),
+  ("cpu", (1, 64, 8, 64), None, "jax.nn"),
+  ("cpu", (1, 2048, 8, 64), None, "chunked"),  # rotary positions, which are no relation
+]
+for platform in ("tpu", "gpu", "cuda"):
+  lengths = dict.fromkeys((32, 1024), "projected") | {2048: "chunked"}
+  CHOSEN += [(platform, (64, n, 8, 64), (33, 64), wanted) for n, wanted in lengths.items()]
 
 
-@pytest.mark.parametrize(
-  ("shape", "table", "wanted"),
-  [
-    ((32, 32, 4, 32), (33, 32), "per_position"),
-    ((32, 32, 4, 32), (33, 4, 32), "per_position"),
-    ((32, 32, 8, 64), (33, 64), "per_position"),
-    ((32, 32, 8, 64), (33, 8, 64), "projected"),
-    ((16, 96, 8, 64), (33, 64), "chunked"),
-    ((1, 2048, 8, 64), (33, 64), "chunked"),
-    ((1, 64, 8, 64), None, "jax.nn"),
-    ((1, 2048, 8, 64), None, "chunked"),  # rotary positions, which are no relation, for instance
-  ],
-)
-def test_the_choice_follows_the_measurements(shape, table, wanted):
-  array = jax.ShapeDtypeStruct(shape, jnp.float32)
-  tables = table and [jax.ShapeDtypeStruct(table, jnp.float32)] * 2
-  relations = tables and RelativePositions(*tables)
-  assert explain(array, array, array, relations=relations).implementation == wanted
-
-
-@pytest.mark.parametrize("platform, name", [("tpu", "tpu"), ("gpu", "gpu"), ("cuda", "gpu")])
-@pytest.mark.parametrize(
-  "length, wanted", [(32, "projected"), (1024, "projected"), (2048, "chunked")]
-)
-def test_what_runs_follows_the_platform_of_the_mesh_in_context(platform, name, length, wanted):
+@pytest.mark.parametrize("platform, shape, table, wanted", CHOSEN)
+def test_the_choice_follows_the_measurements_on_the_platform_of_the_mesh(
+  platform, shape, table, wanted
+):
   chip = AbstractDevice(device_kind="chip", num_cores=1, platform=platform)
   mesh = AbstractMesh((8,), ("data",), (AxisType.Auto,), abstract_device=chip)
-  array = jax.ShapeDtypeStruct((64, length, 8, 64), jnp.bfloat16)
-  table = jax.ShapeDtypeStruct((33, 64), jnp.float32)
-  run = lambda: explain(array, array, array, relations=RelativePositions(table, table))
-  here = run()
+  array = jax.ShapeDtypeStruct(shape, jnp.float32)
+  tables = table and [jax.ShapeDtypeStruct(table, jnp.float32)] * 2
   with use_abstract_mesh(mesh):
-    there = run()
-  assert (here.implementation == "chunked") == (length >= 64)
-  assert there.implementation == wanted
-  assert "if implementation= names it" in there.reasons[f"pallas_{name}"]
+    found = explain(array, array, array, relations=tables and RelativePositions(*tables))
+  assert found.implementation == wanted
+  for kernel, platforms in dict(pallas_tpu=["tpu"], pallas_gpu=["gpu", "cuda"]).items():
+    assert ("if implementation= names it" in found.reasons[kernel]) == (platform in platforms)
 
 
-def random_arrays(seed):
-  random = np.random.default_rng(seed).normal
-  shapes = dict(query=QUERY, key=KEY, value=KEY, key_table=TABLE, value_table=TABLE)
-  return {name: jnp.asarray(random(size=array.shape)) for name, array in shapes.items()}
-
-
-def call_named(implementation, arrays, **options):
-  relations = RelativePositions(arrays["key_table"], arrays["value_table"])
-  sequences = (arrays[name] for name in ("query", "key", "value"))
-  return call(*sequences, relations, implementation=implementation, **options)
+ARRAYS = functools.partial(arrays_of, queries=5, keys=7, heads=4, width=8)
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("implementation", [x for x in IMPLEMENTATIONS if x not in OWN_VJP])
 def test_it_differentiates_forward(implementation):
-  arrays, steps = random_arrays(0), random_arrays(1)
-  run = functools.partial(call_named, implementation)
+  arrays = ARRAYS()
+  steps = jax.tree.map(jnp.sin, arrays)
+  run = functools.partial(kernel_calls.call, implementation=implementation)
   _, change = quickly(lambda *pair: jax.jvp(run, *pair))((arrays,), (steps,))
-  slopes = quickly(jax.jacrev(functools.partial(call_named, "reference")))(arrays)
-  changes = [jnp.tensordot(slopes[name], step, step.ndim) for name, step in steps.items()]
-  np.testing.assert_allclose(change, sum(changes), rtol=0, atol=1e-10)
+  run = functools.partial(kernel_calls.call, implementation="reference")
+  slopes = quickly(jax.jacrev(run))(arrays)
+  changes = jax.tree.map(lambda slope, step: jnp.tensordot(slope, step, step.ndim), slopes, steps)
+  np.testing.assert_allclose(change, sum(jax.tree.leaves(changes)), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_gradients_keep_the_precision_of_the_call(implementation):
-  arrays = {name: x.astype(jnp.float32) for name, x in random_arrays(0).items()}
-
   @jax.jit
   def precisely(arrays):
     with jax.default_matmul_precision("highest"):
-      return call_named(implementation, arrays)
+      return kernel_calls.call(arrays, implementation=implementation)
 
+  arrays = ARRAYS(dtype=np.float32)
   program = str(jax.make_jaxpr(functools.partial(with_gradients, precisely))(arrays))
   assert program.count("precision=(Precision.HIGHEST, ") == program.count("dot_general[") > 5
 
@@ -250,12 +265,12 @@ def test_devices_keep_the_precision_of_the_call():
   """Compiles on two devices: partitioning traces the products again, after the call."""
   mesh = jax.make_mesh((2,), ("rows",), (AxisType.Auto,))
   sharding = jax.NamedSharding(mesh, jax.P("rows"))
-  arrays = {name: x.astype(jnp.float32) for name, x in random_arrays(0).items()}
+  arrays = ARRAYS(dtype=np.float32)
   arrays |= jax.device_put({name: arrays[name] for name in ("query", "key", "value")}, sharding)
 
   def loss(arrays):
     with jax.default_matmul_precision("highest"):
-      return call_named("chunked", arrays).sum()
+      return kernel_calls.call(arrays, implementation="chunked").sum()
 
   program = quickly(jax.grad(loss)).lower(arrays).compile().as_text()
   assert program.count("operand_precision={highest,highest}") == program.count(" dot(") > 5

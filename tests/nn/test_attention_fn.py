@@ -1,4 +1,4 @@
-"""One line adds relative positions to any NNX model."""
+"""One line adds relative positions to any model of NNX or of Linen."""
 
 import functools
 import inspect
@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiling import filled, quickly
-from flax import nnx
+from flax import linen, nnx
 from jax.sharding import AxisType
 
-from relpos_jax import attention_weights, dot_product_attention
+import relpos_jax.linen
+from relpos_jax import RelativePositions, attention_weights, dot_product_attention
 from relpos_jax.nn import RelativeAttention, RotaryPositions
 from relpos_jax.nn.positions import init_table
 
@@ -24,10 +25,11 @@ MASKS = dict(
   padding_in_numbers=nnx.make_attention_mask(jnp.ones((B, T)), jnp.asarray(PADDING)),
   of_tokens=np.tril(np.ones((T, T), bool)),
 )
+KINDS = ["nnx", "linen"]
 
 
 def make_hook(rngs, **options):
-  return RelativeAttention(K, H, num_heads=N, rngs=rngs, **options)
+  return RelativeAttention(K, H, **dict(num_heads=N) | options, rngs=rngs)
 
 
 def make_layer(hook=make_hook, **options):
@@ -39,19 +41,50 @@ def make_layer(hook=make_hook, **options):
   return layer
 
 
-def projections(layer, x=X):
-  return layer.query(x), layer.key(x), layer.value(x)
+def make_call(kind, hook=None, **options):
+  """Returns a function that calls flax's layer, and sows weights; and the parameters of both."""
+  hook = dict(num_heads=N) | (hook or {})
+  layer = make_layer(functools.partial(make_hook, **hook), **options)
+  params = nnx.to_pure_dict(nnx.state(layer, nnx.Param))
+  look = nnx.capture(layer, nnx.Intermediate)
+  own = relpos_jax.linen.RelativeAttention(K, **hook)
+  other = linen.MultiHeadDotProductAttention(N, attention_fn=own, **options)
+  shapes = jax.eval_shape(other.init, jax.random.key(0), X)["params"]
+  assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, shapes)
+
+  def call(seed=0, **more):
+    with jax.numpy_rank_promotion("raise"):
+      if kind == "nnx":
+        return look(jnp.asarray(X), rngs=nnx.Rngs(dropout=seed), **more)
+      more |= dict(rngs=dict(dropout=jax.random.key(seed)), mutable=["intermediates"])
+      y, sown = other.apply(dict(params=params), X, **more)
+      return y, sown.get("intermediates", {})
+
+  return call, params
+
+
+def projections(params):
+  """Returns queries, keys and values."""
+  product = lambda x: jnp.einsum("btd,dnh->btnh", X, x["kernel"]) + x["bias"]
+  return [product(params[name]) for name in ("query", "key", "value")]
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize("is_causal", [True, False])
-def test_the_layer_attends_as_the_operator_does(mask, is_causal):
-  layer = make_layer(functools.partial(make_hook, logits_soft_cap=0.5))
+@pytest.mark.parametrize("kind, is_causal", [("nnx", True), ("nnx", False), ("linen", False)])
+@pytest.mark.parametrize(
+  "hook", [dict(num_heads=None, left=1), dict(beyond="zero", logits_soft_cap=0.5)], ids=str
+)
+def test_the_layer_attends_as_the_operator_does(mask, kind, is_causal, hook):
+  call, params = make_call(kind, hook)
+  causal = dict(is_causal=True) if is_causal else {}
   visible = None if mask is None else jnp.broadcast_to(jnp.asarray(mask) > 0, (B, 1, T, T))
-  options = dict(mask=visible, is_causal=is_causal, logits_soft_cap=0.5)
-  z = dot_product_attention(*projections(layer), relations=layer.attention_fn.tables(), **options)
-  y = layer(jnp.asarray(X), mask=mask, is_causal=is_causal)
-  np.testing.assert_allclose(y, layer.out(z), atol=1e-6)
+  sides = {name: x for name, x in hook.items() if name in ("left", "beyond")}
+  relations = RelativePositions(**params["attention_fn"]["tables"], **sides)
+  options = dict(mask=visible, logits_soft_cap=hook.get("logits_soft_cap")) | causal
+  z = dot_product_attention(*projections(params), relations=relations, **options)
+  out = params["out"]
+  wanted = jnp.einsum("btnh,nhd->btd", z, out["kernel"]) + out["bias"]
+  np.testing.assert_allclose(call(mask=mask, **causal)[0], wanted, atol=1e-6)
 
 
 def test_parameters_have_fixed_names():
@@ -60,29 +93,32 @@ def test_parameters_have_fixed_names():
   assert paths == own | {("attention_fn", "tables", name) for name in ("key", "value")}
 
 
-def test_dropout_draws_each_weight_apart():
-  layer = make_layer(dropout_rate=0.5)
-  call = lambda seed, **more: layer(jnp.asarray(X), rngs=nnx.Rngs(dropout=seed), **more)
-  np.testing.assert_array_equal(call(0), call(0))
-  assert jnp.abs(call(0) - call(1)).max() > 0.1
-  still = call(0, deterministic=True)
-  np.testing.assert_allclose(still, make_layer()(jnp.asarray(X)), atol=1e-6)
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropout_is_decided_by_its_key(kind):
+  (call, _), (plain, _) = (make_call(kind, dropout_rate=rate) for rate in (0.5, 0.0))
+  of = lambda seed: call(seed, deterministic=False)[0]
+  np.testing.assert_array_equal(of(0), of(0))
+  assert jnp.abs(of(0) - of(1)).max() > 0.1
+  still = call(deterministic=True)[0]
+  np.testing.assert_allclose(still, plain(deterministic=True)[0], atol=1e-6)
 
+
+def test_dropout_draws_each_weight_apart():
   # flax drops the same weights in all heads and sentences: these rows would be equal.
   hook, same = make_hook(nnx.Rngs(0), keys=False), jnp.ones((3, T, N, H))
   z = hook(same, same, same, dropout_rng=jax.random.key(0), dropout_rate=0.5)
   assert len(np.unique(z.sum(axis=(1, 3)).round(3))) > 3
 
 
-def test_weights_are_sown_as_flax_sows_them():
-  layer = make_layer(dropout_rate=0.5)
-  look = nnx.capture(layer, nnx.Intermediate)
-  _, sown = look(jnp.asarray(X), is_causal=True, sow_weights=True, rngs=nnx.Rngs(dropout=0))
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_sown_as_flax_sows_them(kind):
+  call, params = make_call(kind, dropout_rate=0.5)
+  _, sown = call(mask=MASKS["of_tokens"], sow_weights=True, deterministic=False)
   (weights,) = sown["attention_weights"]
-  relations = layer.attention_fn.tables()
-  wanted = attention_weights(*projections(layer)[:2], is_causal=True, relations=relations)
+  relations = RelativePositions(**params["attention_fn"]["tables"])
+  wanted = attention_weights(*projections(params)[:2], is_causal=True, relations=relations)
   np.testing.assert_allclose(weights, wanted, atol=1e-6)
-  assert not look(jnp.asarray(X), deterministic=True)[1]
+  assert not call(deterministic=True)[1]
 
 
 def test_decoding_by_the_mask_of_self_attention_is_the_full_pass():
@@ -118,36 +154,30 @@ class Stack(nnx.Module):
     return nnx.scan(lambda layer, x: x + layer(x, **options), **axes)(self.layers, x)
 
 
-@pytest.mark.parametrize("by", ["mask", "view", "view_of_rows", "view without parameters"])
+has_input_positions = (
+  "input_positions" in inspect.signature(nnx.MultiHeadAttention.__call__).parameters
+)
+BY_INPUT = pytest.param("input", marks=pytest.mark.skipif(not has_input_positions, reason="flax"))
+
+
+@pytest.mark.parametrize("by", ["mask", "view", "view of rows", "no parameters", BY_INPUT])
 def test_scanned_layers_decode_as_the_full_pass(by):
   without = lambda rngs, **options: RelativeAttention(positions=RotaryPositions(), **options)
-  model = Stack(without if "without" in by else make_hook, self_attention=by == "mask")
+  model = Stack(without if by == "no parameters" else make_hook, self_attention=by == "mask")
   full = model(jnp.asarray(X), is_causal=True)
   model.init_cache()
   for t in range(T):
-    positions = jnp.full((B, 1) if by == "view_of_rows" else 1, t)
-    view = model if by == "mask" else nnx.view(model, query_positions=positions)
-    y = view(jnp.asarray(X[:, t : t + 1]), decode=True)
-    np.testing.assert_allclose(y[:, 0], full[:, t], atol=1e-5)
-
-
-@pytest.mark.skipif(
-  "input_positions" not in inspect.signature(nnx.MultiHeadAttention.__call__).parameters,
-  reason="this flax has no input_positions",
-)
-def test_decoding_with_input_positions_is_the_full_pass():
-  layer = make_layer()
-  full = layer(jnp.asarray(X), is_causal=True)
-  layer.init_cache((B, T, D))
-  for t in range(T):
-    y = layer(jnp.asarray(X[:, t : t + 1]), decode=True, input_positions=jnp.full((B, 1), t))
+    positions = jnp.full((B, 1) if by in ("view of rows", "input") else 1, t)
+    view = nnx.view(model, query_positions=positions) if by not in ("mask", "input") else model
+    given = dict(input_positions=positions) if by == "input" else {}
+    y = view(jnp.asarray(X[:, t : t + 1]), decode=True, **given)
     np.testing.assert_allclose(y[:, 0], full[:, t], atol=1e-5)
 
 
 def test_positions_of_packed_sentences():
   """Checks that queries and keys share positions unless both are given."""
   layer = make_layer()
-  hook, (q, k, v) = layer.attention_fn, projections(layer)
+  hook, (q, k, v) = layer.attention_fn, RANDOM.standard_normal((3, B, T, N, H), dtype=np.float32)
   positions = jnp.array([[3, 4, 0, 1, 2], [0, 1, 2, 3, 4]])
   attend = lambda **options: dot_product_attention(q, k, v, relations=hook.tables(), **options)
   both = dict(query_positions=positions, key_positions=positions)

@@ -50,7 +50,7 @@ class Case(NamedTuple):
   """A published attention module, and the function of the page that computes the same."""
 
   parameters: dict[str, Any]  # torch.Tensors, by name
-  run: Callable  # of x, a torch.Tensor
+  run: Callable  # of the parameters and x, as torch.Tensors
   ours: Callable  # of the parameters and x, as NumPy arrays
   shape: tuple[int, ...]  # of x
 
@@ -92,20 +92,13 @@ def configured(name: str, kind: str, attention: str = EAGER, **options):
   return module, getattr(module, kind)(**sizes, attn_implementation=attention, **options)
 
 
-def t5(batch, length, attention, is_causal=False):
-  m = modeling("t5")
+def t5(batch, length, attention, name="T5", is_causal=False):
+  m = modeling(name.lower())
   sizes = dict(d_model=D, d_kv=H, num_heads=HEADS, is_decoder=is_causal)
-  config = m.T5Config(**sizes, attn_implementation=attention)
-  module = m.T5Attention(config, True, layer_idx=0, is_causal=is_causal)
-  run = lambda x: module(x, causal(length, attention, x.dtype) if is_causal else None)[0]
+  config = getattr(m, f"{name}Config")(**sizes, attn_implementation=attention)
+  module = getattr(m, f"{name}Attention")(config, True, layer_idx=0, is_causal=is_causal)
+  run = lambda w, x: module(x, causal(length, attention, x.dtype) if is_causal else None)[0]
   return case(module, run, functools.partial(page().t5, is_causal=is_causal), (batch, length, D))
-
-
-def umt5(batch, length, attention):
-  m = modeling("umt5")
-  config = m.UMT5Config(d_model=D, d_kv=H, num_heads=HEADS, attn_implementation=attention)
-  module = m.UMT5Attention(config, True)
-  return case(module, lambda x: module(x)[0], page().t5, (batch, length, D))
 
 
 def bert(batch, length, attention, of_keys=False):
@@ -116,7 +109,7 @@ def bert(batch, length, attention, of_keys=False):
   module = torch.nn.ModuleDict({name: torch.nn.Linear(D, D) for name in names})
   module["distance_embedding"] = torch.nn.Embedding(2 * length - 1, H)
 
-  def run(x):
+  def run(w, x):
     query, key, value = (
       module[name](x).view(*x.shape[:2], HEADS, H).transpose(1, 2) for name in names
     )
@@ -134,7 +127,7 @@ def bert(batch, length, attention, of_keys=False):
 def wav2vec2_bert(batch, length, attention):
   m, config = configured("wav2vec2_bert", "Wav2Vec2BertConfig", attention)
   module = m.Wav2Vec2BertSelfAttention(config)
-  return case(module, lambda x: module(x)[0], page().wav2vec2_bert, (batch, length, D))
+  return case(module, lambda w, x: module(x)[0], page().wav2vec2_bert, (batch, length, D))
 
 
 def conformer(batch, length, attention):
@@ -142,7 +135,7 @@ def conformer(batch, length, attention):
   m, config = configured("wav2vec2_conformer", "Wav2Vec2ConformerConfig", attention, **options)
   module = m.Wav2Vec2ConformerSelfAttention(config)
   positions = m.Wav2Vec2ConformerRelPositionalEmbedding(config)
-  run = lambda x: module(x, relative_position_embeddings=positions(x))[0]
+  run = lambda w, x: module(x, relative_position_embeddings=positions(x))[0]
   return case(module, run, page().conformer, (batch, length, D))
 
 
@@ -150,7 +143,7 @@ def tensor2tensor(batch, length, attention, max_distance=16):
   """Follows dot_product_attention_relative of Tensor2Tensor, and its inner products."""
   import torch
 
-  def run(x):
+  def run(w, x):
     query, key, value = x.transpose(2, 3)
     at = torch.arange(length)
     rows = (at - at[:, None]).clamp(-max_distance, max_distance) + max_distance
@@ -164,16 +157,14 @@ def tensor2tensor(batch, length, attention, max_distance=16):
 
   ours = lambda w, x: page().tensor2tensor(w, *x)
   rows = 2 * max_distance + 1, H
-  found = case(None, run, ours, (3, batch, length, HEADS, H), key=rows, value=rows)
-  w = found.parameters
-  return found
+  return case(None, run, ours, (3, batch, length, HEADS, H), key=rows, value=rows)
 
 
 def music_transformer(batch, length, attention):
   """Follows section 3.4.1 of Huang et al. 2018: project, pad, reshape, slice."""
   import torch
 
-  def run(x):
+  def run(w, x):
     query, key, value = x.transpose(2, 3)
     relative = query @ w["key"].permute(1, 2, 0)
     padded = torch.nn.functional.pad(relative, (1, 0))
@@ -182,9 +173,7 @@ def music_transformer(batch, length, attention):
     return ((logits + causal(length, EAGER, x.dtype)).softmax(-1) @ value).transpose(1, 2)
 
   ours = lambda w, x: page().music_transformer(w, *x)
-  found = case(None, run, ours, (3, batch, length, HEADS, H), key=(length, HEADS, H))
-  w = found.parameters
-  return found
+  return case(None, run, ours, (3, batch, length, HEADS, H), key=(length, HEADS, H))
 
 
 def deberta(batch, length, attention, is_shared):
@@ -201,10 +190,9 @@ def deberta(batch, length, attention, is_shared):
   )
   module = m.DisentangledSelfAttention(config)
   mask = torch.ones(1, 1, 1, 1)
-  run = lambda x: module(x, mask, rel_embeddings=found.parameters["rel_embeddings"])[0]
+  run = lambda w, x: module(x, mask, rel_embeddings=w["rel_embeddings"])[0]
   ours = lambda w, x: page().deberta(w, x, w["rel_embeddings"])
-  found = case(module, run, ours, (batch, length, D), rel_embeddings=(512, D))
-  return found
+  return case(module, run, ours, (batch, length, D), rel_embeddings=(512, D))
 
 
 def gemma4_audio(batch, length, attention):
@@ -218,7 +206,7 @@ def gemma4_audio(batch, length, attention):
   hidden = ~sees(0, 0, at[:, None], at) * torch.finfo(torch.float32).min
   encoder = types.SimpleNamespace(config=config)
   mask = m.Gemma4AudioModel._convert_4d_mask_to_blocked_5d(encoder, hidden[None, None])
-  run = lambda x: module(x, encoding(x), mask)[0]
+  run = lambda w, x: module(x, encoding(x), mask)[0]
   waves = encoding(torch.zeros(1, 1))[0].numpy()
   ours = lambda w, x: page().gemma4_audio(w, x, waves.astype(x.dtype))
   return case(module, run, ours, (batch, length, D))
@@ -235,7 +223,7 @@ def xlnet(batch, length, attention):
   differ = torch.tensor(segments[:, None] != segments).long()
   one_hot = torch.nn.functional.one_hot(differ, 2).float()[:, :, None].expand(-1, -1, batch, -1)
 
-  def run(x):
+  def run(w, x):
     waves = model.relative_positional_encoding(length, length, batch).to(x.dtype)
     of_segments = one_hot.to(x.dtype)
     return module(x.transpose(0, 1), None, None, None, waves, of_segments)[0].transpose(0, 1)
@@ -251,7 +239,7 @@ def bloom(batch, length, attention):
   config = m.BloomConfig(hidden_size=D, n_head=HEADS)
   module = m.BloomAttention(config, 0)
 
-  def run(x):
+  def run(w, x):
     alibi = m.build_alibi_tensor(torch.ones(batch, length).long(), HEADS, x.dtype)
     return module(x, torch.zeros_like(x), alibi, causal(length, EAGER, x.dtype))[0]
 
@@ -262,46 +250,48 @@ def mpt(batch, length, attention):
   m = modeling("mpt")
   module = m.MptAttention(m.MptConfig(d_model=D, n_heads=HEADS), 0)
 
-  def run(x):
+  def run(w, x):
     bias = m.build_mpt_alibi_tensor(HEADS, length)
     return module(x, bias.to(x.dtype), attention_mask=causal(length, EAGER, x.dtype) != 0)[0]
 
   return case(module, run, page().mpt, (batch, length, D))
 
 
-def llama(batch, length, attention, rope, ours):
+def rotary(batch, length, attention, name, kind, ours, **options):
   import torch
 
-  m, config = configured(
-    "llama",
-    "LlamaConfig",
-    attention,
-    num_key_value_heads=2,
-    max_position_embeddings=int(rope["factor"] * rope["original_max_position_embeddings"]),
-    rope_parameters=rope,
-  )
-  module = m.LlamaAttention(config, 0)
-  embedding = m.LlamaRotaryEmbedding(config)
+  m, config = configured(name, f"{kind}Config", attention, **options)
+  module = getattr(m, f"{kind}Attention")(config, 0)
+  embedding = getattr(m, f"{kind}RotaryEmbedding")(config)
 
-  def run(x):
-    positions = embedding(x, torch.arange(length)[None])
-    return module(x, positions, causal(length, attention, x.dtype))[0]
+  def run(w, x):
+    mask, positions = causal(length, attention, x.dtype), embedding(x, torch.arange(length)[None])
+    return module(x, attention_mask=mask, position_embeddings=positions)[0]
 
   return case(module, run, ours, (batch, length, D))
 
 
-def gpt_neox(batch, length, attention):
-  import torch
+def llama(*sizes, rope, ours):
+  longest = int(rope["factor"] * rope["original_max_position_embeddings"])
+  options = dict(rope_parameters=rope, max_position_embeddings=longest, num_key_value_heads=2)
+  return rotary(*sizes, "llama", "Llama", ours, **options)
 
-  m, config = configured("gpt_neox", "GPTNeoXConfig", attention)
-  module = m.GPTNeoXAttention(config, 0)
-  embedding = m.GPTNeoXRotaryEmbedding(config)
 
-  def run(x):
-    positions = embedding(x, torch.arange(length)[None])
-    return module(x, causal(length, attention, x.dtype), position_embeddings=positions)[0]
+def llama3(*sizes):
+  rope = dict(rope_type="llama3", rope_theta=500_000.0, low_freq_factor=1.0, high_freq_factor=4.0)
+  rope |= dict(factor=8.0, original_max_position_embeddings=8192)
+  return llama(*sizes, rope=rope, ours=lambda w, x: page().llama(w, x, page().llama3()))
 
-  return case(module, run, page().gpt_neox, (batch, length, D))
+
+def yarn(*sizes):
+  rope = dict(rope_type="yarn", rope_theta=10_000.0)
+  rope |= dict(factor=4.0, original_max_position_embeddings=4096)
+  ours = lambda w, x: page().llama(w, x, page().yarn(), 0.1 * math.log(4) + 1)
+  return llama(*sizes, rope=rope, ours=ours)
+
+
+def gpt_neox(*sizes):
+  return rotary(*sizes, "gpt_neox", "GPTNeoX", page().gpt_neox)
 
 
 def swin(batch, length, attention, size=8):
@@ -312,7 +302,7 @@ def swin(batch, length, attention, size=8):
   windows = length // size**2
   seen = np.random.default_rng(0).random((windows, size**2, 1)) < 0.5
   bias = np.where(seen == seen.swapaxes(1, 2), 0.0, -100.0)
-  run = lambda x: module(x.flatten(0, 1), torch.tensor(bias, dtype=x.dtype))[0].view(x.shape)
+  run = lambda w, x: module(x.flatten(0, 1), torch.tensor(bias, dtype=x.dtype))[0].view(x.shape)
   ours = lambda w, x: page().swin(w, x, size, bias[:, None])
   return case(module, run, ours, (batch, windows, size**2, D))
 
@@ -322,7 +312,7 @@ def beit(batch, length, attention):
   m, config = configured("beit", "BeitConfig", attention, image_size=size, patch_size=1)
   module = m.BeitAttention(config)
   module.relative_position_bias = m.BeitRelativePositionBias(config)  # of the layer
-  run = lambda x: module(x, module.relative_position_bias((size, size)))[0]
+  run = lambda w, x: module(x, module.relative_position_bias((size, size)))[0]
   ours = functools.partial(page().beit, size=size)
   return case(module, run, ours, (batch, size * size + 1, D))
 
@@ -331,28 +321,7 @@ def sam(batch, length, attention):
   size = math.isqrt(length)
   m, config = configured("sam", "SamVisionConfig", image_size=size, patch_size=1)
   module = m.SAM_VISION_ATTENTION_CLASSES[attention](config, window_size=0)
-  return case(module, lambda x: module(x)[0], page().sam, (batch, size, size, D))
-
-
-LLAMA3 = dict(
-  rope_type="llama3",
-  rope_theta=500_000.0,
-  factor=8.0,
-  low_freq_factor=1.0,
-  high_freq_factor=4.0,
-  original_max_position_embeddings=8192,
-)
-YARN = dict(
-  rope_type="yarn", rope_theta=10_000.0, factor=4.0, original_max_position_embeddings=4096
-)
-
-
-def _llama3(w, x):
-  return page().llama(w, x, page().llama3())
-
-
-def _yarn(w, x):
-  return page().llama(w, x, page().yarn(), 0.1 * math.log(4) + 1)
+  return case(module, lambda w, x: module(x)[0], page().sam, (batch, size, size, D))
 
 
 class Row(NamedTuple):
@@ -379,11 +348,11 @@ ROWS = {
   "XLNet": Row("xlnet", xlnet, single="sinusoids"),
   "T5, encoder": Row("t5", t5, BOTH),
   "T5, decoder": Row("t5", functools.partial(t5, is_causal=True), BOTH),
-  "umT5": Row("t5", umt5, BOTH),
+  "umT5": Row("t5", functools.partial(t5, name="UMT5"), BOTH),
   "BLOOM": Row("bloom", bloom, single="softmax"),
   "MPT": Row("mpt", mpt, single="softmax"),
-  "Llama 3.1": Row("llama", functools.partial(llama, rope=LLAMA3, ours=_llama3), BOTH, "angles"),
-  "Llama with YaRN": Row("llama", functools.partial(llama, rope=YARN, ours=_yarn), BOTH, "angles"),
+  "Llama 3.1": Row("llama", llama3, BOTH, "angles"),
+  "Llama with YaRN": Row("llama", yarn, BOTH, "angles"),
   "GPT-NeoX": Row("gpt_neox", gpt_neox, BOTH, "angles"),
   "Swin": Row("swin", swin, BOTH),
   "BEiT": Row("beit", beit, BOTH),
@@ -422,7 +391,7 @@ def errors(row: Row, dtype: str) -> tuple[float, float]:
   for values in found.parameters.values():
     values.data = values.data.to(getattr(torch, dtype))
   x = torch.tensor(random.standard_normal(found.shape).astype(dtype), requires_grad=True)
-  y = found.run(x)
+  y = found.run(found.parameters, x)
   dy = random.standard_normal(tuple(y.shape)).astype(dtype)
   y.backward(torch.tensor(dy))
   ours, (ours_w, ours_x) = with_gradients(found.ours)(arrays(found), x.detach().numpy(), dy)
@@ -460,7 +429,7 @@ def memory(row: Row) -> dict[str, int]:
     with torch.profiler.profile(
       activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profile:
-      found.run(x).backward(dy)
+      found.run(found.parameters, x).backward(dy)
     events = [x for x in profile.profiler.kineto_results.events() if x.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
     sizes[attention] = int(np.cumsum([event.nbytes() for event in events]).max())

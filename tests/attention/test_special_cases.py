@@ -1,0 +1,134 @@
+"""Laws 8 and 13: labels, features and functions equal the relations that they compute."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiling import quickly, with_gradients
+
+from relpos_jax import (
+  DistanceBias,
+  EdgeFeatures,
+  EdgeLabels,
+  FunctionBias,
+  LinearBias,
+  RelativePositions,
+  dot_product_attention,
+)
+from relpos_jax.attention import blocks
+
+pytestmark = pytest.mark.usefixtures("float64")
+QUERIES, KEYS, HEADS, WIDTH = 12, 9, 4, 3
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape):
+  return np.asarray(RNG.normal(size=shape))
+
+
+def hstu(params, i, j, time, key_time, _):
+  """Adds a number by distance and one by logarithm of elapsed time: Zhai et al. 2024."""
+  bucket = jnp.floor(jnp.log(jnp.maximum(1.0, abs(time - key_time))) / 0.301).astype(int)
+  return params["position"][j - i + QUERIES - 1] + params["time"][jnp.clip(bucket, 0, 7)]
+
+
+TIMES = np.sort(RNG.integers(0, 10_000, QUERIES))
+OF_TIMES = functools.partial(FunctionBias, hstu, of_query=TIMES, of_key=TIMES[:KEYS])
+HSTU = dict(position=normal(QUERIES + KEYS - 1), time=normal(8, HEADS))
+CALL = [normal(2, *shape, WIDTH) for shape in ((QUERIES, HEADS), (KEYS, 2), (KEYS, 2))]
+DISTANCE = np.arange(KEYS) - np.arange(QUERIES)[:, None]
+ELAPSED = abs(TIMES[:, None] - TIMES[:KEYS])
+BUCKET = np.clip(np.log(np.maximum(1, ELAPSED)) // 0.301, 0, 7).astype(int)
+REVERSED = dict(query_positions=np.arange(QUERIES)[::-1], key_positions=np.arange(KEYS)[::-1])
+CLIPPED = np.clip(DISTANCE, -2, 2) + 2
+OR_NONE = np.where(abs(DISTANCE) <= 2, CLIPPED, -1)  # -1 is no label
+LABELS = RNG.integers(-1, 5, (2, QUERIES, KEYS))
+ONE_HOT = jax.nn.one_hot(LABELS, 5)  # -1 is no feature at all
+TABLES, TABLES_PER_HEAD = normal(2, 5, WIDTH), normal(2, 5, HEADS, WIDTH)
+
+
+def look_up(table, i, j, *_):
+  return table[j - i + QUERIES - 1]
+
+
+def as_bias(params):
+  by_head = jnp.moveaxis(params["time"][BUCKET], -1, 0)
+  return dict(bias=params["position"][DISTANCE + QUERIES - 1] + by_head)
+
+
+# By name: parameters, a relation of them, and the relation that it equals, or the options.
+PAIRS = {
+  "labels of clipped distances": (
+    TABLES_PER_HEAD,
+    lambda tables: EdgeLabels(CLIPPED, *tables),
+    lambda tables: RelativePositions(*tables),
+  ),
+  "labels of near distances": (
+    TABLES,
+    lambda tables: EdgeLabels(OR_NONE, *tables),
+    lambda tables: RelativePositions(*tables, "zero"),
+  ),
+  "one-hot features": (
+    TABLES_PER_HEAD,
+    lambda tables: EdgeFeatures(ONE_HOT, *tables),
+    lambda tables: EdgeLabels(LABELS, *tables),
+  ),
+  "a function of a table": (
+    normal(5, HEADS),
+    lambda table: FunctionBias(lambda t, i, j, *_: t[jnp.clip(j - i, -2, 2) + 2], table),
+    lambda table: DistanceBias(table),
+  ),
+  "a function of slopes": (
+    normal(HEADS),
+    lambda slopes: FunctionBias(lambda s, i, j, *_: -s * abs(j - i), slopes),
+    lambda slopes: LinearBias(slopes),
+  ),
+  "a function of data of all sequences": (HSTU, OF_TIMES, as_bias),
+  "a function of data of pairs": (
+    normal(2, QUERIES, KEYS),
+    lambda pairs: FunctionBias(lambda _, i, j, x, y, z: z, of_pair=pairs),
+    lambda pairs: dict(bias=pairs[:, None]),
+  ),
+  "a function with arrays of the code around it": (
+    normal(QUERIES + KEYS - 1, HEADS),
+    lambda table: FunctionBias(lambda _, *pair: look_up(table, *pair)),
+    lambda table: FunctionBias(look_up, table),
+  ),
+}
+
+
+def results(params, relation, **options):
+  """Returns the output, and the gradients of query, key, value and parameters."""
+
+  def call(query, key, value, params):
+    found = relation(params)
+    same = found if isinstance(found, dict) else dict(relations=found)
+    return dot_product_attention(query, key, value, **options, **same)
+
+  return quickly(functools.partial(with_gradients, call))(*CALL, params)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "per_position", "projected", "chunked"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_relation_is_what_it_computes(name, implementation, monkeypatch):
+  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 5)
+  params, relation, same = PAIRS[name]
+  by_distance = name in ("a function of a table", "a function of slopes")
+  for at in [dict(query_offset=3), REVERSED] if by_distance else [{}]:
+    found = results(params, relation, **at, implementation=implementation, is_causal=True)
+    wanted = results(params, same, **at, implementation="reference", is_causal=True)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-10), found, wanted)
+
+
+def test_gradients_are_the_same_bits_in_every_run(monkeypatch):
+  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 5)
+
+  def loss(params):
+    options = dict(relations=OF_TIMES(params), implementation="chunked")
+    return dot_product_attention(*CALL, **options).sum()
+
+  first, *others = (jax.jit(jax.grad(loss))(HSTU) for _ in range(3))
+  for other in others:
+    jax.tree.map(np.testing.assert_array_equal, first, other)
