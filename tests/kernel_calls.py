@@ -19,6 +19,8 @@ from relpos_jax.attention.inputs import gather_inputs
 
 BATCH, WIDTH = 2, 4
 DROPOUT = dict(dropout_rate=0.3, dropout_key=jax.random.key(0))
+CAUSAL = dict(is_causal=True)
+LONGER = dict(query_seq_lengths=np.array([3, 17]), key_value_seq_lengths=np.array([19, 9]))
 LENGTHS = dict(query_seq_lengths=np.array([5, 20]), key_value_seq_lengths=np.array([3, 0]))
 
 
@@ -168,33 +170,25 @@ SEGMENTS = {
 # By name: the sizes of arrays, and the options of a call. With T = S = 20, blocks of queries have
 # tiles to the right of the band, on it and to its left, and padding.
 CASES = {
-  "neither table, causal": (dict(tables=""), dict(is_causal=True)),
+  "neither table, causal": (dict(tables=""), CAUSAL),
   "keys only, k = 0": (dict(rows=1, tables="k"), {}),
-  "values only, a causal k = 0": (dict(rows=1, tables="v"), dict(is_causal=True)),
+  "values only, a causal k = 0": (dict(rows=1, tables="v"), CAUSAL),
   "k larger than a block": (dict(rows=2 * 11 + 1), {}),
   "a table that fills its period": (dict(rows=7), dict(beyond="zero", is_causal=True)),
   "k larger than the sequence, zero": (dict(rows=2 * 30 + 1, queries=12), dict(beyond="zero")),
-  "more keys, causal, grouped heads": (
-    dict(queries=13, keys=29, heads=4, per_head="kv"),
-    dict(is_causal=True),
-  ),
+  "more keys, causal, grouped heads": (dict(queries=13, keys=29, heads=4, per_head="kv"), CAUSAL),
   "more queries, zero, lengths": (dict(queries=27, keys=13), dict(beyond="zero") | LENGTHS),
   "nothing to the right of the query": (dict(), dict(left=4, is_causal=True)),
   "nothing to the left of it": (dict(), dict(left=0)),
   "keys only, mask": (dict(tables="k"), dict(mask=KEY_MASK)),
-  "masks of every kind": (
-    dict(),
-    dict(mask=KEY_MASK, key_value_seq_lengths=np.array([19, 9]))
-    | dict(query_seq_lengths=np.array([3, 17]))
-    | SEGMENTS,
-  ),
-  "dropout, causal": (dict(key_heads=1), DROPOUT | dict(is_causal=True)),
+  "masks of every kind": ({}, dict(mask=KEY_MASK) | LONGER | SEGMENTS),
+  "dropout, causal": (dict(key_heads=1), DROPOUT | CAUSAL),
   "dropout, values only, mask": (dict(tables="v"), dict(mask=KEY_MASK) | DROPOUT),
   "dropout alone": (dict(tables=""), DROPOUT),
   "a bias": (dict(tables="", more=(DistanceBias(normal(7)),)), {}),
   "a bias per head, causal, grouped heads": (
     dict(tables="", heads=4, more=(DistanceBias(normal(6, 4), left=4),)),
-    dict(is_causal=True),
+    CAUSAL,
   ),
   "a sum, dropout, lengths, segments": (
     dict(
@@ -209,6 +203,7 @@ CASES = {
   ),
 }
 
+SLOPES = (LinearBias(normal(2)),)
 # What the kernels do not take.
 MORE_CASES = {
   "window": (dict(rows=7), dict(local_window_size=(5, 2))),
@@ -258,14 +253,8 @@ MORE_CASES = {
     ),
     dict(mask=(np.arange(20) % 5 != 3)[None, None, None]),
   ),
-  "slopes, window": (
-    dict(tables="", more=(LinearBias(normal(2)),)),
-    dict(local_window_size=(9, 6)),
-  ),
-  "slopes, values, dropout, causal": (
-    dict(tables="v", more=(LinearBias(normal(2)),)),
-    DROPOUT | dict(is_causal=True),
-  ),
+  "slopes, window": (dict(tables="", more=SLOPES), dict(local_window_size=(9, 6))),
+  "slopes, values, dropout, causal": (dict(tables="v", more=SLOPES), DROPOUT | CAUSAL),
   "all, offsets, dropout, lengths": (
     dict(
       heads=4,

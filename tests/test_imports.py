@@ -132,12 +132,10 @@ def loaded(*words: str, status: int) -> set[str]:
 
 
 COMMANDS = ["train", "evaluate", "translate", "sample", "launch", "sweep", "export", "checkpoints"]
+COMMANDS += ["plan", "report", "benchmark", "benchmark attention", "benchmark translate"]
 
 
-OTHERS = ["plan", "report", "benchmark", "benchmark attention", "benchmark translate"]
-
-
-@pytest.mark.parametrize("command", [*COMMANDS, *OTHERS])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_commands_tell_a_wrong_key_before_they_load_jax(command):
   words = *f"experiments.{command}".split(), "--wrong=1"
   assert not loaded(*words, status=2) & (HEAVY | {"jax", "flax"})

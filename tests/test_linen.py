@@ -20,7 +20,6 @@ B, T, D, N, H, K = 2, 5, 8, 2, 4, 2
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((B, T, D), dtype=np.float32)
 CAUSAL = nn.make_causal_mask(jnp.ones((B, T)))
-TABLES = {("attention_fn", "tables", "key"), ("attention_fn", "tables", "value")}
 
 
 def make_layer(*, layer=nn.MultiHeadDotProductAttention, hook=None, **options):
@@ -61,19 +60,21 @@ class OneForBoth(nn.Module):
     return x
 
 
-def table_paths(model):
-  flat = traverse_util.flatten_dict(jax.eval_shape(model.init, jax.random.key(0), X)["params"])
-  return {path for path in flat if "tables" in path}
+OWN = {"first/attention_fn", "second/attention_fn"}
 
 
-@pytest.mark.parametrize("lift", [lambda layer: layer, nn.remat])
-def test_the_tables_have_one_path_wherever_the_hook_is_made(lift):
-  model = InCompact(lift(nn.MultiHeadDotProductAttention))
-  assert table_paths(model) == {(name, *path) for name in ("first", "second") for path in TABLES}
-
-
-def test_one_hook_for_two_layers_has_the_path_it_is_given():
-  assert table_paths(OneForBoth()) == {("relative", "tables", x) for x in ("key", "value")}
+@pytest.mark.parametrize(
+  "model, owners",
+  [
+    (InCompact(nn.MultiHeadDotProductAttention), OWN),
+    (InCompact(nn.remat(nn.MultiHeadDotProductAttention)), OWN),
+    (OneForBoth(), {"relative"}),
+  ],
+)
+def test_the_tables_have_one_path_wherever_the_hook_is_made(model, owners):
+  params = jax.eval_shape(model.init, jax.random.key(0), X)["params"]
+  paths = {path for path in traverse_util.flatten_dict(params, sep="/") if "tables" in path}
+  assert paths == {f"{owner}/tables/{name}" for owner in owners for name in ("key", "value")}
 
 
 class Stack(nn.Module):

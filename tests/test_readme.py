@@ -19,8 +19,6 @@ ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {x.stem: x.read_text("utf-8") for x in (ROOT / "README.md", *ROOT.glob("docs/*.md"))}
 EXAMPLES = [page for page in PAGES if "```py" in PAGES[page]]
 COMMANDS = [page for page in PAGES if "python -m experiments" in PAGES[page]]
-
-
 SCHEMES = re.findall(r"^\| (.*?) \| `(attend\(.*?\))` \|", PAGES["schemes"], re.MULTILINE)
 
 

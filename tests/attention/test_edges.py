@@ -45,10 +45,6 @@ def matrix(senders, receivers, labels, features, shape):
   return pairs, visible
 
 
-def output_and_gradients(call, arrays):
-  return quickly(functools.partial(with_gradients, lambda arrays: call(**arrays)))(arrays)
-
-
 def assert_equal(actual, wanted):
   for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(wanted), strict=True):
     np.testing.assert_allclose(x, y, rtol=0, atol=1e-10)
@@ -105,28 +101,24 @@ def test_a_list_of_edges_is_the_operator_on_the_matrix_of_pairs(terms, batch, ta
     )
 
   arrays = arrays_of(5, 6, batch, tables=tables)
-  assert_equal(output_and_gradients(by_list, arrays), output_and_gradients(by_matrix, arrays))
+  both = (lambda arrays, call=call: call(**arrays) for call in (by_list, by_matrix))
+  assert_equal(*(quickly(functools.partial(with_gradients, call))(arrays) for call in both))
 
 
-@functools.cache
-def compiled():
-  """Returns the compiled call on four nodes and up to 8 edges: output and gradients."""
-
-  @quickly
-  def run(nodes, senders, receivers, labels):
-    tables = [arrays_of(4, 4)[f"{name}_table"] for name in ("key", "value")]
-    relation = EdgeLabels(labels, *tables)
-    call = lambda *nodes: edge_attention(*nodes, senders, receivers, labels=relation)
-    return with_gradients(call, *nodes)
-
-  return run
+@quickly
+def run(nodes, senders, receivers, labels):
+  """Returns the output and gradients of four nodes and up to 8 edges."""
+  tables = [arrays_of(4, 4)[f"{name}_table"] for name in ("key", "value")]
+  relation = EdgeLabels(labels, *tables)
+  call = lambda *nodes: edge_attention(*nodes, senders, receivers, labels=relation)
+  return with_gradients(call, *nodes)
 
 
 def small(edges, nodes=None):
   """Returns the output, and the gradients of query, key and value."""
   padded = np.full((8, 3), -1)
   padded[: len(edges)] = np.reshape(edges, (-1, 3))
-  return compiled()(nodes_of_four() if nodes is None else nodes, *padded.T)
+  return run(nodes_of_four() if nodes is None else nodes, *padded.T)
 
 
 def nodes_of_four():

@@ -9,6 +9,7 @@ import pytest
 from compiling import quickly
 from kernel_calls import (
   CASES,
+  CAUSAL,
   DROPOUT,
   LOW,
   MORE_CASES,
@@ -95,17 +96,14 @@ def test_refuses_on_a_tpu_what_it_cannot_compile():
 
 
 def test_bfloat16_lowers_for_a_tpu_whatever_the_default_precision():
-  def output_and_gradient(query):
-    inputs = gather_inputs(
-      query, query, query, relations=RelativePositions(jnp.ones((5, 64)), None)
-    )
-    kernel = functools.partial(pallas_tpu.attention, interpret=False)
-    output, pull_back = jax.vjp(lambda query: kernel(inputs._replace(query=query)), inputs.query)
-    return pull_back(output)
+  def loss(query):
+    relations = RelativePositions(jnp.ones((5, 64)), None)
+    inputs = gather_inputs(query, query, query, relations=relations)
+    return pallas_tpu.attention(inputs, interpret=False).astype(jnp.float32).sum()
 
   query = jax.ShapeDtypeStruct((1, 512, 1, 64), jnp.bfloat16)
   with jax.enable_x64(False), jax.default_matmul_precision("high"):
-    jax.jit(output_and_gradient).trace(query).lower(lowering_platforms=("tpu",))
+    jax.jit(jax.grad(loss)).trace(query).lower(lowering_platforms=("tpu",))
 
 
 # In blocks: "chunked".
@@ -115,15 +113,12 @@ def seen(*shape):
 
 # What the kernels do not do, or not in these steps. By name: sizes of arrays, and options.
 OWN_CASES = {
-  "a bias by head and pair, causal": (
-    dict(rows=7, bias="NTS", per_head="kv"),
-    dict(is_causal=True),
-  ),
+  "a bias by head and pair, causal": (dict(rows=7, bias="NTS", per_head="kv"), CAUSAL),
   "a bias of every query, a mask of pairs": (
     dict(queries=1, heads=4, rows=7, bias="BNTS"),
     dict(mask=seen(4, 1, 20)),
   ),
-  "a bias by head, more queries than keys": (dict(keys=9, bias="N"), dict(is_causal=True)),
+  "a bias by head, more queries than keys": (dict(keys=9, bias="N"), CAUSAL),
   "queries that see no key": (
     dict(bias="BNTS"),
     dict(is_causal=True, mask=seen(2, 1, 20, 1)) | DROPOUT,
@@ -133,11 +128,11 @@ OWN_CASES = {
     dict(mask=seen(6, 20, 12)) | DROPOUT,
   ),
   "a soft cap": (dict(keys=30, bias="TS"), dict(is_causal=True, logits_soft_cap=1.0)),
-  "stretches before, among and after the keys": (
+  "stretches around the keys": (
     dict(queries=70, rows=7),
-    dict(is_causal=True, query_offset=-45),
+    CAUSAL | dict(query_offset=-45),
   ),
-  "a stretch shorter than a block": (dict(queries=25, keys=25), dict(is_causal=True)),
+  "a stretch shorter than a block": (dict(queries=25, keys=25), CAUSAL),
 }
 SHARED = CASES | MORE_CASES
 NAMES = [*SHARED, *OWN_CASES]

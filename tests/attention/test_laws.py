@@ -10,7 +10,7 @@ import kernel_calls
 import numpy as np
 import pytest
 from compiling import as_users_do, quickly, with_gradients
-from kernel_calls import call, cotangent_of, results
+from kernel_calls import call, cotangent_of, output_and_gradients, results
 
 from relpos_jax import ContentBias, DistanceBias, KeyBias, LinearBias
 from relpos_jax.attention import blocks, chunked
@@ -26,8 +26,6 @@ ANY_MASK = [name for name in ALL if name not in KERNELS]  # any bias, relation b
 ANY_POSITIONS = [name for name in ANY_MASK if name not in ("skew", "chunked")]
 # Kernels equal `reference` in tests of their own, from which most laws follow.
 EACH = [pytest.param(name, marks=[pytest.mark.kernels] * (name in KERNELS)) for name in ALL]
-
-
 arrays_of = functools.partial(kernel_calls.arrays_of, queries=5, keys=5, width=3)
 
 
@@ -58,10 +56,7 @@ PLAIN = {
     dict(query_seq_lengths=np.int32([6, 3]), key_value_seq_lengths=np.int32([5, 7])),
   ),
   "a window of two sides": (dict(queries=6, keys=7), dict(local_window_size=(1, 3))),
-  "a window, causal": (
-    dict(queries=7, keys=7),
-    dict(local_window_size=2, is_causal=True),
-  ),
+  "a window, causal": (dict(queries=7, keys=7), dict(local_window_size=2, is_causal=True)),
 }
 
 
@@ -71,16 +66,9 @@ def test_without_relations_it_is_jax_nn(name):
   sizes, options = PLAIN[name]
   arrays = arrays_of(tables="", **sizes, dtype=np.float32)
   del arrays["more"]
-  arrayed = {n: jnp.asarray(x) for n, x in options.items() if isinstance(x, np.ndarray)}
-  options = options | arrayed
-
-  @quickly
-  def results_of_jax_nn(arrays):
-    call = lambda arrays: jax.nn.dot_product_attention(**arrays, **options)
-    output, pull_back = jax.vjp(call, arrays)
-    return dict(output=output, **pull_back(cotangent_of(arrays))[0])
-
-  wanted = results_of_jax_nn(arrays)
+  options = {n: jnp.asarray(x) if isinstance(x, np.ndarray) else x for n, x in options.items()}
+  of_jax_nn = lambda arrays: jax.nn.dot_product_attention(**arrays, **options)
+  wanted = quickly(functools.partial(output_and_gradients, of_jax_nn))(arrays)
   is_refused = "bias" in arrays or "local_window_size" in options
   for implementation in ANY_MASK if is_refused else ALL:
     assert_close(results(implementation, arrays, options), wanted, implementation, atol=1e-5)
@@ -142,10 +130,7 @@ INTEGERS = {
   "lengths": (dict(key_value_seq_lengths=np.array([FAR, FAR + 5])), {}),
   "an offset": (dict(query_offset=np.array(FAR)), dict(query_offset=100)),
   "positions": (dict(query_positions=FAR + np.arange(5)), dict(query_offset=100)),
-  "positions of 8 bits": (
-    integers(range(4, 9), range(5), dtype=np.uint8),
-    dict(query_offset=4),
-  ),
+  "positions of 8 bits": (integers(range(4, 9), range(5), dtype=np.uint8), dict(query_offset=4)),
 }
 for first in (2**31 - 5, -(2**31) + 5):  # with a window that is as wide as an integer, too
   far, rows = dict(query_offset=int(np.sign(first)) * 100), np.int32(first + np.arange(5))
@@ -417,8 +402,8 @@ def test_vmap_equals_a_call_for_each(able, mapped):
   normal = lambda *shape: jnp.asarray(random.normal(size=shape))
   more = (DistanceBias(normal(5, 4)),)
   if not in_kernels:
-    more += ContentBias(normal(2, 5, 4, 5), normal(3, 5)), LinearBias(normal(4))
-    more += (KeyBias(normal(3, 4, 3)),)
+    content = ContentBias(normal(2, 5, 4, 5), normal(3, 5))
+    more += content, LinearBias(normal(4)), KeyBias(normal(3, 4, 3))
   arrays = arrays_of(heads=4, bias="TS" if is_biased else None, more=more)
   arrays["k"] = arrays["k"][:, None].repeat(4, 1)  # one per head, one shared
   ids = jnp.asarray(random.integers(0, 2, (2, 2, 5)), jnp.int32)

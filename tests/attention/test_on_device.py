@@ -29,8 +29,6 @@ from relpos_jax.attention.relations import tables
 
 WIDTH = 64
 LARGEST_ERROR = dict(float32=1e-4, bfloat16=3e-2)
-
-
 ALL_CASES = CASES | MORE_CASES
 # By name: its function, and how many times longer sequences are.
 ATTENTIONS = {

@@ -406,13 +406,10 @@ def test_causal_work_is_the_same_on_all_devices_in_every_round():
 def test_the_ring_says_what_it_does_not_take_and_gathers_nothing_instead():
   x, odd = jnp.ones((2, 32, 4, 8)), jnp.ones((2, 36, 4, 8))
   mesh, context = lay_out(8)
+  labels = EdgeLabels(jnp.ones((32, 32), int), jnp.ones((3, 8)), None)
   refused = [
     ("no FunctionBias", x, dict(relations=FunctionBias(lambda params, *_: params, jnp.ones(4)))),
-    (
-      "no EdgeLabels",
-      x,
-      dict(relations=EdgeLabels(jnp.ones((32, 32), int), jnp.ones((3, 8)), None)),
-    ),
+    ("no EdgeLabels", x, dict(relations=labels)),
     ("bias", x, dict(bias=jnp.ones((1, 1, 32, 32)))),
     ("mask has shape", x, dict(mask=jnp.ones((32, 32), bool))),
     ("positions", x, dict(key_positions=jnp.arange(32))),

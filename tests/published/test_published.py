@@ -54,6 +54,9 @@ class Case(NamedTuple):
   ours: Callable  # of the parameters and x, as NumPy arrays
   shape: tuple[int, ...]  # of x
 
+  def arrays(self) -> dict[str, np.ndarray]:
+    return {name: values.detach().numpy() for name, values in self.parameters.items()}
+
 
 def case(module, run, ours, shape, **others) -> Case:
   """Returns a case with a module's parameters and others of these shapes, drawn at random."""
@@ -363,11 +366,6 @@ ROWS = {
 # Errors and memory --------------------------------------------------------------------------------
 
 
-def arrays(found: Case) -> dict[str, np.ndarray]:
-  """Returns the parameters."""
-  return {name: values.detach().numpy() for name, values in found.parameters.items()}
-
-
 def with_gradients(ours):
   """Returns the function of w, x and dy that returns y and the gradients of w and x."""
 
@@ -394,7 +392,7 @@ def errors(row: Row, dtype: str) -> tuple[float, float]:
   y = found.run(found.parameters, x)
   dy = random.standard_normal(tuple(y.shape)).astype(dtype)
   y.backward(torch.tensor(dy))
-  ours, (ours_w, ours_x) = with_gradients(found.ours)(arrays(found), x.detach().numpy(), dy)
+  ours, (ours_w, ours_x) = with_gradients(found.ours)(found.arrays(), x.detach().numpy(), dy)
   assert ours.dtype == dtype
   truth = {name: values.grad.numpy() for name, values in found.parameters.items()}
   truth["input x"] = x.grad.numpy()
@@ -417,8 +415,8 @@ def memory(row: Row) -> dict[str, int]:
 
   found = row.make(1, LONG, row.attentions[0])
   x = np.zeros(found.shape, np.float32)
-  y = jax.eval_shape(found.ours, arrays(found), x)
-  program = with_gradients(found.ours).lower(arrays(found), x, y).compile()
+  y = jax.eval_shape(found.ours, found.arrays(), x)
+  program = with_gradients(found.ours).lower(found.arrays(), x, y).compile()
   used = program.memory_analysis()
   sizes = dict(ours=used.temp_size_in_bytes + used.output_size_in_bytes)
   for attention in row.attentions:
