@@ -112,7 +112,7 @@ def _with_sinks(
   output: Float[Array, "B T N V"], residual: Float[Array, "B T N"], sinks: Float[Array, " N"]
 ) -> tuple[Array, Array]:
   """Merges attention with a part whose logit is the sink and whose value is zero."""
-  sees_key = ~jnp.isneginf(residual)
+  sees_key, sinks = ~jnp.isneginf(residual), sinks[None, None]
   finite = jnp.where(sees_key, residual, 0)
   total = jnp.where(sees_key, jnp.logaddexp(finite, sinks), -jnp.inf)
   return output * jax.nn.sigmoid(finite - sinks)[..., None], total

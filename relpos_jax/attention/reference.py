@@ -146,7 +146,7 @@ def residual(
   hidden = (logits <= masks.LOWEST / 2).all(-1) if may_hide(inputs) else False
   found = jax.nn.logsumexp(logits, axis=-1)
   if inputs.sinks is not None:
-    found = jnp.logaddexp(found, inputs.sinks[:, None])
+    found = jnp.logaddexp(found, inputs.sinks[None, :, None])
   return jnp.where(hidden, -jnp.inf, found).swapaxes(1, 2)
 
 

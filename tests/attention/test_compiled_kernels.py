@@ -51,10 +51,11 @@ def test_explain_says_what_memory_the_band_takes(sizes, found):
   assert reason.endswith("interpreted, and slow: no GPU" + found)
 
 
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
 def test_a_bias_by_distance_is_not_repeated_for_each_query():
   """The forward pass has no array larger than the query."""
   arrays = shapes_of(**T5)
-  lowered = jax.jit(loss).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+  lowered = lower_for_an_h100(jax.jit(loss), *arrays)
   found = re.findall(r"tensor<((?:\d+x)+)", lowered)
   assert max(math.prod(map(int, x.split("x")[:-1])) for x in found) == arrays[0].size
 
@@ -63,6 +64,13 @@ def loss(query, key, value, relations, **options):
   """Computes a loss with the kernels as compiled for a GPU."""
   inputs = gather_inputs(query, key, value, relations=relations, **options)
   return pallas_gpu.attention(inputs, interpret=False).astype(jnp.float32).sum()
+
+
+def lower_for_an_h100(function, *arrays):
+  device = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=None, platform="cuda")
+  mesh = AbstractMesh((1,), ("x",), axis_types=(AxisType.Auto,), abstract_device=device)
+  with use_abstract_mesh(mesh):
+    return function.trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
 
 
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
@@ -80,12 +88,9 @@ def loss(query, key, value, relations, **options):
 def test_it_lowers_for_an_h100(sizes, options):
   """Checks for three kernels, and no [T, S] around them."""
   options = {n: jnp.asarray(x, int) if n.endswith("ids") else x for n, x in options.items()}
-  device = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=None, platform="cuda")
-  mesh = AbstractMesh((1,), ("x",), axis_types=(AxisType.Auto,), abstract_device=device)
   gradient = jax.jit(jax.grad(functools.partial(loss, **options), argnums=(0, 1, 2, 3)))
   arrays = shapes_of(**sizes)
-  with use_abstract_mesh(mesh):
-    lowered = gradient.trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+  lowered = lower_for_an_h100(gradient, *arrays)
   assert lowered.count("xla.gpu.triton") == 3
   length = arrays[0].shape[1]
   assert f"x{length}x{length}x" not in lowered
