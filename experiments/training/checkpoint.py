@@ -6,6 +6,7 @@ import pathlib
 import re
 import shutil
 import tempfile
+import time
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -263,8 +264,12 @@ class Checkpoints:
     except Exception as error:
       if not (refusal := write_refusal(error, f"a checkpoint in {self.folder}")):
         raise
-      for unfinished in list_unfinished(self.folder):
-        shutil.rmtree(unfinished, ignore_errors=True)
+      for _ in range(10):  # other files of the save may still be written
+        for unfinished in (found := list_unfinished(self.folder)):
+          shutil.rmtree(unfinished, ignore_errors=True)
+        if not found:
+          break
+        time.sleep(0.1)
       raise InputError(f"{refusal}; the checkpoints there are intact") from error
 
   def _none_good(self) -> InputError:
