@@ -26,7 +26,7 @@ def serve() -> Iterator["Bucket"]:
   bucket, loop = Bucket(), asyncio.new_event_loop()
   app = web.Application(client_max_size=2**30)
   app.router.add_route("*", "/{path:.*}", bucket.answer)
-  thread = threading.Thread(target=loop.run_forever)
+  thread = threading.Thread(target=loop.run_forever, daemon=True)
   thread.start()
   wait_for = lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result()
   server = TestServer(app)

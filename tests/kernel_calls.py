@@ -92,12 +92,12 @@ def arguments_of(arrays, beyond="clip", left=None, **options):
 
 
 def attend(arrays, attention, **options):
-  """Calls the `attention` of a module."""
+  """Calls a module's function `attention` on arrays of `arrays_of`."""
   return attention(gather_inputs(**arguments_of(arrays, **options)))
 
 
 def call(arrays, **options):
-  """Calls the operator."""
+  """Calls the operator on arrays of `arrays_of`."""
   return dot_product_attention(**arguments_of(arrays, **options))
 
 
@@ -123,7 +123,10 @@ def _results(arrays, cotangent, dynamic, static):
 
 
 def results(implementation, arrays, options, cotangent=None):
-  """Returns the operator's output and the gradients of arrays, without rank promotion."""
+  """Returns the operator's output and the gradients of arrays by name; promotes no rank.
+
+  Each shape and option is compiled once: clear `_results` after a patch of what it compiles.
+  """
   options = options | dict(implementation=implementation)
   dynamic = {name: x for name, x in options.items() if isinstance(x, jax.Array)}
   static = tuple((name, x) for name, x in options.items() if name not in dynamic)
@@ -132,7 +135,7 @@ def results(implementation, arrays, options, cotangent=None):
 
 
 def run(attention, arrays, options):
-  """Returns the same of the `attention` of a module."""
+  """Returns the output and gradients of a module's function `attention`; promotes no rank."""
   function = functools.partial(attend, attention=attention, **options)
   with jax.numpy_rank_promotion("raise"):
     return quickly(functools.partial(output_and_gradients, function))(arrays)

@@ -63,7 +63,7 @@ def arrays_of(num_nodes, num_senders, batch=(), heads=4, key_heads=2, tables=(),
 def test_traced_labels_are_clamped_and_of_any_integer_type():
   query, key, value, *_ = arrays_of(6, 7, (2,)).values()
   table = normal(300, 3)  # has rows that labels of 8 bits do not reach
-  labels = jnp.arange(6 * 7).reshape(6, 7)
+  labels = 60 + jnp.arange(6 * 7).reshape(6, 7)
 
   @quickly
   def run(labels):

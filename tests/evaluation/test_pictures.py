@@ -70,7 +70,7 @@ def test_words_label_the_axes_unchanged(words_of):
 def test_rows_run_down_and_columns_to_the_right(tmp_path):
   weights = np.zeros((6, 4))
   weights[5, 1] = 1.0
-  path = attention_heatmap([Panel("", weights, "abcdef", "abcd")], tmp_path / "attention.png")
+  path = attention_heatmap([Panel("", weights, "abcdef", "ab犬😀")], tmp_path / "attention.png")
   red = matplotlib.image.imread(path)[:, :, 0]
   is_dark = (red > 0.02) & (red < 0.05)
   is_dark[:, int(0.75 * is_dark.shape[1]) :] = False  # the colour bar

@@ -53,6 +53,7 @@ RECIPES = ("brief", "short", "published")
 MULTI30K = [",".join(words) for words in itertools.product(POSITIONS, RECIPES)]
 KINDS = ("relative", "clipped", "sinusoidal", "none")
 MUSIC = [",".join(words) for words in itertools.product(KINDS, ("brief", "published"))]
+ARGUMENTS = {"music.py": MUSIC, "multi30k.py": MULTI30K}
 SWEEPS = ("table1", "table2", "table3", "sharing", "beyond")
 SWEEP_FILES = [f"{name}.py{argument}" for name in SWEEPS for argument in ("", ":published")]
 SWEEP_FILES = [*SWEEP_FILES, "lengths.py:embedded", "lengths.py:scan"]
@@ -71,6 +72,14 @@ SWEEP_FILES = [*SWEEP_FILES, "lengths.py:embedded", "lengths.py:scan"]
 )
 def test_every_config_is_valid(name):
   parse_config(load(name))
+
+
+def test_no_two_experiments_share_a_folder():
+  wmt14 = itertools.product(("base", "big"), ("ende", "enfr"), POSITIONS[:2], ("v1", "v2"))
+  files = [f"wmt14.py:{','.join(words)}" for words in wmt14]
+  files += [f"{file}:{x}" for file, of in ARGUMENTS.items() for x in of]
+  names = [load(name).name for name in (*files, *SWEEP_FILES, "default.py", "quickstart.py")]
+  assert len({*names}) == len(names)
 
 
 @pytest.mark.parametrize("size", ["base", "big"])
@@ -112,7 +121,7 @@ def test_batches_have_the_papers_number_of_tokens():
 
 def test_arguments_are_orthogonal_and_come_in_any_order():
   of_positions = {f"model.{x}" for x in ("positions", "relative_values", "beyond", "max_distance")}
-  for file, arguments in (("music.py", MUSIC), ("multi30k.py", MULTI30K)):
+  for file, arguments in ARGUMENTS.items():
     for argument in arguments:
       kind, recipe = argument.split(",")
       config = load(f"{file}:{argument}")

@@ -37,7 +37,8 @@ def test_the_record_says_what_the_other_files_of_the_run_say(workdir):
   )
   assert (record["sweep"], record["row"], record["seed"]) == ("", "tiny", 0)
   assert record["digest"] == digest(changes(ConfigDict(config), default.get_config()))
-  assert record["config"]["model.width"] == 16 and "model.norm" not in record["config"]
+  assert record["config"]["model.width"] == 16
+  assert not {"name", "model.norm"} & record["config"].keys()
   assert (record["commit"], record["date"]) == (environment["git_commit"], environment["date"])
   devices, cores, cpu = (environment[name] for name in ("devices", "cpu_cores", "cpu"))
   assert record["hardware"] == f"{devices}, {cores} cores of {cpu}"

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("in_the_repository")
 NUM_GRAPHS, NUM_FOLDS = 48, 4
 SMALL = (
   *("model.num_layers=1", "model.width=16", "model.num_heads=2", "model.feed_forward=16"),
-  *("batches.tokens=96", "batches.max_length=8", "batches.num_shapes=1", "mesh.data=1"),
+  *("batches.tokens=96", "batches.max_length=8", "batches.num_shapes=2", "mesh.data=1"),
   *("training.num_epochs=30", "training.eval_every=30", "training.save_every=60"),
   *("training.warmup_steps=10", "training.learning_rate=0.01", "model.dropout_rate=0"),
   "training.num_microbatches=2",
@@ -72,6 +72,7 @@ def test_labels_that_decide_are_learned_and_every_graph_is_scored(run):
     assert of["majority"] == 50 and of["loss"] < 0.1
   assert record["curve"][-1][::2] == [60, 100.0]
   assert f"of {NUM_FOLDS} folds, 2 is for testing, 3 for validation" in answer.out
+  assert sum("train_step" in name for name in answer.compiled) == 2  # for two shapes of batches
   assert (workdir / "learning_curves.png").stat().st_size > 5_000
 
 

@@ -187,6 +187,8 @@ def test_a_folder_of_several_data_sets_needs_a_name_that_it_has(tmp_path):
   assert refusal(load_tu, "OTHER", str(folder)).startswith(f"cannot read {folder}/OTHER_A.txt: ")
   write(folder, name="TWO")
   assert refusal(load_tu, "", str(folder)).endswith("(TOY, TWO): give the name of one")
+  unknown = "unknown data set 'PROTEINS': give the path of its folder, or MUTAG"
+  assert refusal(load_tu, "PROTEINS").startswith(unknown)
 
 
 def test_folder_and_archive_are_equal(tmp_path, publish):
