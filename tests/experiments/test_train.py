@@ -122,11 +122,16 @@ def test_a_finished_run_even_older_than_a_key_is_only_scored_again(
   del config["evaluation"]["subword_mark"]
   (copy / "config.json").write_text(json.dumps(config))
   (copy / "record.json").unlink()
+  lines = (copy / "metrics.jsonl").read_text()  # as of `training.score_tests`
+  (copy / "metrics.jsonl").write_text(
+    lines.replace('"valid_exact"', '"test_exact": 5, "valid_exact"')
+  )
   for name in ("evaluate", "translate"):
     assert call(name, f"--workdir={copy}", stdin=b"a cat\n").status == 0
   records = [json.loads((folder / "record.json").read_text()) for folder in (copy, workdir)]
   assert records[0]["config"] == records[1]["config"]
   assert records[0]["digest"] == records[1]["digest"]
+  assert records[0]["exact"] == records[1]["exact"] | dict(test=[[6, 5], [12, 5]])
   before = contents(copy)
   monkeypatch.setattr(trainer_module, "naming_attention", lambda *_: lambda *_: pytest.fail())
   again = train(copy)
