@@ -30,6 +30,8 @@ from relpos_jax.typing import Array, ArrayLike
 
 def as_array(name: str, x: ArrayLike) -> Array:
   """Returns an array or nested lists of numbers as an array, without losing bits of integers."""
+  if isinstance(x, Relation):
+    raise ValueError(f"{name} is {_describe(x)}; want an array: give relations=")
   check_32_bits(name, x)
   return jnp.asarray(x)
 
@@ -279,6 +281,6 @@ def _check_range(name: str, x: Array, number: int) -> None:
 
 
 def _describe(x: object) -> str:
-  if hasattr(x, "dtype"):
+  if hasattr(x, "dtype") and hasattr(x, "shape"):
     return f"{x.dtype} of shape {jnp.shape(x)}"
   return f"of type {type(x).__name__}"

@@ -10,6 +10,7 @@ import kernel_calls
 import numpy as np
 import pytest
 from compiling import quickly, with_gradients
+from flax import nnx
 from jax import export
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
@@ -29,6 +30,7 @@ from relpos_jax import (
   rotate,
 )
 from relpos_jax.attention.choice import IMPLEMENTATIONS
+from relpos_jax.nn import RelativePositionTables
 
 QUERY = np.ones((2, 5, 4, 8), np.float32)
 KEY = np.ones((2, 7, 2, 8), np.float32)
@@ -43,6 +45,7 @@ def call(query=QUERY, key=KEY, value=KEY, relations=RELATIONS, **options):
 
 CONTENT = np.ones((2, 5, 4, 3), np.float32)
 LABELS = np.arange(35).reshape(5, 7)
+TABLES = RelativePositionTables(2, 8, rngs=nnx.Rngs(0))
 
 
 def on_edges(senders=(0, 1), receivers=(1, 0), labels=(0, 1), features=TABLE[:2, :2]):
@@ -57,6 +60,7 @@ def on_edges(senders=(0, 1), receivers=(1, 0), labels=(0, 1), features=TABLE[:2,
 WRONG_RELATIONS = {
   "relations is of type list; want RelativePositions, EdgeLabels, Ed": [RELATIONS],
   "relations[0] is float32 of shape (5, 8); want RelativePositions": (TABLE,),
+  "relations is of type RelativePositionTables; want RelativePositions": TABLES,
   "relations[1].table is float32 of shape (5, 3); want floating numbers of shape [R], shared by "
   "the heads, or [R, 4]": (RELATIONS, DistanceBias(TABLE[:, :3])),
   "relations.query has shape (5, 4, 3); want (2, 5, 4, 3)": ContentBias(CONTENT[0], TABLE[:, :3]),
@@ -101,6 +105,7 @@ WRONG = {
   ),
   "key and value have dtypes float16 and float32; want": dict(key=KEY.astype(np.float16)),
   "bias has shape (5, 6); want one that broadcasts to (2, 4, 5, 7)": dict(bias=np.ones((5, 6))),
+  "bias is of type RelativePositions; want an array: give relations=": dict(bias=RELATIONS),
   "mask has dtype int32; want bool": dict(mask=np.ones((2, 1, 1, 7), np.int32)),
   "key_positions has shape (6,); want (2, 7) or (7,)": dict(key_positions=np.arange(6)),
   "query_offset is given with positions; want it or": dict(
