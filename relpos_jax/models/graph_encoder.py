@@ -11,7 +11,7 @@ from relpos_jax.attention.edges import pair_features, sum_over_pairs
 from relpos_jax.attention.relations import EdgeFeatures, EdgeLabels
 from relpos_jax.models.layers import Layer, LayersConfig, last_norm
 from relpos_jax.nn.attention import kernel_init
-from relpos_jax.nn.blocks import drop
+from relpos_jax.nn.feed_forward import drop
 from relpos_jax.nn.positions import init_table
 from relpos_jax.typing import Array, Float, Int
 

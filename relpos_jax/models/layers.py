@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from relpos_jax.nn.attention import KVCache, MultiHeadAttention
-from relpos_jax.nn.blocks import FeedForward, Residual, drop, shard_leading
+from relpos_jax.nn.feed_forward import FeedForward, Residual, drop, shard_leading
 from relpos_jax.nn.positions import Positions, RelativePositionTables, sinusoids
 from relpos_jax.nn.schemes import (
   AlibiPositions,

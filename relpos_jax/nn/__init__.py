@@ -2,7 +2,7 @@
 
 from relpos_jax.nn.attention import KVCache, MultiHeadAttention
 from relpos_jax.nn.attention_fn import RelativeAttention
-from relpos_jax.nn.blocks import FeedForward, Residual
+from relpos_jax.nn.feed_forward import FeedForward, Residual
 from relpos_jax.nn.positions import Positions, RelativePositionTables, sinusoids
 from relpos_jax.nn.schemes import (
   AlibiPositions,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from relpos_jax.nn.blocks import FeedForward, Residual, drop
+from relpos_jax.nn.feed_forward import FeedForward, Residual, drop
 
 RANDOM = np.random.default_rng(0)
 X = jnp.asarray(RANDOM.standard_normal((3, 5, 8)), jnp.float32)
