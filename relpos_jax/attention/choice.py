@@ -137,7 +137,7 @@ RULES: tuple[Rule, ...] = (
   ),
   Rule("chunked", "keys are many, and it does not store their weights", _is_long),
   Rule("reference", "there are no relations", lambda inputs: not inputs.relations),
-  Rule("projected", "weights fit into memory, and it looks up numbers instead of vectors"),
+  Rule("projected", "weights fit into memory, and it gathers no vectors"),
 )
 
 
