@@ -11,7 +11,7 @@ r"""Classifies labelled graphs (Shaw et al. 2018, section 3.1): kinship, molecul
 Arguments, separated by commas: a source and a system. Sources: `clutrr`, trained on chains of 2 to
 4 relations and scored on 2 to 10; `tu`, the molecules MUTAG or a folder in TU format, where seeds 0
 to 9 test on one of ten folds each; `mutagenicity`, more molecules. Systems: keys_values, keys,
-values, none, undirected, unstructured; see `_SYSTEMS`.
+values, none, unstructured; see `_SYSTEMS`.
 
 A folder's NAME_node_attributes.txt and NAME_edge_attributes.txt are optional inputs beside the
 labels: scale them. Systems without edge labels ignore those of edges.
@@ -25,7 +25,6 @@ _SYSTEMS = {
   "keys": dict(relative_values=False),
   "values": dict(relative_keys=False),
   "none": dict(_BLIND, sees="neighbours"),  # attention to neighbours, without labels
-  "undirected": dict(reverse_edges="same_label"),
   "unstructured": dict(_BLIND, sees="all"),  # ignores edges
 }
 # 128 chains a batch and about ten epochs, chosen on the valid split.

@@ -63,7 +63,7 @@ def _score_hypotheses(workdir: Path, pairs: str, hypotheses: str) -> str:
   """Returns the table of the scores of a file of translations, as those of a run are scored."""
   from experiments.run import load_task
   from experiments.translation.corpus import Corpus, read_lines, read_pairs
-  from experiments.translation.scores import score_lines, score_table
+  from experiments.translation.scores import score_table
 
   if not pairs:
     raise InputError("--hypotheses are translations of --pairs: give source_file,target_file")
@@ -76,7 +76,7 @@ def _score_hypotheses(workdir: Path, pairs: str, hypotheses: str) -> str:
   filled = [i for i, row in enumerate(rows) if all(map(str.strip, row))]
   corpus = task.normalize(Corpus(dict(pairs=[rows[i] for i in filled])))
   references = [target for _, target in corpus.splits["pairs"]]
-  scores, _ = score_lines(task.config, [lines[i] for i in filled], references)
+  scores, _ = task.score_lines([lines[i] for i in filled], references)
   return score_table(dict(pairs=dict(sentences=len(filled)) | scores))
 
 
@@ -84,7 +84,7 @@ def evaluate(run: "Run", data: Any, workdir: Path) -> None:
   """Prints scores, samples and the paths of pictures; writes the results and the record."""
   from experiments.evaluation.pictures import learning_curves
   from experiments.evaluation.records import make_record, to_line
-  from experiments.run import num_updates, own_values
+  from experiments.run import own_values
   from experiments.training.metrics import read_metrics
   from experiments.training.workdir import read_json
 
@@ -97,9 +97,10 @@ def evaluate(run: "Run", data: Any, workdir: Path) -> None:
   if not found.results:
     return
   config, last = run.config, metrics[-1] if metrics else {}
-  num_steps = config.training.num_steps  # without another look at the data, if it is known
+  num_steps = config.training.num_steps
   if not num_steps:
-    num_steps = num_updates(config, run.task.make_batches(data, run.vocabulary, run.mesh)[0])
+    batches, _ = run.task.make_batches(data, run.vocabulary, run.mesh)
+    num_steps = config.training.num_epochs * batches.num_per_epoch
   # A finished training ends with an evaluation.
   if last.get("step") == num_steps and "valid_loss" in last:
     if run.steps[-1] != num_steps:

@@ -166,9 +166,9 @@ def build(task: Task, vocabulary: Any, mesh: AnyMesh | None = None) -> Training:
   The optimizer is Adam with the constants of Shaw et al. 2018. Nothing is computed or compiled.
   """
   config, mesh = task.config, mesh or make_mesh(**task.config.mesh)
+  seed, rate = config.seed, schedule(config)
   graphdef, params = nnx.split(nnx.eval_shape(lambda: task.make_model(vocabulary, nnx.Rngs(0))))
   run = Run(task, vocabulary, mesh, graphdef, shapes_on(mesh, params))
-  rate = schedule(config)
   optimizer = optax.adam(rate, b2=0.98, eps=1e-9)
 
   def init_params(key):
@@ -178,7 +178,7 @@ def build(task: Task, vocabulary: Any, mesh: AnyMesh | None = None) -> Training:
     return init_state(params, optimizer)
 
   def init() -> TrainState:
-    params = jax.jit(init_params)(jax.random.key(config.seed))
+    params = jax.jit(init_params)(jax.random.key(seed))
     return put_parameters(start(put_parameters(params, mesh)), mesh)
 
   loss = in_ring(task.loss) if config.mesh.ring else task.loss
@@ -187,18 +187,12 @@ def build(task: Task, vocabulary: Any, mesh: AnyMesh | None = None) -> Training:
     loss,
     optimizer,
     num_microbatches=config.training.num_microbatches,
-    seed=config.seed,
+    seed=seed,
     prng=config.training.prng,
     schedule=rate,
   )
   shapes = shapes_on(mesh, jax.eval_shape(start, params))
   return Training(run, shapes, init, step, make_eval_step(graphdef, loss))
-
-
-def num_updates(config: ConfigDict, batches: Any) -> int:
-  """Returns the number of updates of a training on these batches."""
-  training = config.training
-  return training.num_steps or training.num_epochs * batches.num_per_epoch
 
 
 def schedule(config: ConfigDict) -> optax.Schedule:

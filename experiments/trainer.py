@@ -15,7 +15,7 @@ from experiments.config import flatten
 from experiments.data.batching import prefetch
 from experiments.evaluate import evaluate
 from experiments.files import Path
-from experiments.run import Training, build, defaults, num_updates, parse_config, with_average
+from experiments.run import Training, build, defaults, parse_config, with_average
 from experiments.training import processes
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.checkpoint_reader import list_steps
@@ -58,7 +58,7 @@ def run(
           task = parse_config(config)
           if processes.is_first():
             stack.enter_context(command.lock_folder(workdir, "workdir"))
-          claim_workdir(workdir, task.config, defaults(config))
+          claim_workdir(workdir, flatten(task.config), flatten(defaults(config)))
           data = task.load_data()
           for note in data.notes:
             print(note)
@@ -85,7 +85,7 @@ def _train(
   _print_devices(run)
   batches, valid_batches = run.task.make_batches(data, run.vocabulary, run.mesh)
   print(f"training: {batches}", f"validation: {valid_batches}", sep="\n")
-  num_steps = num_updates(run.config, batches)
+  num_steps = config.num_steps or config.num_epochs * batches.num_per_epoch
   digests = data_digests(data, batches.examples, run.task.name_split)
   processes.check_same({f"the digest of the {name}": x for name, x in digests.items()})
   with processes.failing_together():
@@ -118,7 +118,7 @@ def _train(
       with contextlib.ExitStack() as stack:
         reporter = NoReporter()
         if processes.is_first():
-          log = stack.enter_context(logging_to_wandb(run.config, workdir, wandb))
+          log = stack.enter_context(logging_to_wandb(run.config.to_dict(), workdir, wandb))
           reporter = stack.enter_context(Reporter(workdir, start, num_steps, log=log))
         compiler = stack.enter_context(compiling_ahead())
         stack.enter_context(contextlib.closing(on_devices))

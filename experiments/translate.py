@@ -36,8 +36,7 @@ def main(
   from experiments.run import load_run
   from experiments.training.metrics import track
   from experiments.translation.corpus import read_lines
-  from experiments.translation.scores import join_lines
-  from experiments.translation.task import MAX_BEAM_SIZE, make_translator, normalize_input
+  from experiments.translation.task import MAX_BEAM_SIZE, make_translator
 
   if sys.stdout is None or (input == "-" and sys.stdin is None):
     raise InputError("stdin or stdout is closed: give both, such as < lines.en > lines.de")
@@ -54,9 +53,9 @@ def main(
   numbers = itertools.count(1)
   size = 1 if input == "-" and sys.stdin.isatty() else _LINES_AT_ONCE
   while chunk := list(itertools.islice(lines, size)):
-    numbered = zip(normalize_input(run.config, chunk), numbers, strict=False)
+    numbered = zip(run.task.normalize_input(chunk), numbers, strict=False)
     chunk = [_read(*pair, run.vocabulary.source, max_source_length) for pair in numbered]
-    print(*join_lines(run.config, translate(chunk)), sep="\n", flush=True)
+    print(*run.task.join(translate(chunk)), sep="\n", flush=True)
 
 
 def _read(line: str, number: int, tokenizer: Any, longest: int) -> str:

@@ -26,7 +26,7 @@ from experiments.run import build, load_run, parse_config
 from experiments.training.environment import environment
 from experiments.training.sharding import make_mesh
 from experiments.translation.corpus import read_lines
-from experiments.translation.task import make_translator, normalize_input
+from experiments.translation.task import make_translator
 
 OURS, THEIRS = "relpos_jax", "CTranslate2"
 BASELINE, AGAIN = "sinusoidal", "sinusoidal (again)"
@@ -151,7 +151,7 @@ def time_translation(workdir: Path, input: Path, lines: int, repetitions: int, o
 
   texts = read_lines(input)
   texts = list(itertools.islice(itertools.cycle(texts), lines or len(texts)))
-  normal, decoding = normalize_input(run.config, texts), run.config.decoding
+  normal, decoding = run.task.normalize_input(texts), run.config.decoding
   cores = environment()["cpu_cores"]
   options = dict(beam_size=decoding.beam_size, length_penalty=decoding.length_penalty)
   # The fastest batches of 1, 2, 4, ... sentences on two cores.

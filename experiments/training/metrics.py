@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import jax
 import rich.console
 import rich.progress
-from ml_collections import ConfigDict
 
 from experiments.errors import InputError
 from experiments.files import Path, in_bucket, upload, write_whole
@@ -194,7 +193,7 @@ def read_metrics(workdir: Path) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def logging_to_wandb(config: ConfigDict, workdir: Path, project: str) -> Iterator[Callable]:
+def logging_to_wandb(config: Mapping[str, Any], workdir: Path, project: str) -> Iterator[Callable]:
   """Yields a function that logs to a run of Weights & Biases, that of the folder if it has one.
 
   Without a project it logs nothing.
@@ -207,8 +206,8 @@ def logging_to_wandb(config: ConfigDict, workdir: Path, project: str) -> Iterato
   file = workdir / "wandb_id.txt"
   if not file.exists():
     write_whole(file, secrets.token_hex(8))
-  options = dict(name=config.name, config=config.to_dict())
-  with wandb.init(project=project, id=file.read_text(), resume="allow", **options) as run:
+  options = dict(name=config["name"], config=config, resume="allow")
+  with wandb.init(project=project, id=file.read_text(), **options) as run:
     yield run.log
 
 

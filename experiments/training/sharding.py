@@ -19,7 +19,6 @@ import jax
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
-from ml_collections import ConfigDict
 
 from experiments.errors import InputError
 from relpos_jax.attention.partitioned import mesh_axes
@@ -105,9 +104,9 @@ def mesh_sizes(num_devices: int, *, ring: bool = False, **wanted: int) -> dict[s
   return {name: rest if size == -1 else size for name, size in wanted.items()}
 
 
-def multiple_of_tokens(mesh: ConfigDict, sequence: int) -> int:
+def multiple_of_tokens(ring: bool, sequence: int) -> int:
   """Returns the number that divides the tokens of rows: in a ring they have two parts a device."""
-  return 2 * sequence if mesh.ring and sequence > 1 else sequence
+  return 2 * sequence if ring and sequence > 1 else sequence
 
 
 def in_ring(loss: Callable[..., Any]) -> Callable[..., Any]:

@@ -234,7 +234,7 @@ def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
   """Raises InputError unless batches of the longest rows divide over mesh and microbatches."""
   tokens, longest = config.batches.tokens, config.batches.max_length
   together, num_parts = num_rows_together(sizes), config.training.num_microbatches
-  longest += -longest % multiple_of_tokens(config.mesh, sizes["sequence"])
+  longest += -longest % multiple_of_tokens(config.mesh.ring, sizes["sequence"])
   if tokens // longest < together * num_parts:
     raise InputError(
       f"config.batches.tokens is {tokens}, {tokens // longest} rows of config.batches.max_length "
@@ -258,7 +258,7 @@ def batch_maker(
     lengths,
     config.batches.num_shapes,
     max_length=max_length or config.batches.max_length,
-    multiple_of=multiple_of_tokens(config.mesh, mesh.shape["sequence"]),
+    multiple_of=multiple_of_tokens(config.mesh.ring, mesh.shape["sequence"]),
   )
   rows = num_rows_together(mesh.shape) * config.training.num_microbatches
   budget = max(config.batches.tokens, boundaries[-1] * rows)

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from experiments.config import flatten
 from experiments.data.tokenizer import tokenizer_files
@@ -29,15 +28,11 @@ _DIGESTS = "digests.json"
 _SHARED_SECONDS = 10  # until a file appears on a network file system
 
 
-def claim_workdir(
-  workdir: Path,
-  config: Mapping[str, Any] | ConfigDict,
-  defaults: Mapping[str, Any] | ConfigDict,
-) -> None:
+def claim_workdir(workdir: Path, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
   """Raises InputError unless a folder is empty or holds a run with this config.
 
-  Only the keys of `MAY_CHANGE` may differ from the config of the run. Keys added since the run was
-  started are compared with their `defaults`. Hidden files are ignored.
+  Both are values by dotted key. Only those of `MAY_CHANGE` may differ from the config of the run.
+  Keys added since the run was started are compared with their `defaults`. Hidden files are ignored.
   """
   files = [path.name for path in list_folder(workdir) if not path.name.startswith(".")]
   if "config.json" not in files:
@@ -46,10 +41,9 @@ def claim_workdir(
         f"{workdir} holds {files[0]!r} but no run: give --workdir a new or empty folder"
       )
     return
-  old = flatten(defaults) | flatten(read_json(workdir / "config.json"))
-  new = flatten(config)
-  for name in new | old:
-    before, now = (json.dumps(c[name]) if name in c else "absent" for c in (old, new))
+  old = defaults | flatten(read_json(workdir / "config.json"))
+  for name in config | old:
+    before, now = (json.dumps(c[name]) if name in c else "absent" for c in (old, config))
     if before != now and not any(f"{name}.".startswith(f"{key}.") for key in MAY_CHANGE):
       raise InputError(
         f"{workdir} holds the run of another config: {name} is {before} there and {now} here: "

@@ -1,14 +1,13 @@
 """Evaluation of translations: scores, counts by sentence, samples and attention maps."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from ml_collections import ConfigDict
 
 from experiments.data.batching import pair_lengths
 from experiments.data.tokenizer import BOS, encode, encode_pairs, pieces
@@ -50,11 +49,11 @@ def evaluate(
       f"python -m experiments.evaluate --workdir={workdir} --pairs=source_file,target_file"
     )
     return Evaluation(text, {}, {}, {})
-  config, rows, results, scores, sentences = run.config, {}, {}, {}, {}
+  rows, results, scores, sentences = {}, {}, {}, {}
   for split, (pairs, translations, seconds) in splits.items():
-    lines = "".join(f"{line}\n" for line in join_lines(config, translations))
+    lines = "".join(f"{line}\n" for line in run.task.join(translations))
     write_whole(workdir / f"{split}.translations.txt", lines)
-    found, counts = score_lines(config, translations, [target for _, target in pairs])
+    found, counts = run.task.score_lines(translations, [target for _, target in pairs])
     rows[split] = dict(sentences=len(pairs)) | found
     results[split] = dict(sentences=len(pairs), seconds=seconds)
     results[split] |= {name: score._asdict() for name, score in found.items()}
@@ -63,8 +62,8 @@ def evaluate(
     lengths = pair_lengths(*encode_pairs(run.vocabulary, pairs)) - 1
     sentences[split] = np.column_stack([lengths, counts]).tolist()
   pairs, translations, _ = next(iter(splits.values()))
-  samples = format_samples(config, pairs, translations, _NUM_SAMPLES)
   examples = [*zip(pairs, translations, strict=True)][:_NUM_SAMPLES]
+  samples = format_samples([run.task.join([*pair, line]) for pair, line in examples])
   (source, _), translation = sorted(examples, key=lambda x: len(x[0][0]))[len(examples) // 2]
   picture = draw_attention(run, source, translation, workdir / "attention.png")
   text = f"\n\n{score_table(rows)}\n\n{samples}\n\n"
@@ -72,32 +71,28 @@ def evaluate(
 
 
 def score_lines(
-  config: ConfigDict, translations: Sequence[str], references: Sequence[str]
+  translations: Sequence[str],
+  references: Sequence[str],
+  language: str,
+  *,
+  tokenize: str,
+  lowercase: bool,
+  is_tokenized: bool,
 ) -> tuple[dict[str, Score], Int[np.ndarray, "sentences 7"]]:
-  """Returns the scores of translations by name, those of `TITLES`, and `sentence_statistics`."""
-  texts = [join_lines(config, lines) for lines in (translations, references)]
-  options = {name: config.evaluation[name] for name in ("tokenize", "lowercase")}
-  language = config.data.languages.partition("-")[2]
+  """Returns the scores of translations by name, those of `TITLES`, and `sentence_statistics`.
+
+  `tokenize` and `lowercase` are of `config.evaluation`; `is_tokenized` says that the texts are in
+  Moses tokens.
+  """
+  texts, options = (translations, references), dict(tokenize=tokenize, lowercase=lowercase)
   counts = bleu.sentence_statistics(*texts, **options)
-  is_tokenized = config.data.moses or is_prepared(config)
-  case = "lc" if config.evaluation.lowercase else "mixed"
   scores = dict(
     sacrebleu=bleu.corpus_bleu(*texts, **options),
     paper_bleu=bleu.paper_bleu(*texts, language, tokenized=is_tokenized),
-    chrf=bleu.corpus_chrf(*texts, lowercase=config.evaluation.lowercase),
-    exact=Score(100 * float(counts[:, -1].mean()), f"case:{case}"),
+    chrf=bleu.corpus_chrf(*texts, lowercase=lowercase),
+    exact=Score(100 * float(counts[:, -1].mean()), f"case:{'lc' if lowercase else 'mixed'}"),
   )
   return scores, counts
-
-
-def is_prepared(config: ConfigDict) -> bool:
-  """Returns whether the data are those of the published baseline, in Moses tokens and subwords."""
-  return config.data.source == "multi30k" and config.data.multi30k.prepared
-
-
-def join_lines(config: ConfigDict, lines: Sequence[str]) -> list[str]:
-  """Joins subwords marked by `config.evaluation.subword_mark` into words."""
-  return [bleu.join_subwords(line, config.evaluation.subword_mark) for line in lines]
 
 
 def score_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
@@ -125,13 +120,10 @@ def score_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
   return "\n".join([*lines, "", *dict.fromkeys(signatures)])
 
 
-def format_samples(
-  config: ConfigDict, pairs: Pairs, translations: Sequence[str], number: int
-) -> str:
-  """Formats sources, references and translations, one below the other, with subwords joined."""
-  samples = [(*pair, line) for pair, line in zip(pairs, translations, strict=True)][:number]
+def format_samples(samples: Iterable[Sequence[str]]) -> str:
+  """Formats a source, its reference and its translation one below the other, for each sample."""
   block = "source       {}\nreference    {}\ntranslation  {}"
-  return "\n\n".join(block.format(*join_lines(config, sample)) for sample in samples)
+  return "\n\n".join(block.format(*sample) for sample in samples)
 
 
 def draw_attention(run: Run, source: str, translation: str, path: Path):

@@ -5,13 +5,12 @@ import itertools
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from flax import nnx
-from ml_collections import ConfigDict
 
 from experiments.config import LARGEST, between, check_values
 from experiments.data import tokenizer as tok
@@ -63,13 +62,37 @@ class Translation(tasks.Task):
 
   def check(self, sizes: Mapping[str, int]) -> None:
     check_values(self.config, _CHOICES, _NUMBERS)
-    _check_data(self.config)
+    self._check_data()
     if self.config.model.share_embeddings and not self.config.vocabulary.joint:
       raise InputError(
         "config.model.share_embeddings needs one vocabulary for both languages: "
         "set config.vocabulary.joint=True or config.model.share_embeddings=False"
       )
     tasks.check_batches(self.config, sizes)
+
+  def _check_data(self) -> None:
+    """Checks that languages, tokens and subword mark fit the source of data."""
+    data, mark = self.config.data, self.config.evaluation.subword_mark
+    known = LANGUAGES[data.source][: 2 if self._is_prepared else None]
+    if not re.fullmatch("|".join(known) or "[a-z]{2,3}-[a-z]{2,3}", data.languages):
+      raise InputError(
+        f"config.data.languages is {data.languages!r}: give source-target, "
+        f"as {', '.join(known) or 'en-de'}"
+      )
+    if self._is_prepared and not mark:
+      raise InputError(
+        "config.data.multi30k.prepared is text in subwords: set config.evaluation.subword_mark=@@"
+      )
+    if mark and data.moses:
+      raise InputError(
+        f"config.data.moses would separate {mark} from its subword: set config.data.moses=False, "
+        "or config.evaluation.subword_mark to nothing"
+      )
+
+  @property
+  def _is_prepared(self) -> bool:
+    """Returns whether the data are those of the published baseline, in tokens and subwords."""
+    return self.config.data.source == "multi30k" and self.config.data.multi30k.prepared
 
   def load_data(self) -> Corpus:
     """Loads and normalises the sentence pairs of `config.data`."""
@@ -95,6 +118,27 @@ class Translation(tasks.Task):
     data = self.config.data
     how = dict(moses=data.moses, lowercase=data.lowercase)
     return corpora.normalize_corpus(corpus, data.languages, **how) if any(how.values()) else corpus
+
+  def normalize_input(self, lines: list[str]) -> list[str]:
+    """Normalises lines of the source language as in training."""
+    data = self.config.data
+    how = dict(moses=data.moses, lowercase=data.lowercase)
+    return corpora.normalize_lines(lines, data.languages.partition("-")[0], **how)
+
+  def join(self, lines: Sequence[str]) -> list[str]:
+    """Joins subwords marked by `config.evaluation.subword_mark` into words."""
+    return [join_subwords(line, self.config.evaluation.subword_mark) for line in lines]
+
+  def score_lines(self, translations: Sequence[str], references: Sequence[str]):
+    """Scores lines with their subwords joined; returns what `scores.score_lines` does."""
+    data, evaluation = self.config.data, self.config.evaluation
+    return scores.score_lines(
+      *map(self.join, (translations, references)),
+      data.languages.partition("-")[2],
+      tokenize=evaluation.tokenize,
+      lowercase=evaluation.lowercase,
+      is_tokenized=data.moses or self._is_prepared,
+    )
 
   def name_split(self, split: str) -> str:
     """Returns a name with the files to test on: others may be given, the same must not change."""
@@ -184,10 +228,11 @@ class Translation(tasks.Task):
       for split, pairs in samples.items():
         sources, references = zip(*pairs, strict=True)
         translations = translate(sources, params)
-        found, _ = scores.score_lines(self.config, translations, references)
+        found, _ = self.score_lines(translations, references)
         names = dict(bleu="sacrebleu", chrf="chrf", exact="exact")
         values |= {f"{split}_{name}": found[kind].value for name, kind in names.items()}
-        shown.append(scores.format_samples(self.config, pairs, translations, number=3))
+        rows = zip(sources, references, translations, strict=True)
+        shown.append(scores.format_samples(map(self.join, itertools.islice(rows, 3))))
       return values, shown[0]
 
     return report
@@ -224,30 +269,3 @@ def make_translator(run: Run, **changes) -> Translator:
   options |= run.config.decoding.to_dict() | changes
   del options["average_checkpoints"]
   return Translator(run.graphdef, run.params, run.vocabulary, run.mesh, **options)
-
-
-def normalize_input(config: ConfigDict, lines: list[str]) -> list[str]:
-  """Normalises lines of the source language as in training."""
-  language = config.data.languages.partition("-")[0]
-  how = dict(moses=config.data.moses, lowercase=config.data.lowercase)
-  return corpora.normalize_lines(lines, language, **how)
-
-
-def _check_data(config: ConfigDict) -> None:
-  """Checks that languages, tokens and subword mark fit the source of data."""
-  data, mark = config.data, config.evaluation.subword_mark
-  known = LANGUAGES[data.source][: 2 if scores.is_prepared(config) else None]
-  if not re.fullmatch("|".join(known) or "[a-z]{2,3}-[a-z]{2,3}", data.languages):
-    raise InputError(
-      f"config.data.languages is {data.languages!r}: give source-target, "
-      f"as {', '.join(known) or 'en-de'}"
-    )
-  if scores.is_prepared(config) and not mark:
-    raise InputError(
-      "config.data.multi30k.prepared is text in subwords: set config.evaluation.subword_mark=@@"
-    )
-  if mark and data.moses:
-    raise InputError(
-      f"config.data.moses would separate {mark} from its subword: set config.data.moses=False, "
-      "or config.evaluation.subword_mark to nothing"
-    )

@@ -34,8 +34,7 @@ class GraphEncoderConfig(LayersConfig):
     readout: "mean" or "sum" over the nodes of a graph, for head "graph".
     sees: a node sees itself and its "neighbours", or "all" nodes of its graph.
     reverse_edges: an edge is also added backwards, with a label and kernels of its own
-      ("own_label"), with the same ones ("same_label", which drops the direction), or not at all
-      ("none": only the receiver sees the sender).
+      ("own_label"), or not at all ("none": only the receiver sees the sender).
     layers_shared: apply one layer `num_layers` times.
   """
 
@@ -47,7 +46,7 @@ class GraphEncoderConfig(LayersConfig):
   head: Literal["graph", "node", "pair"] = "graph"
   readout: Literal["mean", "sum"] = "mean"
   sees: Literal["neighbours", "all"] = "neighbours"
-  reverse_edges: Literal["own_label", "same_label", "none"] = "own_label"
+  reverse_edges: Literal["own_label", "none"] = "own_label"
   layers_shared: bool = False
 
   def __post_init__(self):
@@ -57,7 +56,7 @@ class GraphEncoderConfig(LayersConfig):
 
   @property
   def num_directions(self) -> int:
-    """Returns 2 if reversed edges have labels and kernels of their own, otherwise 1."""
+    """Returns 2 if edges are also added backwards, otherwise 1."""
     return 2 if self.reverse_edges == "own_label" else 1
 
   @property
@@ -248,8 +247,8 @@ class Edges(NamedTuple):
 def complete(graphs: GraphBatch, config: GraphEncoderConfig) -> Edges:
   """Adds an edge from each node to itself and, if asked for, reversed edges.
 
-  M edges of T nodes become M + T, or 2 M + T with reversed edges. A reversed edge with a label of
-  its own has its edge's label plus E; edges from a node to itself have the last label.
+  M edges of T nodes become M + T, or 2 M + T with reversed edges. A reversed edge has its edge's
+  label plus E; edges from a node to itself have the last label.
 
   The features of an edge are the means over its pair's edges in each direction. The operator's mean
   over all edges of a pair then leaves them as they are: neither edges in the other direction nor an
@@ -267,9 +266,8 @@ def complete(graphs: GraphBatch, config: GraphEncoderConfig) -> Edges:
     Edges(senders, receivers, labels, jnp.concatenate([terms, zeros], -1)),
     Edges(node, node, jnp.full_like(node, config.num_table_rows - 1), no_terms),
   ]
-  if config.reverse_edges != "none":
-    offset = config.num_edge_labels * (config.num_directions - 1)
-    labels = jnp.where(labels >= 0, labels + offset, -1)
+  if config.reverse_edges == "own_label":
+    labels = jnp.where(labels >= 0, labels + config.num_edge_labels, -1)
     parts.append(Edges(receivers, senders, labels, jnp.concatenate([zeros, terms], -1)))
   edges: Edges = jax.tree.map(lambda *xs: jnp.concatenate(xs, 1), *parts)
   sums = sum_over_pairs(edges.senders, edges.receivers, edges.features, num_nodes=num_nodes)

@@ -72,7 +72,6 @@ SYSTEMS = {
   "values": (dict(relative_keys=False), "labels direction features edges"),
   "none": (BLIND, "edges"),
   "none, one way": (BLIND | dict(reverse_edges="none"), "direction edges"),
-  "direction dropped": (dict(reverse_edges="same_label"), "labels features edges"),
   "all see all": (dict(sees="all"), "labels direction features edges"),
   "no structure": (BLIND | dict(sees="all"), ""),
 }
@@ -93,7 +92,7 @@ def test_a_system_knows_of_the_edges_what_its_switches_say(system):
     assert differ(one, other) == (what in known.split()), what
 
 
-WAYS = [dict(reverse_edges=way) for way in ("own_label", "same_label", "none")]
+WAYS = [dict(reverse_edges=way) for way in ("own_label", "none")]
 
 
 @pytest.mark.parametrize("values", [*WAYS, BLIND], ids=str)
@@ -105,7 +104,6 @@ def test_edges_as_a_list_and_as_a_matrix_are_one_model(values):
   "reverse_edges, wanted",
   [
     ("own_label", {(1, 0): [1, 5], (0, 1): [5, 1], (2, 1): [3, 0], (1, 2): [0, 3], (3, 3): [6, 6]}),
-    ("same_label", {(1, 0): [3], (0, 1): [3], (2, 1): [3], (1, 2): [3], (3, 3): [6]}),
     ("none", {(1, 0): [1], (0, 1): [5], (2, 1): [3], (3, 3): [6]}),
   ],
 )

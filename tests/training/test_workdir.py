@@ -7,6 +7,7 @@ import pathlib
 import pytest
 
 from experiments import files
+from experiments.config import flatten
 from experiments.errors import InputError
 from experiments.training import workdir as workdir_module
 from experiments.training.workdir import check_shared, claim_workdir, write_run_files
@@ -18,7 +19,7 @@ CONFIG = dict(
   decoding=dict(beam_size=4),
 )
 OLD = CONFIG | dict(model={k: x for k, x in CONFIG["model"].items() if k != "younger"})
-DEFAULTS = dict(model=dict(younger=0), seed=5)
+DEFAULTS = {"model.younger": 0, "seed": 5}
 
 
 def changed(**sections):
@@ -34,10 +35,10 @@ def changed(**sections):
   ],
 )
 def test_a_run_goes_on_with_its_config_but_for_what_no_step_depends_on(tmp_path, config):
-  claim_workdir(tmp_path / "new", config, DEFAULTS)
+  claim_workdir(tmp_path / "new", flatten(config), DEFAULTS)
   assert not (tmp_path / "new").exists()
   write_run_files(tmp_path, OLD)
-  claim_workdir(tmp_path, config, DEFAULTS)
+  claim_workdir(tmp_path, flatten(config), DEFAULTS)
 
 
 @pytest.mark.parametrize(
@@ -52,14 +53,14 @@ def test_a_run_goes_on_with_its_config_but_for_what_no_step_depends_on(tmp_path,
 def test_another_config_is_refused_with_the_key_and_both_values(tmp_path, config, words):
   write_run_files(tmp_path, OLD)
   with pytest.raises(InputError, match="another --workdir") as error:
-    claim_workdir(tmp_path, config, DEFAULTS)
+    claim_workdir(tmp_path, flatten(config), DEFAULTS)
   assert all(word in str(error.value) for word in [str(tmp_path), *words.split()])
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path):
   (tmp_path / "thesis.tex").write_text("years of work")
   with pytest.raises(InputError, match=r"holds 'thesis\.tex' but no run"):
-    claim_workdir(tmp_path, CONFIG, DEFAULTS)
+    claim_workdir(tmp_path, flatten(CONFIG), DEFAULTS)
 
 
 def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):

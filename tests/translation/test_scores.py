@@ -109,7 +109,7 @@ def test_single_words_have_scores_too(lowercase, exact):
   config = default.get_config()
   config.evaluation.lowercase = lowercase
   references = ["Hund", "Katze", "Maus", "ein  Tier"]
-  found, counts = scores.score_lines(config, ["hund", "katze", "Haus", "ein Tier"], references)
+  found, counts = Translation(config).score_lines(["hund", "katze", "Haus", "ein Tier"], references)
   assert found["exact"].value == exact == 100 * counts[:, -1].mean()
   assert found["chrf"].value > 50 and found["sacrebleu"].value < 50
   assert all("case:lc" in found[x].signature for x in ("sacrebleu", "chrf", "exact")) == lowercase
