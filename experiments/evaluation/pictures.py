@@ -21,10 +21,11 @@ if TYPE_CHECKING:  # which takes a quarter of a second to import
 
 GREY = "#666666"
 _MARKED: dict[str, Any] = dict(markersize=3.5, linewidth=1.8)
-# Paul Tol's "bright" and "vibrant", which colour-blind readers can distinguish, as do the markers.
+# Paul Tol's "bright" and "vibrant" and a brown: colour-blind readers can distinguish these, and the
+# markers.
 COLOURS = (
   *("#000000", "#4477aa", "#ee6677", "#228833", "#ccbb44"),
-  *("#66ccee", "#aa3377", "#ee7733", "#009988", "#999999"),
+  *("#66ccee", "#aa3377", "#ee7733", "#009988", "#999999", "#661100"),
 )
 _MARKERS = "osD^vPX<>*d"
 _DPI = 150
