@@ -8,7 +8,7 @@
 training, 24 to 48 in the split `test`. `embedded` is the quickstart with pairs of at most 16
 tokens: 16,423 of 20,000. Longer are 81 of 500 test pairs, up to 33, and all 200 of the split
 `long`, from 36 on. Both decode greedily, score samples of the test sets at each evaluation, and all
-of them at the end, with the end mark free and with the reference's length given. For local files of
+of them at the end, with EOS free and with the reference's length given. For local files of
 SCAN give --config.data.scan.path=FOLDER.
 """
 

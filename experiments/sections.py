@@ -212,7 +212,7 @@ def _lengths(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   """Returns exact matches at equal valid scores, and at the end by stack and by length."""
   source, splits = _first(rows)["config"]["data.source"], _splits(rows)
   free, given = ([x for x in splits if x.endswith(GIVEN) == ends] for ends in (False, True))
-  ends = {"end mark free": free, "length given": given}
+  ends = {"EOS free": free, "length given": given}
   facts = {f"sentences of {x}": f"{len(_first(rows)['sentences'][x]):,}" for x in free}
   parts = [
     _at_level(sweep, rows, _LEVELS[source]),
@@ -314,7 +314,7 @@ def _music(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   for key in ((of, name) for of in first["scores"] for name in _MUSIC):
     nats = _mean_column(rows, lambda run, key=key: run["scores"][key[0]][key[1]], 3)
     columns[f"{key[0]}, {_MUSIC[key[1]]}"] = nats
-  if config["data.source"] == "chorales":
+  if sweep.partition("-")[0] == "music" and config["data.source"] == "chorales":
     published = {row: str(nats) for row, nats in music.PUBLISHED.items()}
     columns["published (second hand), valid, a token"] = published
   # The fall of the loss in the first tenth of the updates would hide the rest.

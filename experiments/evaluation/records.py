@@ -15,7 +15,7 @@ A record is a dict of
                       and signatures for translation, where old records lack chrf and exact; the
                       first is the main score of the task
   sentences           by split. Translation, a row per sentence: length (the longer of source and
-                      reference in vocabulary tokens, without the end mark), hyp_len, ref_len, the
+                      reference in vocabulary tokens, without EOS), hyp_len, ref_len, the
                       matches c1 to c4 of `bleu.sentence_statistics`, and 1 if it equals the
                       reference, which old records lack. Graphs, a row per graph: size (nodes, or
                       relations of a chain), and 1 if classified right. Music, a row per piece:

@@ -40,7 +40,7 @@ def evaluate(
   """Scores the translations of each split, writes them, and draws the attention of one.
 
   A split is its pairs, their translations, and the seconds that these took.
-  A row of `sentences` is a sentence's length in tokens without the end mark, that of the longer
+  A row of `sentences` is a sentence's length in tokens without EOS, that of the longer
   side, and its `sentence_statistics`. Samples and the picture are of the first split.
   """
   if not splits:

@@ -93,7 +93,7 @@ def test_exact_matches_are_compared_at_a_level_and_by_length():
   tables = tables_of(RESULTS / "lengths.md", "lengths-scan")
   level, free, given, stacks = (
     tables[f"lengths-scan: {x}"]
-    for x in ("valid first at 90%", "end mark free", "length given", "above 22")
+    for x in ("valid first at 90%", "EOS free", "length given", "above 22")
   )
   for row, runs in of_rows("lengths-scan", lambda run: run["exact"]).items():
     firsts = [next((step for step, x in run["valid"] if x >= 90), None) for run in runs]
