@@ -34,7 +34,6 @@ FLAGS = dict(
 
 def main(workdir: Path, verify: bool, prune: int) -> None:
   """Lists checkpoints, and deletes old ones with --prune."""
-  # Here, since they take half a second, after which a mistake is told too late.
   import jax
 
   from experiments.training.checkpoint_reader import Damage, examine, list_damaged, list_steps

@@ -37,12 +37,14 @@ class Flag(NamedTuple):
   default: str | int | float | bool | None  # None: a required str
   help: str
   is_path: bool = False  # of a local folder or file, or of one in a bucket
+  least: float | None = None  # of a number
+  most: float | None = None
 
 
 CONFIG = Flag(None, "the experiment, FILE.py[:ARGUMENT]; --config.KEY=VALUE changes one value")
 SWEEP = Flag(None, "the sweep, FILE.py[:ARGUMENT]; --config.KEY=VALUE changes a value of all cells")
 WORKDIR = Flag(None, "the folder of a training run", is_path=True)
-AVERAGE = Flag(0, "largest number of checkpoints averaged; 0: as in the run's config")
+AVERAGE = Flag(0, "largest number of checkpoints averaged; 0: as in the run's config", least=0)
 
 
 class ConfigFile(NamedTuple):
@@ -65,7 +67,8 @@ def run(
   The exit status is 0; 2 after an `InputError` or a full disk, in one line; 130 after Ctrl-C; 141
   if the reader of stdout, such as `head`, has closed it. Other exceptions keep their traceback.
   `--help` prints the docstring of `main`'s module and the flags. `main` gets a `ConfigDict` for
-  `CONFIG` and a `ConfigFile` for `SWEEP`. Without `keep_memory`, malloc is left as it is.
+  `CONFIG` and a `ConfigFile` for `SWEEP`. Without `keep_memory`, malloc is left as it is. Commands
+  import JAX and what needs it inside of `main`, so that a wrong flag is told at once.
   """
   argv = list(sys.argv[1:] if argv is None else argv)
   if {"--help", "-help", "-h"} & {*argv}:
@@ -117,7 +120,7 @@ def _keep_compiled() -> None:
   """Has JAX keep compiled programs for the next command, unless its variables say otherwise."""
   if {"JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"} & os.environ.keys():
     return
-  import jax  # here, since a mistake is told sooner without it
+  import jax
 
   folder = os.path.expanduser("~/.cache/relpos_jax")
   with contextlib.suppress(OSError):  # a home that is not writable
@@ -163,7 +166,10 @@ def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
         argv, file = _define_config(argv, values, flag)
       else:
         kind = str if flag.default is None else type(flag.default)
-        _DEFINE[kind](name, flag.default, flag.help, flag_values=values)
+        options = dict(flag_values=values)
+        if kind in (int, float):
+          options |= dict(lower_bound=flag.least, upper_bound=flag.most)
+        _DEFINE[kind](name, flag.default, flag.help, **options)
     _, *unused = values(argv)
   except (absl_flags.Error, AttributeError, KeyError) as error:
     text = " ".join(str(error.args[0] if error.args else error).split())

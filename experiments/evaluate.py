@@ -37,7 +37,7 @@ FLAGS = dict(
 
 def main(workdir: Path, pairs: str, hypotheses: str, average_checkpoints: int) -> None:
   """Repeats the evaluation at the end of training, or scores other files."""
-  from experiments.run import load_run  # takes a second, after which a mistake is told too late
+  from experiments.run import load_run
 
   if hypotheses:
     print(_score_hypotheses(workdir, pairs, hypotheses))
@@ -105,8 +105,8 @@ def evaluate(run: "Run", data: Any, workdir: Path) -> None:
   if last.get("step") == num_steps and "valid_loss" in last:
     if run.steps[-1] != num_steps:
       print(
-        f"scored is step {run.steps[-1]}, not {num_steps}: record.json is left as it is; train "
-        "with the same command to make the last checkpoint again",
+        f"scored step {run.steps[-1]}, not the last, {num_steps}: record.json is unchanged; run "
+        "the training command again to make the last checkpoint again",
         file=sys.stderr,
       )
       return

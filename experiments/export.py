@@ -50,7 +50,7 @@ def main(workdir: Path, out: Path) -> None:
   """Writes the model of a run for CTranslate2."""
   if out.exists():
     raise InputError(f"{out} exists already: give another --out, or delete it")
-  from experiments.run import load_run, load_task  # takes a second
+  from experiments.run import load_run, load_task
 
   task = load_task(workdir, "translation")
   if problem := foreign_value(task.config):

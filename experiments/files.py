@@ -57,7 +57,7 @@ def checking_bucket(path: Path) -> Iterator[None]:
     if not in_bucket(path) or isinstance(error, InputError):
       raise
     reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
-    raise InputError(f"cannot use {path} ({reason}): see to the bucket and credentials") from error
+    raise InputError(f"cannot use {path} ({reason}): check bucket and credentials") from error
 
 
 def list_folder(folder: Path) -> list[Path]:

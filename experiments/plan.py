@@ -5,13 +5,16 @@ r"""Estimates the memory, operations and time of a training step on TPU chips, w
   python -m experiments.plan --config=configs/long.py --topology=v5e:4x4
 
 The TPU's own compiler compiles the training step for all chips of the topology; no TPU is needed
-and nothing runs. The batch has the longest shape of mocked sentence lengths. Times are estimates
+and nothing runs. The batch is of the longest examples. Times are estimates
 from the chip's peak figures: a step takes the longer of computing and memory traffic if they
 overlap, and their sum if they do not. What chips send one another is left out.
 """
 
+import importlib.util
+import math
+import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
   from jax.sharding import Mesh
   from jax.stages import Compiled
 
-  from experiments.chips import Chip
   from experiments.training.task import Task
 
 FLAGS = dict(
@@ -34,33 +36,91 @@ _EFFORTS = dict(full=0.0, least=-1.0)  # JAX's exec_time_optimization_effort
 _OUT_OF_MEMORY = r"Used [\d.]+\w* of [\d.]+\w* \w+|HLO temporaries \S+ exceeds available HBM \S+\)"
 
 
+# Makes libtpu and JAX, which read these when they are loaded, look for no TPU.
+NO_TPU = dict(
+  JAX_PLATFORMS="cpu",
+  TPU_SKIP_MDS_QUERY="1",
+  TPU_ACCELERATOR_TYPE="v5litepod-4",
+  TPU_WORKER_HOSTNAMES="localhost",
+  ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+)
+
+
+class Chip(NamedTuple):
+  """Peak figures of one chip; rates are per second."""
+
+  flops: float  # bfloat16
+  hbm: float  # bytes
+  hbm_bandwidth: float
+  source: str
+
+
+_DOCS = "docs.cloud.google.com/tpu/docs"
+CHIPS = {
+  "v4": Chip(275e12, 32 * 2**30, 1200e9, f"{_DOCS}/v4"),
+  "v5e": Chip(197e12, 16e9, 819e9, f"{_DOCS}/v5e"),
+  "v5p": Chip(459e12, 95e9, 2765e9, f"{_DOCS}/v5p"),
+  "v6e": Chip(918e12, 32e9, 1600e9, f"{_DOCS}/v6e"),
+}
+
+
 def main(config: ConfigDict, topology: str, effort: str) -> None:
   """Compiles the training step for the longest batches, and prints its table."""
   if effort not in _EFFORTS:
     raise InputError(f"--effort={effort}: give {' or '.join(_EFFORTS)}")
-  # Here, since they take a second, after which a mistake is told too late.
   import jax
+  from jax.experimental import topologies
 
-  from experiments import chips
   from experiments.evaluation.tables import markdown_table
   from experiments.run import parse_config
   from experiments.training.sharding import make_mesh
+  from experiments.training.task import longest_shape
 
-  chip, num_chips = chips.parse(topology)
-  chips.use_compiler()
+  chip, num_chips = parse(topology)
+  use_compiler()
   task = parse_config(config, num_chips)
-  mesh = make_mesh(**config.mesh, devices=chips.chips(topology))
+  # A chip of v4 has two cores, which are one device as Cloud TPU sets it up.
+  options = dict(chip_config_name="megacore") if chip == "v4" else {}
+  chips = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices
+  mesh = make_mesh(**config.mesh, devices=chips)
   jax.config.update("jax_exec_time_optimization_effort", _EFFORTS[effort])
-  shape = task.mock_batches(mesh).shapes[-1]
+  shape = longest_shape(task.config, mesh.shape)
   rows = {"chips": f"{num_chips} x {chip}", "batch": f"{shape[0]} x {shape[1]}"}
   try:
     step = compile_step(task, mesh, shape)
-    rows |= figures(chips.CHIPS[chip], step, config.training.num_steps)
+    rows |= figures(CHIPS[chip], step, config.training.num_steps)
   except jax.errors.JaxRuntimeError as error:
     if not (memory := re.search(_OUT_OF_MEMORY, str(error))):
       raise
     rows["does not fit"] = memory[0]
   print(markdown_table(["a chip, a step", config.name], [*map(list, rows.items())]))
+
+
+def parse(name: str) -> tuple[str, int]:
+  """Reads the kind of chip and the number of chips from a topology.
+
+  >>> parse("v5e:2x4")
+  ('v5e', 8)
+  """
+  found = re.fullmatch(r"(\w+):([1-9]\d*(?:x[1-9]\d*)+)", name)
+  if not found or found[1] not in CHIPS:
+    known = ", ".join(CHIPS)
+    raise InputError(f"--topology={name}: give one of {known} and a shape, such as v5e:2x4")
+  return found[1], math.prod(map(int, found[2].split("x")))
+
+
+def use_compiler() -> None:
+  """Makes JAX compute on the CPU and libtpu look for no TPU; call it before any computation.
+
+  Raises:
+    InputError: libtpu, the TPU's compiler, is missing.
+  """
+  if not importlib.util.find_spec("libtpu"):
+    raise InputError("no libtpu, the TPU's compiler: pip install -e '.[tpu]'")
+  import jax
+
+  os.environ.update(NO_TPU)
+  jax.config.update("jax_platforms", "cpu")
 
 
 def compile_step(task: "Task", mesh: "Mesh", shape: tuple[int, ...]) -> "Compiled":
@@ -79,7 +139,7 @@ def compile_step(task: "Task", mesh: "Mesh", shape: tuple[int, ...]) -> "Compile
     return training.step.lower(training.shapes, batch).compile()
 
 
-def figures(chip: "Chip", step: "Compiled", num_steps: int) -> dict[str, str]:
+def figures(chip: Chip, step: "Compiled", num_steps: int) -> dict[str, str]:
   """Returns the memory, work and times of a step on a chip, as text by name.
 
   A roofline (Williams et al. 2009). The compiler counts one pass of each loop, and takes the Pallas

@@ -67,9 +67,8 @@ def parse_config(
   """Returns the task of a config, checked in a second and without reading any data.
 
   Missing keys get their defaults, as in runs that are older than a key; `given` replaces values by
-  dotted key. The mesh is checked for `num_devices`, by default those of this machine; with 0, for
-  as many as it names, since the config is of another machine. The model of a run that `is_trained`
-  is not checked again, which takes a third of a second.
+  dotted key. The mesh must fit `num_devices`, by default this machine's; 0 is for a config from
+  another machine. `is_trained` skips tracing the model, which takes a third of a second.
 
   Raises InputError: names the first wrong value and the remedy.
   """

@@ -21,11 +21,13 @@ FLAGS = dict(
   workdir=command.WORKDIR,
   out=command.Flag(None, "the MIDI file to write", is_path=True),
   prime=command.Flag("", "a MIDI file to continue; without one, a new piece begins"),
-  prime_tokens=command.Flag(0, "number of tokens of the prime to read; 0 reads all"),
-  num_tokens=command.Flag(512, "largest number of new tokens"),
-  temperature=command.Flag(1.0, "below 1 favours likely tokens; 0 takes the likeliest"),
-  top_k=command.Flag(0, "samples from the k likeliest tokens; 0 from all"),
-  top_p=command.Flag(1.0, "samples from the likeliest tokens of this total probability"),
+  prime_tokens=command.Flag(0, "number of tokens of the prime to read; 0 reads all", least=0),
+  num_tokens=command.Flag(512, "largest number of new tokens", least=1),
+  temperature=command.Flag(1.0, "below 1 favours likely tokens; 0 takes the likeliest", least=0),
+  top_k=command.Flag(0, "samples from the k likeliest tokens; 0 from all", least=0),
+  top_p=command.Flag(
+    1.0, "samples from the likeliest tokens of this total probability", least=1e-6, most=1
+  ),
   seed=command.Flag(0, "seed of the samples"),
   average_checkpoints=command.AVERAGE,
 )
@@ -44,15 +46,6 @@ def main(
   average_checkpoints: int,
 ) -> None:
   """Samples a piece, writes it and draws it."""
-  if not 0 <= temperature < float("inf"):
-    raise InputError(f"--temperature={temperature}: give 0, for the most probable, or more")
-  for name, value in dict(top_k=top_k, prime_tokens=prime_tokens).items():
-    if value < 0:
-      raise InputError(f"--{name}={value}: give a number of tokens, or 0 for all")
-  if num_tokens < 1:
-    raise InputError(f"--num_tokens={num_tokens}: give at least 1")
-  if not 0 < top_p <= 1:
-    raise InputError(f"--top_p={top_p}: give a probability above 0, at most 1")
   picture = out.with_suffix(".png")
   if out.suffix not in (".mid", ".midi"):
     raise InputError(f"--out={out}: give a file name that ends in .mid")
@@ -61,7 +54,6 @@ def main(
   for written in (out, picture):
     if os.path.lexists(written):
       raise InputError(f"{written} exists already: give another --out, or delete it")
-  # Here, since they take a second, after which a mistake would be told too late.
   from experiments.music.piano_roll import draw
   from experiments.music.task import sample_pieces
   from experiments.run import load_run, load_task

@@ -42,11 +42,11 @@ from experiments.launch import dying_with_this_process
 
 FLAGS = dict(
   config=command.SWEEP,
-  seeds=command.Flag(3, "number of seeds per row, counted up from the config's"),
+  seeds=command.Flag(3, "number of seeds per row, counted up from the config's", least=1),
   only=command.Flag("", "the one row to train, by its name"),
   out=command.Flag("runs/sweeps", "folder of the run directories", is_path=True),
   results=command.Flag("results/runs", "folder of the results files", is_path=True),
-  parallel=command.Flag(1, "number of cells at once, each with its share of the cores"),
+  parallel=command.Flag(1, "number of cells at once, each with its share of the cores", least=1),
   dry_run=command.Flag(False, "print the commands that would run, and exit"),
 )
 TRAIN = ("python", "-m", "experiments.train")
@@ -84,9 +84,7 @@ def main(
   dry_run: bool,
 ) -> None:
   """Runs the cells that are not finished; exits with status 1 if one failed."""
-  if seeds < 1 or parallel < 1:
-    raise InputError(f"--seeds={seeds} --parallel={parallel}: give at least 1")
-  import jax  # here, and `run` below: they take a second, after which a mistake is told too late
+  import jax
 
   jax.config.update("jax_platforms", "cpu")  # leaves the accelerators to the trainings
   sweep = slug(config.config.name)

@@ -52,7 +52,7 @@ def main(
     raise InputError(f"--profile_steps={profile_steps}: give two steps, such as 10:20")
   if profile_steps and in_bucket(workdir):
     raise InputError("--profile_steps writes no profile into a bucket: give a local --workdir")
-  from experiments import trainer  # takes seconds, after which a mistake would be told too late
+  from experiments import trainer
 
   trainer.run(config, workdir, distributed, profile_steps, wandb)
 

@@ -22,8 +22,10 @@ _LINES_AT_ONCE = 1024
 FLAGS = dict(
   workdir=command.WORKDIR,
   input=command.Flag("-", "a text file, plain or gzip, a sentence a line; - reads stdin"),
-  beam_size=command.Flag(0, "hypotheses per sentence; 0: as in the run's config, 1: greedy"),
-  max_source_length=command.Flag(1024, "tokens; longer lines are truncated, with a warning"),
+  beam_size=command.Flag(
+    0, "hypotheses per sentence; 0: as in the run's config, 1: greedy", least=0, most=1024
+  ),
+  max_source_length=command.Flag(1024, "tokens; longer lines are cut, with a warning", least=1),
   average_checkpoints=command.AVERAGE,
 )
 
@@ -32,18 +34,13 @@ def main(
   workdir: Path, input: str, beam_size: int, max_source_length: int, average_checkpoints: int
 ) -> None:
   """Writes the translation of each line; an empty line gives an empty line."""
-  # Here, since they take a second, after which a mistake would be told too late.
   from experiments.run import load_run
   from experiments.training.metrics import track
   from experiments.translation.corpus import read_lines
-  from experiments.translation.task import MAX_BEAM_SIZE, make_translator
+  from experiments.translation.task import make_translator
 
   if sys.stdout is None or (input == "-" and sys.stdin is None):
     raise InputError("stdin or stdout is closed: give both, such as < lines.en > lines.de")
-  if not 0 <= beam_size <= MAX_BEAM_SIZE:
-    raise InputError(f"--beam_size={beam_size}: give a number from 0 to {MAX_BEAM_SIZE}")
-  if max_source_length < 1:
-    raise InputError(f"--max_source_length={max_source_length}: give at least 1")
   lines = _stdin_lines() if input == "-" else iter(read_lines(pathlib.Path(input)))
   run = load_run(workdir, "translation", average_checkpoints)
   changes = dict(beam_size=beam_size) if beam_size else {}
@@ -53,7 +50,7 @@ def main(
   numbers = itertools.count(1)
   size = 1 if input == "-" and sys.stdin.isatty() else _LINES_AT_ONCE
   while chunk := list(itertools.islice(lines, size)):
-    numbered = zip(run.task.normalize_input(chunk), numbers, strict=False)
+    numbered = zip(run.task.normalize_lines(chunk), numbers, strict=False)
     chunk = [_read(*pair, run.vocabulary.source, max_source_length) for pair in numbered]
     print(*run.task.join(translate(chunk)), sep="\n", flush=True)
 

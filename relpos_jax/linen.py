@@ -68,7 +68,7 @@ class RelativeAttention(nn.Module):
 
   Attributes:
     max_distance: k, the distance at which positions are clipped. None takes it from the tables that
-      `apply` is given, or is for other `positions`.
+      `apply` is given; with `positions` it must be None.
     num_heads, keys, values, beyond, left, param_dtype, table_init: as of
       `relpos_jax.nn.RelativePositionTables`.
     query_positions: integers `[B, T]` or `[T]`; by default 0, 1, 2, ..., or that of the cache.

@@ -39,7 +39,7 @@ FLAGS = dict(
 _STEP = dict(
   config=command.CONFIG,
   length=command.Flag(32, "tokens of a sentence, on either side"),
-  repetitions=command.Flag(42, "steps of each model; a multiple of 6 has all orders as often"),
+  repetitions=command.Flag(42, "steps of each model; 6 n have all orders as often", least=2),
   out=OUT,
 )
 COMMANDS = dict(
@@ -50,21 +50,21 @@ COMMANDS = dict(
     peers=command.Flag("all", "all, none, or some, such as cudnn,torch_sdpa"),
     masks=command.Flag("all", "all, bidirectional or causal"),
     passes=command.Flag("all", "all, forward, or backward, which is forward and backward"),
-    repetitions=command.Flag(20, "of every pair"),
-    tokens=command.Flag(4096, "of a batch, whatever the length"),
-    heads=command.Flag(8, "of queries, keys and values"),
-    width=command.Flag(64, "of a head"),
-    max_distance=command.Flag(16, "k: tables have 2 k + 1 rows"),
+    repetitions=command.Flag(20, "of every pair", least=1),
+    tokens=command.Flag(4096, "of a batch, whatever the length", least=1),
+    heads=command.Flag(8, "of queries, keys and values", least=1),
+    width=command.Flag(64, "of a head", least=1),
+    max_distance=command.Flag(16, "k: tables have 2 k + 1 rows", least=0),
     out=command.Flag("runs/benchmark", "the folder to write to"),
     name=command.Flag("", "of this machine's results; by default its device's"),
   ),
   step=_STEP,
-  positions=_STEP | dict(repetitions=command.Flag(22, "steps of each of the 11 models")),
+  positions=_STEP | dict(repetitions=command.Flag(22, "steps of each of the 11 models", least=2)),
   translate=dict(
     workdir=command.WORKDIR,
     input=command.Flag(None, "a text file, a sentence a line", is_path=True),
-    lines=command.Flag(0, "how many, again from the first after the last; 0: those of the file"),
-    repetitions=command.Flag(4, "rounds"),
+    lines=command.Flag(0, "how many, from the first again after the last; 0: all", least=0),
+    repetitions=command.Flag(4, "rounds", least=1),
     out=OUT,
   ),
   pages=FLAGS,
@@ -92,7 +92,6 @@ def run(argv: list[str]) -> None:
     if name == "pages":
       write_pages(**values)
       return
-    # Here, since it takes a second, after which a mistake is told too late.
     module = "attention" if name == "attention" else "models"
     importlib.import_module(f"experiments.benchmark.{module}").MAINS[name](**values)
 

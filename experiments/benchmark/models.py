@@ -16,6 +16,7 @@ import scipy.stats
 from ml_collections import ConfigDict
 
 from configs.positions import sweep
+from experiments import command
 from experiments.benchmark import timing
 from experiments.data.tokenizer import UNK, tokenizer_files
 from experiments.errors import InputError
@@ -58,10 +59,9 @@ def _time_models(config, models, length: int, repetitions: int, out: str, comman
   parse_config(config)
   if config.task == "graphs":
     raise InputError("--config is of graphs: give one of translation or music")
-  timing.check_at_least(2, repetitions=repetitions)
   if not 1 <= length <= config.batches.tokens:
     raise InputError(f"--length={length}: give 1 to {config.batches.tokens}, config.batches.tokens")
-  folder = timing.make_folder(out, command_name)
+  folder = command.make_folder(pathlib.Path(out, command_name), "out") if out else None
   shape = config.batches.tokens // length, length
   steps = {name: make_stepper(config, changes, shape) for name, changes in models.items()}
   results = {name: config.model[name] for name in ("positions", "width", "dtype")}
@@ -140,8 +140,6 @@ def _ratio(seconds: Sequence[float], against: Sequence[float] | np.ndarray) -> t
 
 def time_translation(workdir: Path, input: Path, lines: int, repetitions: int, out: str) -> None:
   """Times programs that translate the same lines in turns, as processes and within one."""
-  timing.check_at_least(0, lines=lines)
-  timing.check_at_least(1, repetitions=repetitions)
   run = load_run(workdir, "translation")
   if problem := foreign_value(run.config):
     raise InputError(problem)
@@ -151,12 +149,12 @@ def time_translation(workdir: Path, input: Path, lines: int, repetitions: int, o
 
   texts = read_lines(input)
   texts = list(itertools.islice(itertools.cycle(texts), lines or len(texts)))
-  normal, decoding = run.task.normalize_input(texts), run.config.decoding
+  normal, decoding = run.task.normalize_lines(texts), run.config.decoding
   cores = environment()["cpu_cores"]
   options = dict(beam_size=decoding.beam_size, length_penalty=decoding.length_penalty)
   # The fastest batches of 1, 2, 4, ... sentences on two cores.
   options |= dict(max_decoding_length=256, max_batch_size=64)
-  folder = timing.make_folder(out, "translate")
+  folder = command.make_folder(pathlib.Path(out, "translate"), "out") if out else None
   with tempfile.TemporaryDirectory() as temporary:
     raw, split, model = (pathlib.Path(temporary, name) for name in ("raw", "split", "model"))
     raw.write_text("\n".join(texts) + "\n", "utf-8")
@@ -183,9 +181,9 @@ def time_translation(workdir: Path, input: Path, lines: int, repetitions: int, o
 
 def _process(module: str, *arguments: str) -> Callable[[], list[str]]:
   """Returns a function that runs a module in a process and returns the lines that it prints."""
-  command = [sys.executable, "-m", f"experiments.{module}", *arguments]
+  words = [sys.executable, "-m", f"experiments.{module}", *arguments]
   options = dict(stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True, encoding="utf-8")
-  return lambda: subprocess.run(command, **options).stdout.splitlines()
+  return lambda: subprocess.run(words, **options).stdout.splitlines()
 
 
 def block_of_translation(results: timing.Record) -> str:

@@ -11,15 +11,12 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments import command
 from experiments.errors import InputError
-from experiments.evaluation.records import digest, hardware
+from experiments.evaluation.records import Record, digest, hardware
 from experiments.evaluation.tables import rewrite_blocks
 from experiments.files import write_whole
 from experiments.run import own_values
 from experiments.training.environment import environment, short_commit
-
-Record = Mapping[str, Any]
 
 
 def time_rounds(functions: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
@@ -76,18 +73,6 @@ def free_bytes() -> float:
   meminfo = pathlib.Path("/proc/meminfo")
   found = meminfo.exists() and re.search(r"MemAvailable:\s*(\d+) kB", meminfo.read_text())
   return 1024 * int(found[1]) if found else float("inf")
-
-
-def check_at_least(least: int, **flags: int) -> None:
-  """Raises InputError for a flag with a smaller value."""
-  for name, value in flags.items():
-    if value < least:
-      raise InputError(f"--{name}={value}: give at least {least}")
-
-
-def make_folder(out: str, name: str) -> pathlib.Path | None:
-  """Makes the folder out/name of the raw results; None without `out`."""
-  return command.make_folder(pathlib.Path(out, name), "out") if out else None
 
 
 def publish(

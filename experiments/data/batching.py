@@ -59,14 +59,10 @@ class Schedule:
   ):
     """Sorts the examples into buckets.
 
-    Args:
-      sizes: the size of each example, in tokens or nodes.
-      boundaries: increasing; the examples of a bucket are padded to its boundary.
-      budget: the largest size of a batch, over all devices and microbatches, if it has room for
-        `multiple_of` rows of the last boundary.
-      multiple_of: devices times microbatches, of which the number of rows is a multiple. The
-        examples of a step are the same for any.
-      seed: determines the order. None keeps the order of buckets and examples.
+    Sizes are in tokens or nodes. The examples of a bucket are padded to its boundary; `boundaries`
+    increase. `budget` is the largest size of a batch, over all devices and microbatches, if it has
+    room for `multiple_of` rows, devices times microbatches, of the last boundary. The examples of a
+    step are the same for any. Without a seed, buckets and examples stay in order.
 
     Raises InputError: no example is small enough.
     """
@@ -194,13 +190,8 @@ def bucket_boundaries(
 ) -> tuple[int, ...]:
   """Computes the boundaries, at most `number`, that need the least padding.
 
-  The solution is exact, by dynamic programming over the distinct lengths.
-
-  Args:
-    lengths: the length of each example, in tokens or nodes.
-    number: the largest number of boundaries.
-    max_length: examples longer than this are ignored.
-    multiple_of: every boundary is a multiple of this (8 suits TPUs).
+  The solution is exact, by dynamic programming over the distinct lengths, in tokens or nodes.
+  Examples longer than `max_length` are ignored. Every boundary is a `multiple_of` (8 suits TPUs).
 
   Raises InputError: every example is longer than max_length.
 

@@ -60,11 +60,8 @@ class SpreadPanel(NamedTuple):
 def learning_curves(metrics: Sequence[Mapping[str, Any]], path: Path, score: str = "BLEU") -> Path:
   """Draws the losses, the score and the learning rate over the steps, and returns the path.
 
-  Args:
-    metrics: the lines of a run's metrics.jsonl: a "step" and any of "loss", "valid_loss",
-      "learning_rate", and "valid_" with the name of the score in lower case.
-    path: the picture's file.
-    score: the name of a score, such as BLEU.
+  `metrics` are the lines of a run's metrics.jsonl: a "step" and any of "loss", "valid_loss",
+  "learning_rate", and "valid_" with the name of the score in lower case.
   """
   names = {
     "loss (nats)": dict(training="loss", validation="valid_loss"),
@@ -89,12 +86,9 @@ def _stretches(
 
 
 def cost_curves(rows: Sequence[Sequence[CostPanel]], dashed: Collection[str], path: Path) -> Path:
-  """Draws measures over length on logarithmic axes, with one legend, and returns the path.
+  """Draws rows of panels on logarithmic axes, with one legend, and returns the path.
 
-  Args:
-    rows: rows of panels side by side.
-    dashed: names of the baselines, whose curves are dashed. "a (b)" has the colour of "a".
-    path: the picture's file.
+  Curves of the names in `dashed`, the baselines, are dashed. "a (b)" has the colour of "a".
   """
   from matplotlib.ticker import LogLocator
 

@@ -88,13 +88,10 @@ def make_record(
   sentences: Mapping[str, list[list[int | float]]],
   checkpoints: Sequence[int],
 ) -> dict[str, Any]:
-  """Returns the record of a single run.
+  """Returns the record of a single run, from the contents of its files.
 
-  Args:
-    config, environment, metrics: the contents of the run's config.json and other files.
-    changes: the values by dotted key that differ from the defaults.
-    scores, sentences: by split, as in the record.
-    checkpoints: the steps averaged.
+  `changes` are the values by dotted key that differ from the defaults; `checkpoints` are the steps
+  averaged. Scores and sentences are by split, as in the record.
   """
   metrics = [*metrics]
   speeds = [line["tokens_per_second"] for line in metrics if line.get("tokens_per_second")]
@@ -229,20 +226,15 @@ def _check(record: Record, metric: Metric) -> None:
       raise ValueError(f"its sentences of {split} give {metric.name} {value:.4f}, not {recorded}")
 
 
-def _signatures(record: Record) -> dict[tuple[str, str], str]:
-  """Returns the signatures by split and score; old records have fewer scores."""
-  signatures = {split: of.get("signatures", {}) for split, of in record["scores"].items()}
-  return {(split, name): of[name] for split, of in signatures.items() for name in of}
-
-
 def _shared(record: Record, metric: Metric) -> dict[tuple, Any]:
   """Returns the values that all runs of a table, of a row, or of a seed share."""
   budget, splits = record["budget"], record["sentences"].items()
   seed = record["seed"] if metric.differs_by_seed else None
+  signatures = {split: of.get("signatures", {}) for split, of in record["scores"].items()}
   return {
     ("recipe",): record.get("recipe", 1),
     ("budget", seed): (budget["updates"], budget["tokens_per_update"]),
-    **{("signatures", *key): text for key, text in _signatures(record).items()},
+    **{("signatures", split, name): of[name] for split, of in signatures.items() for name in of},
     ("data", seed): {split: np.array(of)[:, metric.fixed].tolist() for split, of in splits},
     ("config", record["row"]): {k: x for k, x in record["config"].items() if k != "seed"},
   }

@@ -109,14 +109,6 @@ class Graphs(tasks.Task):
     kind = functools.partial(GraphBatches, packed=self.config.batches.packed)
     return tasks.batch_maker(self.config, graph_module.num_nodes(graphs), mesh, max_length, kind)
 
-  def mock_batches(self, mesh: AnyMesh) -> GraphBatches:
-    """Returns batches of invented chains, as long as a graph may be."""
-    longest = self.config.batches.max_length
-    edges = [(node, node + 1, 0) for node in range(longest - 1)]
-    graph = Graph.of([0] * longest, edges, target=0, query=(0, longest - 1))
-    graphs = [graph] * max(1, self.config.batches.tokens // longest)
-    return self._batch_maker(graphs, mesh)(graphs, seed=self.config.seed)
-
   def empty_batch(self, shape: tuple[int, ...]) -> GraphBatch:
     rows, nodes, *others = shape
     return graph_module.empty_batch((rows, nodes, *(others or (nodes, 1))))

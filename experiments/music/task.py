@@ -42,12 +42,6 @@ _TOKENS_DRAWN = 512  # of a piece in a picture
 # Huang et al. 2018, table 2: nats per token on the valid split of the chorales. Quoted second hand,
 # not checked against the paper.
 PUBLISHED = {"relative": 0.357, "sinusoidal": 0.398}
-_PUBLISHED_LINE = (  # instrument labels: the voice of each token as input
-  "Huang et al. 2018, table 2, quoted second hand, not checked: baseline 0.417, relative "
-  f"{PUBLISHED['relative']}, sinusoidal {PUBLISHED['sinusoidal']}, with instrument labels 0.37: "
-  "valid, nats a token"
-)
-
 _NUM_SHAPES = 4  # of batches: each is compiled once
 
 
@@ -95,14 +89,6 @@ class MusicTask(tasks.Task):
     make_valid = tasks.batch_maker(self.config, valid.lengths, mesh, max_length=longest_valid)
     return make(train, seed=seed), make_valid(valid, seed=None)
 
-  def mock_batches(self, mesh: AnyMesh) -> Batches:
-    """Returns batches of rows of the largest length."""
-    longest = self.config.batches.max_length
-    rows = max(1, self.config.batches.tokens // longest)
-    pieces = Ragged.of([np.full(longest, EOS)] * rows)
-    make = tasks.batch_maker(self.config, pieces.lengths, mesh)
-    return make(pieces, seed=self.config.seed)
-
   def empty_batch(self, shape: tuple[int, ...]) -> Tokens:
     return Tokens(np.zeros(shape, np.int32))
 
@@ -132,8 +118,6 @@ class MusicTask(tasks.Task):
       lines.append(f"{split:8}{len(pieces):6,}{nll:15.4f}{without_ends:15.4f}{per_step:14.3f}")
     if not is_first():
       return None
-    if self.config.data.source == "chorales":
-      lines.append(_PUBLISHED_LINE)
     picture = draw(run, data.splits["valid"][0][:_TOKENS_DRAWN], workdir / "piano_roll.png")
     return Evaluation("\n".join(["", *lines, ""]), results, scores, rows, (picture,))
 
@@ -197,14 +181,8 @@ def likelihood(
   """Computes the negative log-likelihood of complete pieces, summed in float64.
 
   Returns nats per token, ends included, per token of the music and per time step; and the nats of
-  each piece, its end included.
-
-  Args:
-    nats_of: returns the nats of tokens, each given those before it, as `make_nats_of` does.
-    pieces: tokens, without begin and end.
-    times: the codec's.
-    token_budget: the largest number of tokens per batch, padding included; a longer piece is a
-      batch by itself.
+  each piece, its end included. `nats_of` is that of `make_nats_of`, and `times` the codec's. A
+  batch has at most `token_budget` tokens, padding included, but for a longer piece by itself.
   """
   rows = Ragged.of([np.concatenate([piece, [EOS]]) for piece in pieces])
   boundaries = bucket_boundaries(rows.lengths, _NUM_SHAPES, multiple_of=64)

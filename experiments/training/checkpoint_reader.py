@@ -132,16 +132,10 @@ def examine(path: Path) -> None:
 def read(
   folder: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct] | None = None, field: str = ""
 ) -> dict[str, jax.Array]:
-  """Reads the arrays of a step by name.
+  """Reads the arrays of a step by name: those `wanted`, with these shardings, or all on one device.
 
-  Args:
-    folder: the folder of the step.
-    wanted: shapes, dtypes and shardings of the arrays by name; by default all, on one device.
-    field: the field of the state that holds the arrays; by default the whole state.
-
-  Raises:
-    Damage: the files that this process reads are damaged or partial.
-    InputError: the checkpoint is of another model.
+  A `field` of the state is read alone. Raises Damage if the files that this process reads are
+  damaged or partial, and InputError if the checkpoint is of another model.
   """
   import orbax.checkpoint as ocp
 
@@ -217,7 +211,7 @@ def _checkpointer() -> Any:
 
 @functools.cache
 def silence_orbax() -> None:
-  """Drops the log of every save, and what requests say that Orbax abandons.
+  """Silences Orbax's log of every save, and the warnings of requests that it abandons.
 
   When one of many parallel requests fails, the others complain, from other threads, before or after
   the error that is reported.

@@ -254,9 +254,6 @@ def track(items: Iterable[_Item], total: int, what: str) -> Iterator[_Item]:
   """Yields a number of items, and shows on stderr how many are done, a second, and the time left.
 
   Where stderr is no terminal, a line is printed every five seconds.
-
-  >>> [*track(["a", "b"], 2, "letters")]
-  ['a', 'b']
   """
   start = time.monotonic()
   with _Display(rich.console.Console(stderr=True), total, seconds=5.0) as display:

@@ -25,13 +25,9 @@ def kept(function: Callable, key: str, devices: Sequence[jax.Device]) -> Callabl
   """Returns a jitted function whose programs are kept in JAX's compilation cache, in `programs/`.
 
   A program is found again by the key, the code of this project, versions, settings, devices and the
-  kinds of its arguments. The key must name all that the function closes over. A file that cannot be
-  read is made again. Without a key or a local cache, or in several processes, nothing is kept.
-
-  Args:
-    function: takes arrays by position, and static values by keyword.
-    key: names what the function depends on.
-    devices: those that the program runs on.
+  kinds of its arguments: arrays by position, and static values by keyword. The key must name all
+  that the function closes over. A file that cannot be read is made again. Without a key or a local
+  cache, or in several processes, nothing is kept.
   """
   folder = jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir
   if not key or not folder or "://" in folder or jax.process_count() > 1:

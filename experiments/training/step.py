@@ -86,7 +86,7 @@ def make_eval_step(graphdef: nnx.GraphDef, loss: Callable[..., Loss]):
 
 @contextlib.contextmanager
 def compiling_ahead() -> Iterator[Callable]:
-  """Yields a function that calls another one in a thread, one call after another.
+  """Yields `start(work, *args)`, which runs its calls one after another in a background thread.
 
   It is meant for compiling programs before their first call: JAX keeps them, so that a call with
   arrays of the same shapes finds them. Processes of one run do not compile ahead.
@@ -111,9 +111,9 @@ def naming_attention(
 ) -> Callable:
   """Returns a step that prints the attention that it runs.
 
-  Compiles the step ahead for a `state` and `batches`, of which only the shapes count. One line
-  names all implementations that the first batch runs; another line, if a batch of another shape
-  runs more, those alone.
+  Compiles the step ahead for a `state` and `batches`, of which only the shapes count. One line has
+  the implementations of the first batch, and another follows when a batch of another shape runs a
+  new one.
   """
   printed, seen = set(), set()  # names of implementations; shapes of batches
 

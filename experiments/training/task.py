@@ -21,12 +21,7 @@ from relpos_jax.typing import Array, Float, Int, PyTree
 
 
 class Loss(NamedTuple):
-  """Sums over target tokens other than padding; their quotient is the loss per token.
-
-  >>> total = Loss(jnp.float32(6.0), jnp.int32(3))
-  >>> float(total.sum / total.num_tokens)
-  2.0
-  """
+  """Sums over target tokens other than padding; their quotient is the loss per token."""
 
   sum: Float[Array, ""]
   num_tokens: Int[Array, ""]
@@ -91,9 +86,6 @@ class Task(Protocol):
     As in `experiments.data.batching.Batches`, `batches[step]` is a tree of arrays, rows first.
     `batches.examples` is a tree of arrays that determines every batch.
     """
-
-  def mock_batches(self, mesh: AnyMesh) -> Any:
-    """Returns training batches of made-up data, in the shapes of the config's data."""
 
   def empty_batch(self, shape: tuple[int, ...]) -> Any:
     """Returns a batch of padding in one of the batches' `shapes`, or of rows and a length."""
@@ -208,9 +200,6 @@ def model_choices(kind: type) -> dict[str, tuple]:
 
 def model_values(config: ConfigDict) -> dict[str, Any]:
   """Returns the values of `config.model` as arguments of a model's config."""
-  width, num_heads = config.model.width, config.model.num_heads
-  if width % num_heads:
-    raise ValueError(f"width is {width}; want a multiple of num_heads, {num_heads}")
   none = dict(implementation="", left=-1)  # what stands for None
   return {key: None if none.get(key) == x else x for key, x in config.model.items()}
 
@@ -241,6 +230,14 @@ def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
       f"{longest}, which {together} devices and {num_parts} microbatches cannot divide: give "
       f"{longest * together * num_parts} tokens or more, or lower config.mesh.data"
     )
+
+
+def longest_shape(config: ConfigDict, sizes: Mapping[str, int]) -> tuple[int, int]:
+  """Returns rows and tokens of the batches of the longest examples, on a mesh of these sizes."""
+  longest = config.batches.max_length
+  longest += -longest % multiple_of_tokens(config.mesh.ring, sizes["sequence"])
+  together = num_rows_together(sizes) * config.training.num_microbatches
+  return max(1, -(-(config.batches.tokens // longest) // together)) * together, longest
 
 
 def batch_maker(

@@ -156,11 +156,8 @@ def normalize_lines(
   escapes. For the English and German captions of Multi30k the result equals upstream's
   "lc.norm.tok" files with their XML escapes undone. Processes about 7,000 lines per second.
 
-  Args:
-    lines: the text.
-    language: a two-letter code; unknown ones get English abbreviations, as in Moses.
-    moses: False leaves punctuation and tokens as they are.
-    lowercase: converts to lower case first.
+  `language` is a two-letter code; unknown ones get English abbreviations, as in Moses. `lowercase`
+  converts to lower case first. Without `moses`, punctuation and tokens stay.
 
   >>> normalize_lines(["„Halt!“, rief Dr. Weiß."], "de")
   ['" Halt ! " , rief Dr. Weiß .']
@@ -182,30 +179,6 @@ def _moses(language: str) -> tuple[Callable[[str], str], Callable[..., Any]]:
   # Without perl_parity, sacremoses treats ’ and French quotes differently from the Perl script.
   normalizer = MosesPunctNormalizer(language, perl_parity=True)
   return normalizer.normalize, MosesTokenizer(language).tokenize
-
-
-def normalize_corpus(
-  corpus: Corpus, languages: str, *, moses: bool = True, lowercase: bool = False
-) -> Corpus:
-  """Applies `normalize_lines` to both sides; `languages` is source-target, as "en-de".
-
-  A split that is a list is normalised at once, any other when it is read.
-
-  >>> corpus = Corpus({"train": [("It rains.", "Es regnet.")]})
-  >>> normalize_corpus(corpus, "en-de", lowercase=True).splits["train"]
-  [('it rains .', 'es regnet .')]
-  """
-
-  def normalize(pair: tuple[str, str]) -> tuple[str, ...]:
-    sides = zip(pair, languages.split("-"), strict=True)
-    how = dict(moses=moses, lowercase=lowercase)
-    return tuple(normalize_lines([line], language, **how)[0] for line, language in sides)
-
-  splits = {
-    split: list(map(normalize, pairs)) if isinstance(pairs, list) else LazyPairs(pairs, normalize)
-    for split, pairs in corpus.splits.items()
-  }
-  return Corpus(splits, corpus.notes)
 
 
 # Multi30k ----------------------------------------------------------------------------------------
@@ -252,18 +225,10 @@ def load_multi30k(languages: str = "en-de", path: str = "", prepared: bool = Fal
 
   They are cased, not tokenised, and in upstream's order (Elliott et al. 2016, 2017).
 
-  Args:
-    languages: "en-de", "de-en", "en-fr" or "fr-en".
-    path: a folder with the upstream files; their sha256 must be the recorded ones. If empty, they
-      are downloaded (1.3 MB) and kept: see `Upstream`.
-    prepared: loads the text of the published baseline instead (Wu et al. 2021, LividWo/Revisit-MMT,
-      4.5 MB; English and German): lower case, normalised, in Moses tokens and joint BPE of 10,000
-      merges, where "@@" ends a subword inside a word. Files in `path` may be compressed (.gz).
-
-  Raises InputError: a file is missing or wrong, or there is no network.
-
-  >>> load_multi30k(languages="en-de", path="data/task1/raw").splits["valid"][0]  # doctest: +SKIP
-  ('A group of men are loading cotton onto a truck', 'Eine Gruppe von Männern lädt ...')
+  The files are in the folder `path`, or are downloaded (1.3 MB): see `Upstream`, also for errors.
+  `prepared` loads the text of the published baseline instead (Wu et al. 2021, LividWo/Revisit-MMT,
+  4.5 MB; English and German): lower case, normalised, in Moses tokens and joint BPE of 10,000
+  merges, where "@@" ends a subword inside a word.
   """
   upstream, names = (PREPARED, _PREPARED) if prepared else (CAPTIONS, _CAPTIONS)
 
@@ -301,13 +266,8 @@ def load_scan(path: str = "") -> Corpus:
 
   Lake and Baroni 2018. Training has outputs of at most 22 actions, the split `test` of 24 to 48.
   Of upstream's 16,990 training pairs 1,000 are `valid`, and 1,000 the test set `within`. All are in
-  an order without meaning, so that the first of a split are a sample of it.
-
-  Args:
-    path: a folder with upstream's files, plain or gzip; their sha256 must be the recorded ones. If
-      empty, they are downloaded (4 MB) and kept: see `Upstream`.
-
-  Raises InputError: a file is missing or wrong, or there is no network.
+  an order without meaning, so that the first of a split are a sample of it. The files are in the
+  folder `path`, or are downloaded (4 MB): see `Upstream`, also for errors.
   """
 
   def read(name: str) -> list[tuple[str, str]]:

@@ -30,7 +30,6 @@ from experiments.translation.translator import Translator
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 from relpos_jax.typing import PyTree
 
-MAX_BEAM_SIZE = 1024
 _CHOICES = {
   "data.source": tuple(LANGUAGES),
   "vocabulary.kind": tok.KINDS,
@@ -42,7 +41,7 @@ _NUMBERS = (
   *tasks.TOKEN_CHECKS,
   between(1, LARGEST, "training.num_samples"),
   between(1, 20_000, "data.embedded.train_size"),
-  between(1, MAX_BEAM_SIZE, "decoding.beam_size"),
+  between(1, 1024, "decoding.beam_size"),
   between(0, LARGEST, "decoding.length_penalty", "decoding.extra_length"),
   between(tok.UNK + 2, LARGEST, "vocabulary.size"),  # the special tokens and one word
 )
@@ -114,16 +113,24 @@ class Translation(tasks.Task):
     return self.normalize(corpus)
 
   def normalize(self, corpus: Corpus) -> Corpus:
-    """Normalises pairs as those of training."""
-    data = self.config.data
-    how = dict(moses=data.moses, lowercase=data.lowercase)
-    return corpora.normalize_corpus(corpus, data.languages, **how) if any(how.values()) else corpus
+    """Normalises pairs as those of training: a list at once, another split when it is read."""
+    if not (self.config.data.moses or self.config.data.lowercase):
+      return corpus
 
-  def normalize_input(self, lines: list[str]) -> list[str]:
-    """Normalises lines of the source language as in training."""
+    def normalize(pair: tuple[str, str]) -> tuple[str, ...]:
+      return tuple(self.normalize_lines([line], side)[0] for side, line in enumerate(pair))
+
+    splits = {
+      split: list(map(normalize, x)) if isinstance(x, list) else corpora.LazyPairs(x, normalize)
+      for split, x in corpus.splits.items()
+    }
+    return corpus._replace(splits=splits)
+
+  def normalize_lines(self, lines: Sequence[str], side: int = 0) -> list[str]:
+    """Normalises lines of the source language, or with side 1 of the target's, as in training."""
     data = self.config.data
-    how = dict(moses=data.moses, lowercase=data.lowercase)
-    return corpora.normalize_lines(lines, data.languages.partition("-")[0], **how)
+    language = data.languages.split("-")[side]
+    return corpora.normalize_lines(lines, language, moses=data.moses, lowercase=data.lowercase)
 
   def join(self, lines: Sequence[str]) -> list[str]:
     """Joins subwords marked by `config.evaluation.subword_mark` into words."""
@@ -186,15 +193,6 @@ class Translation(tasks.Task):
     make = tasks.batch_maker(self.config, pair_lengths(*train), mesh)
     return make(*train, seed=self.config.seed), make(*valid, seed=None)
 
-  def mock_batches(self, mesh: AnyMesh) -> Batches:
-    """Returns batches of pairs of log-normal lengths, about 24 tokens, that differ by a fifth."""
-    random, number = np.random.default_rng(0), 100_000
-    lengths = random.lognormal(np.log(24), 0.6, number)
-    sides = lengths, lengths * random.lognormal(0, 0.2, number)
-    rows = [np.clip(side, 2, None).astype(int) for side in sides]
-    pairs = [tok.Ragged.joined(np.full(side.sum(), tok.UNK, np.uint16), side) for side in rows]
-    return tasks.batch_maker(self.config, pair_lengths(*pairs), mesh)(*pairs, seed=self.config.seed)
-
   def empty_batch(self, shape: tuple[int, ...]) -> Batch:
     return Batch(*2 * [np.zeros(shape, np.int32)])
 
@@ -211,7 +209,7 @@ class Translation(tasks.Task):
   def make_report(self, run: Run, data: Corpus, batches: Any):
     """Returns a function that scores greedy translations and shows a few.
 
-    Those of valid are as long as training has them; those of a test set longer, if it has longer.
+    Samples of valid are no longer than in training; those of a test set are, if it has such.
     """
     translate, training = make_translator(run, beam_size=1), self.config.training
     splits = ["valid", *(_tests(data) if training.score_tests else ())]

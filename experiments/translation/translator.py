@@ -43,8 +43,8 @@ class Translator:
 
   Lines of about the same length, up to 32 tokens, 64, 128, ..., share a batch, which compiles once
   for each of these lengths. Once an eighth of its rows are done, the next lines take them. A
-  translation longer than a batch has room for is searched for anew with those of the next length.
-  On a CPU two batches take turns with its cores, since much of a step uses only one.
+  translation that outgrows its batch is searched again in a batch of twice the length. On a CPU two
+  batches take turns with its cores, since much of a step uses only one.
 
   Args:
     graphdef, params: the model, split.

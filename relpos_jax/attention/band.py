@@ -15,8 +15,6 @@ Several relations share one band, from the leftmost of their rows to the rightmo
 no rows: its term is computed from the distance, near and far.
 """
 
-import functools
-import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -33,7 +31,7 @@ from relpos_jax.attention.relations import (
   LinearBias,
   RelativePositions,
 )
-from relpos_jax.typing import Array, Float, Int
+from relpos_jax.typing import Array, Int
 
 FAR = 2**30  # a distance beyond all keys
 
@@ -81,27 +79,18 @@ def unsupported_by_kernels(inputs: Inputs) -> str | None:
 
 
 class KernelPlan(NamedTuple):
-  """The static parameters of the fused kernels.
+  """The static parameters of the fused kernels."""
 
-  Attributes:
-    block: queries and keys of a tile, one number where they are as many; powers of 2.
-    low, high: all keys up to this distance, or from it on, have the same relative term.
-    has_values: whether there is a table for values.
-    interpret: whether to run as plain XLA, without a device.
-    shards: the mesh axes that shard the query, see `over_devices`.
-    precision: of the GPU's products, the default in force where the call was traced.
-  """
-
-  block: Any
-  low: int
-  high: int
+  block: Any  # queries and keys of a tile, one number where they are as many; powers of 2
+  low: int  # all keys up to this distance have the same relative term
+  high: int  # and so have all from this one on
   scale: float
   is_causal: bool
   dropout_rate: float
-  has_values: bool
-  interpret: bool
-  shards: Shards | None
-  precision: str | None
+  has_values: bool  # whether there is a table for values
+  interpret: bool  # runs as plain XLA, without a device
+  shards: Shards | None  # the mesh axes that shard the query, see `over_devices`
+  precision: str | None  # of the GPU's products, the default where the call was traced
 
   @classmethod
   def of(cls, inputs: Inputs, block: int | tuple[int, int], interpret: bool) -> "KernelPlan":
@@ -124,9 +113,9 @@ class KernelPlan(NamedTuple):
 
 
 def kernel_limits(inputs: Inputs) -> tuple[int, int]:
-  """Returns the distances up to which, and from which on, all keys have the same relative term.
+  """Returns two distances: keys up to the first have one relative term, and so from the second on.
 
-  In a causal call the last ones are hidden. Without relations all keys are alike.
+  In a causal call the latter are hidden. Without relations all keys are alike.
   """
   if inputs.relations:
     return distances(inputs)
@@ -211,13 +200,7 @@ def _rows(inputs: Inputs, kind: type[ByDistance], field: str) -> list[Array]:
 
 
 def _add(tables: list[Array]) -> Array | None:
-  return functools.reduce(operator.add, tables) if tables else None
-
-
-def slopes(inputs: Inputs) -> Float[Array, " N"] | None:
-  """Returns the sum of the slopes of every `LinearBias`, or None if there is none."""
-  found = [relation.slopes for relation in inputs.relations if isinstance(relation, LinearBias)]
-  return _add(found)
+  return sum(tables[1:], tables[0]) if tables else None
 
 
 def _by_distance(inputs: Inputs) -> list[ByDistance]:

@@ -25,6 +25,7 @@ _FEWEST = 16
 _OF_QUERIES = ("labels", "features", "query", "of_query", "of_pair")
 
 _Arrays = dict[int, Array]  # by their place among the leaves of the inputs
+_slice, _put = jax.lax.dynamic_slice_in_dim, jax.lax.dynamic_update_slice_in_dim
 
 
 def attention(
@@ -142,7 +143,7 @@ def attention(
 
 
 def _known(inputs: Inputs, relation: Relation) -> Relation:
-  """Computes what a `KeyBias` has of all keys, once; other relations stay as they are."""
+  """Projects all keys on the table of a `KeyBias`, once; other relations stay as they are."""
   if not isinstance(relation, KeyBias):
     return relation
   products = projected.project(inputs, relation)
@@ -169,14 +170,6 @@ def _axes_of(relation: Relation) -> Any:
   given = {name: x for name, x in vars(relation).items() if name in _OF_QUERIES}
   own = jax.tree.map(lambda _: 1, given)
   return dataclasses.replace(jax.tree.map(lambda _: -1, relation), **own)
-
-
-def _slice(x: Array, start: Int[Array, ""], size: int, axis: int) -> Array:
-  return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
-
-
-def _put(x: Array, part: Array, start: Int[Array, ""], axis: int) -> Array:
-  return jax.lax.dynamic_update_slice_in_dim(x, part, start, axis)
 
 
 def _add(total: Array, part: Array, start: Int[Array, ""], axis: int) -> Array:

@@ -97,12 +97,10 @@ def _is_long(inputs: Inputs) -> bool:
 
 # The first that applies is chosen. Kernels are not among them until a page in results/ shows that
 # they are right and faster on a kind of device. The lengths on CPUs are from times, forward and
-# backward: results/attention.md. At 32 tokens `chunked` takes 1.53 times as long as `per_position`
-# (causal: 1.13), at 64 1.17 times (0.88) in a fifth of the memory, and at 128 0.82 times (0.60).
-# Elsewhere nothing is timed, and the rules follow the compiler for TPUs: results/tpu_costs.md.
-# There `projected` moves the fewest bytes, except at 32 tokens, where `per_position` moves 3% less.
-# Forward and backward it takes three times the weights in temporary memory: with 1 GiB of them 3 of
-# the 16 GB of a v5e chip.
+# backward: `chunked` is slower than `per_position` at 32 tokens, about as fast at 64, in a fifth
+# of the memory, and faster from 128 on: results/attention.md. Elsewhere nothing is timed, and the
+# rules follow the compiler for TPUs, results/tpu_costs.md: `projected` moves the fewest bytes, and
+# takes three times the weights in temporary memory, with 1 GiB of them 3 of a v5e's 16 GB.
 RULES: tuple[Rule, ...] = (
   Rule(
     "chunked",

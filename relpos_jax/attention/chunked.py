@@ -31,8 +31,8 @@ from relpos_jax.attention.chunked_block import (
 )
 from relpos_jax.attention.inputs import Inputs, is_symbolic
 from relpos_jax.attention.partitioned import axes_of_keys, axes_of_query, over_devices, zeros
-from relpos_jax.attention.relations import ContentBias
-from relpos_jax.typing import Array, ArrayLike, Float, Int
+from relpos_jax.attention.relations import ContentBias, LinearBias
+from relpos_jax.typing import Array, ArrayLike, Float
 
 # The maximum in a causal call: n stretches compute (n + 1) / 2n of all pairs, but compile n loops.
 _STRETCHES = 4
@@ -134,14 +134,14 @@ def _default_block(inputs: Inputs, num_keys: int) -> int:
 def _differentiable_arrays(inputs: Inputs, tables: Arrays) -> Arrays:
   """Returns the arrays that have gradients, in float32 or wider so that these are rounded once."""
   wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
-  slopes = bands.slopes(inputs)
+  slopes = [x.slopes for x in inputs.relations if isinstance(x, LinearBias)]
   contents = [x.query for x in inputs.relations if isinstance(x, ContentBias)]
   floats = _not_none(
     query=inputs.query.astype(wide) * jnp.asarray(inputs.scale, wide),
     key=inputs.key.astype(wide),
     value=inputs.value.astype(wide),
     bias=None if inputs.bias is None else inputs.bias.astype(wide),
-    slopes=None if slopes is None else slopes[None],
+    slopes=sum(slopes)[None] if slopes else None,
     content=jnp.concatenate(contents, axis=-1).astype(wide) if contents else None,
   )
   for name, x in tables.items():
@@ -265,11 +265,8 @@ def _over_heads(
 def _num_heads(plan: ChunkPlan, heads: int, sharing: int) -> int:
   """Returns how many heads to compute at once: as many as `_PAIRS` allows, grouped by key head."""
   at_most = max(1, _PAIRS // (plan.block * plan.num_read))
-
-  def fits(n):
-    return heads % n == 0 and (n % sharing == 0 or sharing % n == 0)
-
-  return max(n for n in range(1, min(at_most, heads) + 1) if fits(n))
+  sizes = (n for n in range(1, min(at_most, heads) + 1) if heads % n == 0)
+  return max(n for n in sizes if n % sharing == 0 or sharing % n == 0)
 
 
 def _stretches(
@@ -320,7 +317,10 @@ def _run_stretch(
     row = jnp.minimum(start, end - plan.block)
     queries = dict(T=(row, plan.block))
     block = _read(others, heads | queries)
-    block = _zero_repeated(block, start - row)
+    if "delta" in block:  # of queries that were computed before, the gradients are not added again
+      is_new = jnp.arange(plan.block) >= start - row
+      block["delta"] = jnp.where(is_new[None], block["delta"], 0)
+      block["d_output"] = jnp.where(is_new[None, :, None], block["d_output"], 0)
     pairs = pairs_at(plan, first_query + block.get("query_offset", plan.offset) + row)
     of_block, of_keys = step(pairs, block, keys, of_keys)
     return store(results, of_block, queries), of_keys
@@ -328,17 +328,6 @@ def _run_stretch(
   num_blocks = -(-(end - first) // plan.block)
   results, of_keys = jax.lax.fori_loop(0, num_blocks, run_block, (results, of_keys))
   return _add(results, of_keys, dict(S=(0, num_keys)))
-
-
-def _zero_repeated(block: Arrays, number: Int[Array, ""]) -> Arrays:
-  """Makes the cotangents of the first queries zero, and so all of their gradients."""
-  cotangents = {name: block[name] for name in ("d_output", "delta") if name in block}
-
-  def zero(x):
-    is_repeated = jnp.arange(x.shape[1]) < number
-    return jnp.where(jnp.expand_dims(is_repeated, range(1, x.ndim - 1)), 0, x)
-
-  return block | {name: zero(x) for name, x in cotangents.items()}
 
 
 def _widen(x: Array, groups: int, head: ArrayLike) -> Array:

@@ -5,11 +5,11 @@ number per query, and so do keys right of it. That of the left is added pair by 
 
 A block has a few groups of queries. Keys that are right of the band for a whole group get their
 numbers in the product with the queries: every key has one more element for each group, 1 if it is
-right of it and 0 otherwise, and a query has its number in the element of its group. The others with
-a number are *near* keys: those on the band, and right of it up to the last key of the group. Their
-numbers are added to the product, one row of queries per key. With more groups there are fewer
-near keys, and longer products. What a `KeyBias` adds on the right, and a `LinearBias` to all pairs,
-is added pair by pair.
+right of the group's band and 0 otherwise, and every query has its number in the element of its own
+group. The other keys with a number are *near* keys: those on the band, and right of it up to the
+last key of the group. Their numbers are added to the product, one row of queries per key. With more
+groups there are fewer near keys, and longer products. What a `KeyBias` adds on the right, and a
+`LinearBias` to all pairs, is added pair by pair.
 
 Weights are [N, S, T], queries last: sums over keys then vectorise, and no product needs a
 transposed copy of them.

@@ -33,9 +33,9 @@ def edge_attention(
   $$z_i = \sum_{j \to i} \mathrm{softmax}_j(e_{ij}) (v_j + a^V_{ij})$$
 
   Shaw et al. 2018, section 3.1; pairs without an edge are hidden. The receiver is the query i, the
-  sender the key j. Several edges may join a pair: its a_ij is the sum of the rows of its distinct
-  labels and of the mean of its edges' features. So repeating an edge changes nothing but that mean.
-  A node sees itself only if it has an edge to itself. A node that receives no edge gets zero output
+  sender the key j. Several edges may join a pair: its a_ij adds the row of each distinct label
+  and the mean of its edges' features times the kernel. Repeating an edge changes only that mean. A
+  node sees itself only if it has an edge to itself. A node that receives no edge gets zero output
   and zero gradient. Equals `dot_product_attention` with the relations and mask of `pair_features`.
 
   Takes O(M log M) comparisons, and O(M N H) memory and arithmetic for M edges.
@@ -122,8 +122,8 @@ def _edge_attention(
 def pair_features(
   senders: Int[Array, "*B M"],
   receivers: Int[Array, "*B M"],
-  labels: Int[Array, "*B M"] | None,
-  features: Float[Array, "*B M F"] | None,
+  labels: Int[Array, "*B M"],
+  features: Float[Array, "*B M F"],
   *,
   num_labels: int,
   num_nodes: int,
@@ -134,8 +134,9 @@ def pair_features(
   so the kernels are the tables and kernels of `edge_attention`, concatenated. Takes O(T T (E + F))
   memory.
 
+  >>> senders, receivers, labels = jnp.array([[0, 0], [1, 1], [0, 2]])
   >>> features, mask = pair_features(
-  ...   jnp.array([0, 0]), jnp.array([1, 1]), jnp.array([0, 2]), None, num_labels=3, num_nodes=2)
+  ...   senders, receivers, labels, jnp.zeros((2, 0)), num_labels=3, num_nodes=2)
   >>> features[1, 0], mask.astype(int)
   (Array([1., 0., 1.], dtype=float32), Array([[0, 0],
          [1, 0]], dtype=int32))
@@ -149,16 +150,12 @@ def pair_features(
   mask = _edge_mask(senders, receivers, num_nodes, num_nodes)
   pair = jnp.where(mask, receivers, num_nodes), jnp.where(mask, senders, num_nodes)
   counts = jnp.zeros((num_nodes, num_nodes)).at[pair].add(1, mode="drop")
-  parts = []
-  if labels is not None:
-    row = jnp.where(labels < 0, num_labels, jnp.minimum(labels, num_labels - 1))
-    empty = jnp.zeros((num_nodes, num_nodes, num_labels))
-    parts.append(empty.at[*pair, row].set(1, mode="drop"))
-  if features is not None:
-    empty = jnp.zeros((num_nodes, num_nodes, features.shape[-1]), features.dtype)
-    sums = empty.at[pair].add(features, mode="drop")
-    parts.append(sums / jnp.maximum(counts, 1)[..., None].astype(sums.dtype))
-  return jnp.concatenate(parts, -1), counts > 0
+  row = jnp.where(labels < 0, num_labels, jnp.minimum(labels, num_labels - 1))
+  one_hot = jnp.zeros((*counts.shape, num_labels)).at[*pair, row].set(1, mode="drop")
+  empty = jnp.zeros((*counts.shape, features.shape[-1]), features.dtype)
+  sums = empty.at[pair].add(features, mode="drop")
+  means = sums / jnp.maximum(counts, 1)[..., None].astype(sums.dtype)
+  return jnp.concatenate([one_hot, means], -1), counts > 0
 
 
 def sum_over_pairs(

@@ -36,8 +36,8 @@ _FAR = 2**29
 class Inputs(NamedTuple):
   """The checked arguments of a call, with one batch axis, defaults and tables `[R, 1 or N, H]`.
 
-  A table of `DistanceBias` has no last axis. The terms of all relations are added. One of A biases
-  is that of B / A sequences that follow one another.
+  A table of `DistanceBias` has no last axis. The terms of all relations are added. Each of A biases
+  belongs to B / A consecutive sequences.
   """
 
   query: Float[Array, "B T N H"]

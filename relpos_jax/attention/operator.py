@@ -200,19 +200,16 @@ def _attend(inputs: Inputs, implementation: str | None) -> Array | tuple[Array, 
   if name == PLAIN:
     return _plain(inputs)
   try:
-    found = IMPLEMENTATIONS[name].attention(inputs)
+    return IMPLEMENTATIONS[name].attention(inputs)
   except TypeError as error:
     if "custom_vjp" not in str(error):
       raise
     raise NotImplementedError(FIRST_DERIVATIVES_ONLY) from error  # jax.jvp, outside of jax.jit
-  if inputs.return_residual and not isinstance(found, tuple):
-    return found, reference.residual(inputs, projected.relative_logits)
-  return found
 
 
 def _weights(inputs: Inputs) -> Float[Array, "B N T S"]:
   if inputs.query.size and inputs.key.size:
-    return reference.attention_weights(inputs, projected.relative_logits)
+    return reference.attention_weights(inputs, projected.relative_logits)[0]
   batch, num_queries, heads, _ = inputs.query.shape
   wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
   return jnp.zeros((batch, heads, num_queries, inputs.key.shape[1]), wide)

@@ -230,19 +230,13 @@ def _d_logits(
 
 
 class _Tile(NamedTuple):
-  """A tile of queries by keys.
+  """A tile of queries by keys."""
 
-  Attributes:
-    row, column: its first query and key.
-    queries, keys: its slices of the kernel's references.
-    side: of the band: "left", "right", or "mixed".
-  """
-
-  row: Array
-  column: Array
-  queries: Any
+  row: Array  # its first query
+  column: Array  # and its first key
+  queries: Any  # its slices of the kernel's references
   keys: Any
-  side: str
+  side: str  # of the band: "left", "right", or "mixed"
   size: tuple[int, int]
 
   @property

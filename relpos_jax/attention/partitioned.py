@@ -12,7 +12,6 @@ follow the query's explicit sharding, or the names of the mesh's automatic axes:
 import functools
 import itertools
 import math
-import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -265,7 +264,7 @@ def over_devices(
 
   def shard_as_query(mesh, given, _):
     sharding, rank = given[of_query].sharding, len(axes["query"])
-    if mesh.empty:  # no argument of the program has one
+    if mesh.empty:  # no argument of the program is sharded over one
       mesh, spec = _mesh_and_spec(sharding, context, rank)
     else:
       spec = (*sharding.spec, *[None] * (rank - len(sharding.spec)))
@@ -301,19 +300,12 @@ def over_devices(
 
   @function.def_vmap
   def map_over(size, is_mapped, *arrays):
-    """Merges the mapped axis into the batch or the heads; else maps one by one."""
-    call = functools.partial(over_devices, kernel, axes, shards=shards)
-
-    def with_axis(letter):
-      return [letter in _merged(axes[name]) for name in operands]
-
-    def mergeable(letter):
-      return all(map(operator.ge, with_axis(letter), is_mapped))
-
-    if letter := next(filter(mergeable, "BN"), None):
-      merged = _merge(letter, axes, operands, results, size, named(is_mapped), named(arrays))
-      outputs = _split(letter, axes, results, size, call(merged))
-    else:  # tables and, for instance, segments
+    """Merges the mapped axis into the batch; maps arrays without a batch one by one."""
+    call, mapped = functools.partial(over_devices, kernel, axes, shards=shards), named(is_mapped)
+    if all(axes[name][0] in "AB" for name in operands if mapped[name]):
+      merged = _merge(axes, operands, results, size, mapped, named(arrays))
+      outputs = {name: _split(x, size, results[name]) for name, x in call(merged).items()}
+    else:  # tables of the kernels for TPUs
       in_turn = sequential_vmap(lambda *arrays: call(named(arrays)))
       outputs = jax.vmap(in_turn, [0 if mapped else None for mapped in is_mapped])(*arrays)
     return tuple(outputs.values()), (True,) * len(results)
@@ -342,7 +334,6 @@ def first_derivatives_only(function: Callable) -> Callable:
 
 
 def _merge(
-  letter: str,
   axes: Mapping[str, str],
   operands: Arrays,
   results: Mapping[str, jax.ShapeDtypeStruct],
@@ -350,47 +341,24 @@ def _merge(
   mapped: Mapping[str, bool],
   arrays: Arrays,
 ) -> Arrays:
-  """Merges the first axis of mapped arrays into the batch, B and A, or the heads, N and K."""
-  sizes = {}
-  for name, x in operands.items():
-    for own, n in zip(axes[name], x.shape, strict=True):
-      sizes[own] = max(n, sizes.get(own, 1))
+  """Merges the first axis of mapped arrays into the batch, B or A; the others are repeated."""
 
   def merge(name, x):
-    axis = _merged(axes[name]).find(letter)
-    shape = [*operands[name].shape]
+    own, *rest = operands[name].shape
     may_broadcast = name in ("mask", "bias") and f"d_{name}" not in results
-    if axis < 0 or (may_broadcast and not mapped[name] and shape[axis] == 1):
+    if axes[name][0] not in "AB" or (may_broadcast and not mapped[name] and own == 1):
       return x
-    shape[axis] = sizes[axes[name][axis]]
-    x = jnp.broadcast_to(x if mapped[name] else x[None], (size, *shape))
-    shape[axis] *= size
-    return jnp.moveaxis(x, 0, axis).reshape(shape)
+    own = own if axes[name][0] == "A" else operands["query"].shape[0]
+    x = jnp.broadcast_to(x if mapped[name] else x[None], (size, own, *rest))
+    return x.reshape(size * own, *rest)
 
   return {name: merge(name, x) for name, x in arrays.items()}
 
 
-def _merged(letters: str) -> str:
-  """Returns letters of which B stands for A, too, and N for K."""
-  return letters.replace("A", "B").replace("K", "N")
-
-
-def _split(
-  letter: str,
-  axes: Mapping[str, str],
-  results: Mapping[str, jax.ShapeDtypeStruct],
-  size: int,
-  outputs: Arrays,
-) -> Arrays:
-  """Splits the axis that `_merge` merged, and moves the mapped one first."""
-
-  def split(name, x):
-    axis = _merged(axes[name]).index(letter)
-    x = jnp.moveaxis(x.reshape(*x.shape[:axis], size, -1, *x.shape[axis + 1 :]), axis, 0)
-    is_sum = results[name].shape[axis] < x.shape[axis + 1]  # the gradient of a shared array
-    return x.sum(axis + 1, keepdims=True) if is_sum else x
-
-  return {name: split(name, x) for name, x in outputs.items()}
+def _split(x: Array, size: int, result: jax.ShapeDtypeStruct) -> Array:
+  """Splits the axis that `_merge` merged; sums the gradients of an array that sequences share."""
+  x = x.reshape(size, -1, *x.shape[1:])
+  return x.sum(1, keepdims=True) if result.shape[0] < x.shape[1] else x
 
 
 def _mesh_and_spec(

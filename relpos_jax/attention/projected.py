@@ -35,7 +35,7 @@ class ProjectedKeys(KeyBias):
     return self.left, self.table.shape[-1] - 1 - self.left
 
 
-def attention(inputs: Inputs) -> Float[Array, "B T N V"]:
+def attention(inputs: Inputs) -> Array | tuple[Array, Array]:
   """Computes attention with two projections on the table rows."""
   return reference.attention(inputs, relative_logits, relative_values)
 

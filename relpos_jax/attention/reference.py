@@ -26,6 +26,9 @@ from relpos_jax.attention.relations import (
 )
 from relpos_jax.typing import Array, Float
 
+Logits = Callable[[Inputs, Relation], Array]  # computes a relation's term of the logits
+Values = Callable[[Inputs, Vectors, Array], Array]  # computes its term of the output
+
 
 def relative_logits(inputs: Inputs, relation: Relation) -> Float[Array, "#B #N T S"]:
   """Computes a relation's term of the logits, before any scale: q_i . aK_ij for most."""
@@ -92,17 +95,17 @@ def _vectors(table: Float[Array, "R #N *H"], edges: Edges) -> Float[Array, "#B T
 
 def attention(
   inputs: Inputs,
-  relative_logits: Callable[[Inputs, Relation], Array] = relative_logits,
-  relative_values: Callable[[Inputs, Vectors, Array], Array] = relative_values,
-) -> Float[Array, "B T N V"]:
-  """Computes z_i = sum_j p_ij (v_j + aV_ij), with dropout of the p_ij."""
-  return weighted_sum(inputs, attention_weights(inputs, relative_logits), relative_values)
+  relative_logits: Logits = relative_logits,
+  relative_values: Values = relative_values,
+) -> Array | tuple[Array, Array]:
+  """Computes z_i = sum_j p_ij (v_j + aV_ij), with dropout of the p_ij, and any residual."""
+  weights, residual = attention_weights(inputs, relative_logits)
+  output = weighted_sum(inputs, weights, relative_values)
+  return output if residual is None else (output, residual)
 
 
 def weighted_sum(
-  inputs: Inputs,
-  weights: Float[Array, "B N T S"],
-  relative_values: Callable[[Inputs, Vectors, Array], Array],
+  inputs: Inputs, weights: Float[Array, "B N T S"], relative_values: Values
 ) -> Float[Array, "B T N V"]:
   """Computes the output from the weights, of which some are dropped."""
   if inputs.dropout_seeds is not None:
@@ -122,40 +125,27 @@ def weighted_sum(
 
 
 def attention_weights(
-  inputs: Inputs, relative_logits: Callable[[Inputs, Relation], Array]
-) -> Float[Array, "B N T S"]:
-  """Computes p_ij = softmax_j(logits), zero for a query that sees no key."""
-  logits = _finite_logits(inputs, relative_logits)
-  if inputs.sinks is None:
-    weights = jax.nn.softmax(logits)
-  else:
-    sinks = jnp.broadcast_to(inputs.sinks[:, None, None], (*logits.shape[:3], 1))
-    weights = jax.nn.softmax(jnp.concatenate([logits, sinks], axis=-1))[..., :-1]
-  if not may_hide(inputs):
-    return weights
-  # Not from their maximum, in which XLA may drop a NaN on a CPU.
-  sees_none = (logits <= masks.LOWEST / 2).all(-1, keepdims=True)
-  return jnp.where(sees_none, 0, weights)
+  inputs: Inputs, relative_logits: Logits
+) -> tuple[Float[Array, "B N T S"], Float[Array, "B T N"] | None]:
+  """Computes p_ij = softmax_j(logits), zero for a query that sees no key.
 
-
-def residual(
-  inputs: Inputs, relative_logits: Callable[[Inputs, Relation], Array]
-) -> Float[Array, "B T N"]:
-  """Computes the logarithm of a query's sum of exp(logit), sinks included; -inf without a key."""
-  logits = _finite_logits(inputs, relative_logits)
-  hidden = (logits <= masks.LOWEST / 2).all(-1) if may_hide(inputs) else False
-  found = jax.nn.logsumexp(logits, axis=-1)
+  Also returns the residual if the call asks for it: the logarithm of a query's sum of exp(logit),
+  sinks included, -inf without a key.
+  """
+  logits, hides = masked_logits(inputs, relative_logits), may_hide(inputs)
+  if hides:  # a query whose keys are all hidden is not NaN
+    logits = jnp.maximum(logits, masks.LOWEST)
+  with_sinks = logits
   if inputs.sinks is not None:
-    found = jnp.logaddexp(found, inputs.sinks[None, :, None])
-  return jnp.where(hidden, -jnp.inf, found).swapaxes(1, 2)
-
-
-def _finite_logits(
-  inputs: Inputs, relative_logits: Callable[[Inputs, Relation], Array]
-) -> Float[Array, "B N T S"]:
-  """Computes logits that are at least `LOWEST`: a query whose keys are all hidden is not NaN."""
-  logits = masked_logits(inputs, relative_logits)
-  return jnp.maximum(logits, masks.LOWEST) if may_hide(inputs) else logits
+    sinks = jnp.broadcast_to(inputs.sinks[:, None, None], (*logits.shape[:3], 1))
+    with_sinks = jnp.concatenate([logits, sinks], axis=-1)
+  weights, residual = jax.nn.softmax(with_sinks)[..., : logits.shape[3]], None
+  # Not from their maximum, in which XLA may drop a NaN on a CPU.
+  sees_none = (logits <= masks.LOWEST / 2).all(-1, keepdims=True) if hides else False
+  if inputs.return_residual:
+    total = jax.nn.logsumexp(with_sinks, axis=-1, keepdims=True)
+    residual = jnp.where(sees_none, -jnp.inf, total)[..., 0].swapaxes(1, 2)
+  return (jnp.where(sees_none, 0, weights) if hides else weights), residual
 
 
 def may_hide(inputs: Inputs) -> bool:
@@ -164,9 +154,7 @@ def may_hide(inputs: Inputs) -> bool:
   return has_numbers or inputs.bias is not None or inputs.pair_mask() is not None
 
 
-def masked_logits(
-  inputs: Inputs, relative_logits: Callable[[Inputs, Relation], Array]
-) -> Float[Array, "B N T S"]:
+def masked_logits(inputs: Inputs, relative_logits: Logits) -> Float[Array, "B N T S"]:
   """Computes scale * q_i . (k_j + aK_ij) + bias_ij in float32 or wider; masked ones are `LOWEST`.
 
   Relations without vectors add their own terms, before the scale or after it. Numbers of -inf stay.
@@ -218,7 +206,7 @@ def product_of_few(subscripts: str, x: Float[Array, "..."], y: Float[Array, "...
   return jnp.einsum(swapped, y.astype(wide), x.astype(wide))
 
 
-def per_position(inputs: Inputs) -> Float[Array, "B T N V"]:
+def per_position(inputs: Inputs) -> Array | tuple[Array, Array]:
   """Computes attention with T batched products in each relative term.
 
   Batch elements and heads share the vectors [S, H] of query position i, so a relative term is T

@@ -20,7 +20,7 @@ from relpos_jax.typing import Array, Float
 unsupported = bands.unsupported
 
 
-def attention(inputs: Inputs) -> Float[Array, "B T N V"]:
+def attention(inputs: Inputs) -> Array | tuple[Array, Array]:
   """Computes attention with a skew in each relative term."""
   return reference.attention(inputs, relative_logits, relative_values)
 

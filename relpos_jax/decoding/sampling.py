@@ -70,24 +70,24 @@ def sample(
   keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(len(primes)))
   banned = jnp.array([*never, pad])
 
-  def advance(state: _State) -> _State:
-    logits = state.logits.astype(jnp.float32).at[:, banned].set(-jnp.inf)
-    drawn = draw(fold_in(keys, state.step), filter_logits(logits, sampling))
+  def advance(state: tuple) -> tuple:
+    step, tokens, is_live, logits, cache = state
+    logits = logits.astype(jnp.float32).at[:, banned].set(-jnp.inf)
+    drawn = draw(fold_in(keys, step), filter_logits(logits, sampling))
     latest = jnp.where(sampling.temperature > 0, drawn, jnp.argmax(logits, axis=-1))
-    latest = jnp.where(state.is_live, latest, pad)
-    tokens = state.tokens.at[:, state.step].set(latest)
-    is_live = state.is_live & (latest != eos) & (state.step + 1 < limits)
-    logits, cache = decode(latest[:, None], state.cache)
-    return _State(state.step + 1, tokens, is_live, logits[:, 0], cache)
+    latest = jnp.where(is_live, latest, pad)
+    is_live &= (latest != eos) & (step + 1 < limits)
+    logits, cache = decode(latest[:, None], cache)
+    return step + 1, tokens.at[:, step].set(latest), is_live, logits[:, 0], cache
+
+  def goes_on(state: tuple) -> Bool[Array, ""]:
+    step, _, is_live, *_ = state
+    return jnp.any(is_live) & (step < max_length)
 
   logits, cache = prefill(decode, cache, primes, pad=pad)
   tokens = jnp.full((len(primes), max_length), pad, primes.dtype)
-  first = _State(jnp.int32(0), tokens, limits > 0, logits, cache)
-
-  def goes_on(state: _State) -> Bool[Array, ""]:
-    return jnp.any(state.is_live) & (state.step < max_length)
-
-  return jax.lax.while_loop(goes_on, advance, first).tokens
+  first = jnp.int32(0), tokens, limits > 0, logits, cache
+  return jax.lax.while_loop(goes_on, advance, first)[1]
 
 
 def prefill(
@@ -120,14 +120,6 @@ def prefill(
     return state
   pieces = tokens[:, first:].reshape(len(tokens), -1, piece)
   return jax.lax.scan(read, state, pieces.swapaxes(0, 1))[0]
-
-
-class _State(NamedTuple):
-  step: Int[Array, ""]
-  tokens: Int[Array, "B L"]
-  is_live: Bool[Array, " B"]
-  logits: Float[Array, "B V"]
-  cache: PyTree
 
 
 def filter_logits(logits: Float[Array, "B V"], sampling: SamplingParams) -> Float[Array, "B V"]:

@@ -8,17 +8,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from relpos_jax.nn import schemes
 from relpos_jax.nn.attention import KVCache, MultiHeadAttention
 from relpos_jax.nn.feed_forward import FeedForward, Residual, drop, shard_leading
 from relpos_jax.nn.positions import Positions, RelativePositionTables, sinusoids
-from relpos_jax.nn.schemes import (
-  AlibiPositions,
-  ContentPositions,
-  DebertaPositions,
-  RotaryPositions,
-  T5Positions,
-  TransformerXLPositions,
-)
 from relpos_jax.typing import Array, Bool, Float, Int, PyTree
 
 PAD = 0
@@ -261,17 +254,17 @@ def make_positions(config: LayersConfig, *, is_causal: bool, rngs: nnx.Rngs) -> 
         **clipped,
       )
     case "t5":
-      return T5Positions(num_heads, max_distance, bidirectional=not is_causal, rngs=rngs)
+      return schemes.T5Positions(num_heads, max_distance, bidirectional=not is_causal, rngs=rngs)
     case "alibi":
-      return AlibiPositions(num_heads)
+      return schemes.AlibiPositions(num_heads)
     case "rotary":
-      return RotaryPositions()
+      return schemes.RotaryPositions()
     case "xl":
-      return TransformerXLPositions(config.width, num_heads, head_width, **clipped)
+      return schemes.TransformerXLPositions(config.width, num_heads, head_width, **clipped)
     case "content":
-      return ContentPositions(num_heads, head_width, **clipped)
+      return schemes.ContentPositions(num_heads, head_width, **clipped)
     case "deberta":
-      return DebertaPositions(num_heads, head_width, **clipped)
+      return schemes.DebertaPositions(num_heads, head_width, **clipped)
   return None
 
 

@@ -26,8 +26,8 @@ class RelativeAttention(nnx.Module):
   `RelativePositionTables.from_relations(RelativePositions(key, value))`, or other positions, such
   as `T5Positions(num_heads, rngs=rngs)`.
 
-  To decode with flax's cache, set `self_attention=True`: there is one query, and flax does not
-  report its position. Or give it: as `input_positions` to the layer (flax 0.12.12), or by
+  To decode with flax's cache, set `self_attention=True`: flax passes one query without its
+  position. Or give the position: as `input_positions` to the layer (flax 0.12.12), or by
   `nnx.view(model, query_positions=...)` to a complete model, layers of an `nnx.scan` included. The
   key in slot j of the cache has position j, unless `key_positions` are given in the same way. If
   there are as many queries as keys, both have positions 0, 1, 2, ... by default.

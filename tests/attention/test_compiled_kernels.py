@@ -28,7 +28,7 @@ from jax.sharding import (
 )
 from kernel_calls import DROPOUT, shapes_of
 
-from experiments.chips import NO_TPU
+from experiments.plan import NO_TPU
 from relpos_jax import RelativePositions, dot_product_attention, explain
 from relpos_jax.attention import pallas_gpu, pallas_tpu
 from relpos_jax.attention.inputs import gather_inputs

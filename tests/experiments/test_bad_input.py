@@ -93,7 +93,7 @@ def test_an_incomplete_or_damaged_run(refused, run_copy, name):
   "argument, words",
   [
     ("--input=nowhere.txt", "no file nowhere.txt"),
-    ("--max_source_length=0", "--max_source_length=0 give"),
+    ("--max_source_length=0", "--max_source_length=0 positive integer"),
   ],
 )
 def test_what_to_translate_and_how(refused, workdir, argument, words):

@@ -40,13 +40,6 @@ def calls(monkeypatch):
 FUNCTIONS = {name: lambda name=name: name for name in "abc"}
 
 
-def test_pairs_run_side_by_side_and_take_turns_to_be_first(calls):
-  first, second = attention.time_pairs(FUNCTIONS, [("a", "c"), ("b", "c")], 2)
-  assert "".join(calls) == "cacb" + "acbc"
-  assert first == dict(name="a", against="c", seconds=[2.0, 5.0], against_seconds=[1.0, 6.0])
-  assert second == dict(name="b", against="c", seconds=[4.0, 7.0], against_seconds=[3.0, 8.0])
-
-
 def test_in_rounds_each_is_as_often_first_and_as_often_before_its_neighbour(calls):
   seconds = timing.time_rounds(FUNCTIONS, 6)
   rounds = ["".join(calls[i : i + 3]) for i in range(0, 18, 3)]
@@ -88,7 +81,7 @@ def test_every_time_and_every_refusal_is_kept(call, tmp_path, monkeypatch):
   [
     ("lengths=48", "--lengths 48 --tokens=4096"),
     ("implementations=fast", "'fast' chunked"),
-    ("repetitions=0", "--repetitions=0 give"),
+    ("repetitions=0", "--repetitions=0 positive integer"),
   ],
 )
 def test_a_mistake_is_one_line_before_anything_is_compiled(call, tmp_path, flag, words):

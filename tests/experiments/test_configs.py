@@ -11,16 +11,19 @@ import textwrap
 from unittest import mock
 
 import jax
+import numpy as np
 import pytest
 from flax import nnx
 
 from configs import default
 from experiments import command
 from experiments import sweep as cells_module
+from experiments.data.batching import Schedule
 from experiments.errors import InputError
 from experiments.evaluation.records import digest, read_records, record_files
 from experiments.run import changes, parse_config, schedule
 from experiments.training.sharding import make_mesh
+from experiments.training.task import batch_maker, longest_shape
 from experiments.translation.task import Translation
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
@@ -113,7 +116,11 @@ def test_parameters_are_those_of_the_paper(size, extra):
 
 
 def test_batches_have_the_papers_number_of_tokens():
-  shapes = Translation(load("wmt14.py")).mock_batches(make_mesh()).shapes
+  lengths = np.random.default_rng(0).lognormal(np.log(24), 0.6, 100_000).astype(int) + 1
+  lengths[0] = 256
+  config, mesh = load("wmt14.py"), make_mesh()
+  shapes = batch_maker(config, lengths, mesh, kind=Schedule)(lengths, seed=0).shapes
+  assert shapes[-1] == longest_shape(config, mesh.shape)
   assert len(shapes) == 8 and shapes[-1][1] == 256
   for rows, length in shapes:
     assert rows % 8 == 0 and 0.99 < rows * length / 32_768 < 1 + 8 * length / 32_768

@@ -74,7 +74,7 @@ def test_results_and_record_say_which_checkpoints_were_scored(longer, call, tmp_
   damaged.write_text("{}")
   (copy / "average.npz").unlink()
   steps, kept, err = scored()
-  assert steps == [12] and kept == last and "scored is step 12, not 15" in err
+  assert steps == [12] and kept == last and "scored step 12, not the last, 15" in err
 
 
 @pytest.mark.parametrize("num_lines, num_steps", [(-1, 12), (None, 1000)])

@@ -10,7 +10,7 @@ import pathlib
 import jax
 import pytest
 
-from experiments import chips, command, plan
+from experiments import command, plan
 from experiments.run import build, parse_config
 from experiments.training.sharding import make_mesh
 
@@ -43,7 +43,7 @@ def test_a_chip_holds_the_state_and_its_rows_and_takes_its_time_at_the_peak(fast
   flops, traffic = (step.cost_analysis()[name] for name in ("flops", "bytes accessed"))
   assert 0.8 < flops / (6 * num * tokens) < 2  # attention's come on top
   # Computing takes a second, memory traffic half of one.
-  chip = chips.Chip(flops=flops, hbm=16e9, hbm_bandwidth=2 * traffic, source="")
+  chip = plan.Chip(flops=flops, hbm=16e9, hbm_bandwidth=2 * traffic, source="")
   shown = plan.figures(chip, step, 3600)
   assert (shown["time of compute"], shown["time of memory"]) == ("1000.0 ms", "500.0 ms")
   assert shown["time without the network"] == "1000.0 to 1500.0 ms"
@@ -58,7 +58,7 @@ def test_a_chip_holds_the_state_and_its_rows_and_takes_its_time_at_the_peak(fast
   ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_compiled(call, monkeypatch, file, flags, words):
-  monkeypatch.setattr(chips, "use_compiler", lambda: None)
+  monkeypatch.setattr(plan, "use_compiler", lambda: None)
   small = ["config.batches.max_length=16", "config.model.positions=none"]
   flags = [*(small if file == WMT14 else ["topology=v5e:4x4"]), *flags]
   call("plan", file, *(f"--{flag}" for flag in flags)).assert_refused(words)

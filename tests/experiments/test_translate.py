@@ -125,7 +125,7 @@ def test_a_run_older_than_the_choice_stops_at_the_bound_as_it_did(workdir, tmp_p
 def test_input_is_normalised_as_in_training(workdir):
   config = load_run(workdir).config
   config.data.update(moses=True, lowercase=True)
-  assert Translation(config).normalize_input(["The dog's!"]) == ["the dog 's !"]
+  assert Translation(config).normalize_lines(["The dog's!"]) == ["the dog 's !"]
 
 
 def test_training_strips_lines_as_translating_does():

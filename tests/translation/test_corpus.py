@@ -6,6 +6,7 @@ import html
 
 import pytest
 
+from configs import default
 from experiments.translation import corpus as module
 from experiments.translation.corpus import (
   LANGUAGES,
@@ -14,9 +15,9 @@ from experiments.translation.corpus import (
   load_embedded,
   load_multi30k,
   load_scan,
-  normalize_corpus,
   normalize_lines,
 )
+from experiments.translation.task import Translation
 
 
 @pytest.fixture(scope="module")
@@ -82,12 +83,18 @@ def test_one_line_stays_one_line(language):
   assert not any("&amp;" in line or "&quot;" in line for line in normalised)
 
 
+def translation(**how):
+  config = default.get_config()
+  config.data.update(dict(moses=True) | how)
+  return Translation(config)
+
+
 @pytest.mark.parametrize("how", [{}, {"lowercase": True}, {"moses": False, "lowercase": True}])
 def test_a_corpus_is_normalised_by_the_rules_of_each_side(how):
   pairs = [("It's Dr. No.", "Er ist's."), ("Mr. X's.", "Hr. Xs: „Ja.“")]
   english, german = zip(*pairs, strict=True)
   sides = normalize_lines(english, "en", **how), normalize_lines(german, "de", **how)
-  corpus = normalize_corpus(Corpus({"train": pairs}, ("a note",)), "en-de", **how)
+  corpus = translation(**how).normalize(Corpus({"train": pairs}, ("a note",)))
   assert corpus.splits["train"] == list(zip(*sides, strict=True))
   assert corpus.notes == ("a note",)
 
@@ -95,7 +102,7 @@ def test_a_corpus_is_normalised_by_the_rules_of_each_side(how):
 def test_a_split_on_disk_is_normalised_as_it_is_read():
   read = set()
   lazy = LazyPairs(range(1000), lambda number: read.add(number) or (f"A{number}.", "Ja."))
-  split = normalize_corpus(Corpus({"train": lazy}), "en-de").splits["train"]
+  split = translation().normalize(Corpus({"train": lazy})).splits["train"]
   assert len(split) == 1000
   assert len(read) < 10  # Checking types in tests looks at some.
   assert split[7] == ("A7 .", "Ja .")
