@@ -148,9 +148,10 @@ def test_a_training_step_is_compared_with_sinusoids(call, data, monkeypatch, tmp
   raw = json.loads((tmp_path / "steps" / "tiny-8x16.json").read_text())
   assert [len(of) for of in raw["seconds"].values()] == 3 * [6] and raw["shape"] == [8, 16]
   assert (tmp_path / "steps.md").read_text().count("| sinusoidal (again) |") == 2
-  for mistake in ("length=0", "repetitions=1", "config.model.positions=sinusoidal"):
+  mistakes = {"length=0": "give 1", "config.model.positions=sinusoidal": "give relative"}
+  for mistake, words in (mistakes | {"repetitions=1": "integer 2"}).items():
     answer = call("benchmark.__main__", "step", *flags, f"--{mistake}")
-    answer.assert_refused(f"{mistake.partition('=')[0]} : give")
+    answer.assert_refused(f"{mistake.partition('=')[0]} {words}")
 
 
 def test_a_rounds_ratio_is_to_the_mean_of_its_two_sinusoidal_steps():
