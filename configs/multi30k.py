@@ -34,17 +34,11 @@ _RECIPES = dict(
     decoding=dict(average_checkpoints=10),
   ),
 )
-_PREPARED = dict(
-  data=dict(moses=False, lowercase=False, multi30k=dict(prepared=True)),
-  vocabulary=dict(kind="words"),
-  evaluation=dict(subword_mark="@@"),
-)
 
 
 def get_config(argument: str = ""):
   """Returns a config by positions, recipe and text; by default relative, short and captions."""
-  groups = _POSITIONS, _RECIPES, ("captions", "prepared")
-  positions, recipe, text = default.choose(argument, *groups)
+  positions, recipe, text = default.choose(argument, _POSITIONS, _RECIPES, ("captions", "prepared"))
   config = default.get_config()
   config.name = f"multi30k-{argument}".replace(",", "-").strip("-")
   config.data.update(source="multi30k", moses=True, lowercase=True)
@@ -59,7 +53,10 @@ def get_config(argument: str = ""):
   config.evaluation.tokenize = "none"
   config.update(_RECIPES[recipe])
   if text == "prepared":
-    config.update(_PREPARED)
+    config.data.update(moses=False, lowercase=False)
+    config.data.multi30k.prepared = True
+    config.vocabulary.kind = "words"
+    config.evaluation.subword_mark = "@@"
   return config
 
 

@@ -10,12 +10,10 @@ model but for the positions. `configs/lengths.py` has the same schemes on the em
 
 from configs import default, multi30k, music
 
-_CORPORA = ("multi30k", "chorales")
-
 
 def get_config(argument: str = ""):
   """Returns the base cell, with Shaw's positions, by corpus; by default multi30k."""
-  (corpus,) = default.choose(argument, _CORPORA)
+  (corpus,) = default.choose(argument, ("multi30k", "chorales"))
   if corpus == "multi30k":
     config = multi30k.get_base("positions", "")
   else:

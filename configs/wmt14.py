@@ -16,14 +16,12 @@ as printed; the code had 2,048. Big averages its last 20 checkpoints, in the pap
 
 from configs import default
 
-_SIZES, _LANGUAGES = ("base", "big"), ("ende", "enfr")
-_POSITIONS, _RECIPES = ("relative", "sinusoidal"), ("v1", "v2")
+_CHOICES = ("base", "big"), ("ende", "enfr"), ("relative", "sinusoidal"), ("v1", "v2")
 
 
 def get_config(argument: str = ""):
   """Returns the paper's values; by default base, ende, relative and v1."""
-  words = default.choose(argument, _SIZES, _LANGUAGES, _POSITIONS, _RECIPES)
-  size, languages, positions, recipe = words
+  size, languages, positions, recipe = words = default.choose(argument, *_CHOICES)
   config = default.get_config()
   config.name = "-".join(["wmt14", *words])
   config.data.update(source="wmt14", languages=f"en-{languages[2:]}")

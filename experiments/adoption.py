@@ -208,11 +208,11 @@ def lines_of(patch: pathlib.Path) -> str:
   return f"[+{lines.count('+')} -{lines.count('-')}]({patch.parent.name}/{patch.name})"
 
 
-def main(flax: str, nanodo: str, t5x: str, out: pathlib.Path) -> None:
+def main(out: pathlib.Path, **folders: str) -> None:
   """Checks all models and rewrites their table."""
   jax.config.update("jax_num_cpu_devices", _DEVICES)
   tokens = jax.random.randint(jax.random.key(7), (_BATCH, _LENGTH), 1, _VOCAB)
-  rows, folders = [], dict(flax=flax, nanodo=nanodo, t5x=t5x)
+  rows = []
   for name, (source, inside, load) in EXAMPLES.items():
     folder, patch = pathlib.Path(folders[source]).resolve(), out / f"adoption/{name}.patch"
     if not (folder / inside).is_dir():
@@ -232,12 +232,8 @@ def main(flax: str, nanodo: str, t5x: str, out: pathlib.Path) -> None:
   print(table)
 
 
-FLAGS = dict(
-  flax=command.Flag("", "a checkout of flax"),
-  nanodo=command.Flag("", "a checkout of nanodo"),
-  t5x=command.Flag("", "a checkout of t5x"),
-  out=command.Flag("results", "the folder of the page", is_path=True),
-)
+FLAGS = {name: command.Flag("", f"a checkout of {name}") for name in ("flax", "nanodo", "t5x")}
+FLAGS["out"] = command.Flag("results", "the folder of the page", is_path=True)
 
 if __name__ == "__main__":
   command.run(main, FLAGS)

@@ -54,9 +54,8 @@ def main(workdir: Path, verify: bool, prune: int) -> None:
         states[path] = "good"
         num_good += 1
       except Damage as damage:
-        states[path] = f"damaged: {damage}"
-        if not path.exists():  # the run deleted it meanwhile
-          del states[path]
+        # The run may have deleted it meanwhile.
+        states[path] = f"damaged: {damage}" if path.exists() else "deleted"
   if num_good < prune:
     print(f"{num_good} good: fewer than {prune}, none of them is deleted")
   elif prune:

@@ -155,9 +155,6 @@ def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
   """Returns the values of `flags` in the arguments `argv`; those of paths as paths, unless empty.
 
   Raises InputError: a flag, config file or config key is unknown, missing or of the wrong type.
-
-  >>> parse(dict(workdir=WORKDIR, beam_size=Flag(4, "")), ["--workdir=runs/a"])
-  {'workdir': PosixPath('runs/a'), 'beam_size': 4}
   """
   values, argv, file = absl_flags.FlagValues(), ["command", *argv], None
   try:
@@ -214,10 +211,7 @@ def _define_config(
 
 
 def make_folder(folder: Path, flag: str) -> pathlib.Path:
-  """Makes the folder that a flag names.
-
-  Raises InputError: the folder cannot be made or written.
-  """
+  """Makes the folder that a flag names; raises InputError if it cannot be made or written."""
   if in_bucket(folder):
     raise InputError(f"--{flag}={folder}: give a local folder")
   try:
@@ -262,12 +256,11 @@ def lock_folder(folder: Path, flag: str) -> Iterator[None]:
 
 def _configs() -> dict[str, str]:
   """Returns the first line of the docstring of each of the project's configs."""
-  files = [path for path in sorted(_CONFIGS.glob("*.py")) if path.name != "__init__.py"]
-
-  def doc(path):
-    return ast.get_docstring(ast.parse(path.read_text())) or ""
-
-  return {f"configs/{path.name}": doc(path).partition("\n")[0] for path in files}
+  lines = {}
+  for path in sorted(_CONFIGS.glob("*.py")):
+    doc = ast.get_docstring(ast.parse(path.read_text())) or ""
+    lines[f"configs/{path.name}"] = doc.partition("\n")[0]
+  return lines
 
 
 def _help(main: Callable[..., None], flags: Mapping[str, Flag]) -> str:

@@ -5,9 +5,4 @@ class InputError(ValueError):
   """Bad input: the message is one line that names the thing and the remedy.
 
   The commands print the message and exit with status 2; no traceback is shown.
-
-  >>> raise InputError("no file train.en: check the name")
-  Traceback (most recent call last):
-  ...
-  experiments.errors.InputError: no file train.en: check the name
   """

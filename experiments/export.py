@@ -13,6 +13,7 @@ translations are those of this project, up to rounding. In beam search the lengt
 another: CTranslate2 divides by length**alpha, this project by ((5 + length) / 6)**alpha.
 """
 
+import importlib.util
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -53,12 +54,7 @@ def main(workdir: Path, out: Path) -> None:
   from experiments.run import load_run, load_task
 
   task = load_task(workdir, "translation")
-  if problem := foreign_value(task.config):
-    raise InputError(problem)
-  try:
-    import ctranslate2  # noqa: F401
-  except ImportError:
-    raise InputError("CTranslate2 is not installed: pip install -e '.[export]'") from None
+  check_exportable(task.config)
   spec = ctranslate2_spec(load_run(workdir))
   command.make_folder(out, "out")
   try:
@@ -69,15 +65,14 @@ def main(workdir: Path, out: Path) -> None:
   print(f"wrote {out}")
 
 
-def foreign_value(config: ConfigDict) -> str | None:
-  """Returns what CTranslate2 does not know of a config; None if it knows all."""
+def check_exportable(config: ConfigDict) -> None:
+  """Raises InputError if CTranslate2 lacks what a config needs, or is not installed."""
   for key, needed in _NEEDED.items():
     if (value := config.model[key]) != needed:
-      return (
-        f"config.model.{key} is {value!r}, and CTranslate2 has only {needed!r}: "
-        f"train with --config.model.{key}={needed}"
-      )
-  return None
+      problem = f"config.model.{key} is {value!r}, and CTranslate2 has only {needed!r}"
+      raise InputError(f"{problem}: train with --config.model.{key}={needed}")
+  if not importlib.util.find_spec("ctranslate2"):
+    raise InputError("CTranslate2 is not installed: pip install -e '.[export]'")
 
 
 def ctranslate2_spec(run: "Run") -> Any:
@@ -103,43 +98,36 @@ def ctranslate2_spec(run: "Run") -> Any:
       _norm(theirs.layer_norm, ours.norm)
     for layer, layer_spec in zip(ours.layers, theirs.layer, strict=True):
       _layer(layer_spec, layer)
-  for side, register in zip(
-    run.vocabulary, (spec.register_source_vocabulary, spec.register_target_vocabulary), strict=True
-  ):
-    entries = side.get_vocab()
-    register(sorted(entries, key=entries.__getitem__))
+  source, target = (side.get_vocab() for side in run.vocabulary)
+  spec.register_source_vocabulary(sorted(source, key=source.get))
+  spec.register_target_vocabulary(sorted(target, key=target.get))
   spec.validate()
   spec.optimize(quantization=None)
   return spec
 
 
 def _layer(spec: Any, layer: "Layer") -> None:
-  queries, keys, values = (getattr(layer.self_attention, x) for x in ("query", "key", "value"))
-  _attention(spec.self_attention, layer.self_attention, [queries, keys, values])
+  _attention(spec.self_attention, layer.self_attention, ["query", "key", "value"])
   tables = layer.self_attention.tables()
   spec.self_attention.relative_position_keys = np.asarray(tables.key, np.float32)
   spec.self_attention.relative_position_values = np.asarray(tables.value, np.float32)
   _norm(spec.self_attention.layer_norm, layer.residuals[0].norm)
   if layer.cross_attention is not None:
-    queries, keys, values = (getattr(layer.cross_attention, x) for x in ("query", "key", "value"))
-    _attention(spec.attention, layer.cross_attention, [queries], [keys, values])
+    _attention(spec.attention, layer.cross_attention, ["query"], ["key", "value"])
     _norm(spec.attention.layer_norm, layer.residuals[1].norm)
-  for theirs, ours in zip(
-    (spec.ffn.linear_0, spec.ffn.linear_1),
-    (layer.feed_forward.hidden, layer.feed_forward.out),
-    strict=True,
-  ):
-    theirs.weight, theirs.bias = np.ascontiguousarray(_array(ours.kernel).T), _array(ours.bias)
+  theirs, ours = spec.ffn, layer.feed_forward
+  for linear, projection in ((theirs.linear_0, ours.hidden), (theirs.linear_1, ours.out)):
+    linear.weight = np.ascontiguousarray(_array(projection.kernel).T)
+    linear.bias = _array(projection.bias)
   _norm(spec.ffn.layer_norm, layer.residuals[-1].norm)
 
 
-def _attention(
-  spec: Any, layer: "MultiHeadAttention", *together: "list[nnx.LinearGeneral]"
-) -> None:
-  """Sets the weights of projections, those given together as one, and of the output."""
-  for theirs, projections in zip(spec.linear, together, strict=False):
-    kernels = [_array(x.kernel).reshape(x.kernel.shape[0], -1) for x in projections]
-    theirs.weight = np.ascontiguousarray(np.concatenate(kernels, axis=1).T)
+def _attention(spec: Any, layer: "MultiHeadAttention", *together: list[str]) -> None:
+  """Sets the weights of the projections of these names, each list as one, and of the output."""
+  for theirs, names in zip(spec.linear, together, strict=False):
+    kernels = [_array(getattr(layer, name).kernel) for name in names]
+    flat = [kernel.reshape(len(kernel), -1) for kernel in kernels]
+    theirs.weight = np.ascontiguousarray(np.concatenate(flat, axis=1).T)
   kernel = _array(layer.out.kernel)
   spec.linear[-1].weight = np.ascontiguousarray(kernel.reshape(-1, kernel.shape[-1]).T)
 

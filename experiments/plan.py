@@ -34,8 +34,6 @@ FLAGS = dict(
 )
 _EFFORTS = dict(full=0.0, least=-1.0)  # JAX's exec_time_optimization_effort
 _OUT_OF_MEMORY = r"Used [\d.]+\w* of [\d.]+\w* \w+|HLO temporaries \S+ exceeds available HBM \S+\)"
-
-
 # Makes libtpu and JAX, which read these when they are loaded, look for no TPU.
 NO_TPU = dict(
   JAX_PLATFORMS="cpu",
@@ -97,11 +95,7 @@ def main(config: ConfigDict, topology: str, effort: str) -> None:
 
 
 def parse(name: str) -> tuple[str, int]:
-  """Reads the kind of chip and the number of chips from a topology.
-
-  >>> parse("v5e:2x4")
-  ('v5e', 8)
-  """
+  """Reads the kind of chip and the number of chips from a topology: v5e and 8 from v5e:2x4."""
   found = re.fullmatch(r"(\w+):([1-9]\d*(?:x[1-9]\d*)+)", name)
   if not found or found[1] not in CHIPS:
     known = ", ".join(CHIPS)
@@ -112,8 +106,7 @@ def parse(name: str) -> tuple[str, int]:
 def use_compiler() -> None:
   """Makes JAX compute on the CPU and libtpu look for no TPU; call it before any computation.
 
-  Raises:
-    InputError: libtpu, the TPU's compiler, is missing.
+  Raises InputError: libtpu, the TPU's compiler, is missing.
   """
   if not importlib.util.find_spec("libtpu"):
     raise InputError("no libtpu, the TPU's compiler: pip install -e '.[tpu]'")
@@ -146,15 +139,14 @@ def figures(chip: Chip, step: "Compiled", num_steps: int) -> dict[str, str]:
   kernels' own estimates.
   """
   memory, cost = step.memory_analysis(), step.cost_analysis()
-  parts = dict(
-    compute=cost["flops"] / chip.flops, memory=cost["bytes accessed"] / chip.hbm_bandwidth
-  )
+  flops, traffic = cost["flops"], cost["bytes accessed"]
+  parts = dict(compute=flops / chip.flops, memory=traffic / chip.hbm_bandwidth)
   low, high, hours = max(parts.values()), sum(parts.values()), num_steps / 3600
   return {
     "memory": f"{_gigabytes(memory.peak_memory_in_bytes)} of {_gigabytes(chip.hbm)}",
     "of which state and batch": _gigabytes(memory.argument_size_in_bytes),
-    "10^12 operations": f"{cost['flops'] / 1e12:.2f}",
-    "memory traffic": _gigabytes(cost["bytes accessed"]),
+    "10^12 operations": f"{flops / 1e12:.2f}",
+    "memory traffic": _gigabytes(traffic),
     **{f"time of {name}": f"{1000 * part:.1f} ms" for name, part in parts.items()},
     "time without the network": f"{1000 * low:.1f} to {1000 * high:.1f} ms",
     "all updates": f"{hours * low:.1f} to {hours * high:.1f} h" if num_steps else "of any data",

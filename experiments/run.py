@@ -23,16 +23,8 @@ from experiments.config import (
 )
 from experiments.errors import InputError
 from experiments.files import Path, in_bucket
+from experiments.training import sharding
 from experiments.training.checkpoint import Checkpoints
-from experiments.training.sharding import (
-  AnyMesh,
-  in_ring,
-  make_mesh,
-  mesh_sizes,
-  put_parameters,
-  replicated,
-  shapes_on,
-)
 from experiments.training.step import (
   TrainState,
   init_state,
@@ -91,7 +83,7 @@ def parse_config(
     raise InputError(f"config.decoding.average_checkpoints is {averaged}, {problem}")
   if num_devices == 0:
     num_devices = math.prod(size for size in config.mesh.values() if size > 0)
-  sizes = mesh_sizes(num_devices or jax.device_count(), **config.mesh)
+  sizes = sharding.mesh_sizes(num_devices or jax.device_count(), **config.mesh)
   task = _task_class(config.task)(config)
   task.check(sizes)
   if not is_trained:
@@ -127,12 +119,7 @@ def defaults(config: Mapping[str, Any]) -> ConfigDict:
 
 
 def changes(config: ConfigDict, base: ConfigDict) -> dict[str, object]:
-  """Returns the values of `config`, by dotted key, that differ from those of `base`.
-
-  >>> base = ConfigDict(dict(seed=0, model=dict(width=512, rate=0.1)))
-  >>> changes(ConfigDict(dict(seed=0, model=dict(width=128, rate=0.1))), base)
-  {'model.width': 128}
-  """
+  """Returns the values of `config`, by dotted key, that differ from those of `base`."""
   before, missing = flatten(base), object()
   return {key: x for key, x in flatten(config).items() if x != before.get(key, missing)}
 
@@ -159,38 +146,29 @@ class Training(NamedTuple):
   eval_step: Callable[..., Any]  # see `make_eval_step`
 
 
-def build(task: Task, vocabulary: Any, mesh: AnyMesh | None = None) -> Training:
+def build(task: Task, vocabulary: Any, mesh: sharding.AnyMesh | None = None) -> Training:
   """Builds model, optimizer and steps on a mesh, by default that of the config.
 
   The optimizer is Adam with the constants of Shaw et al. 2018. Nothing is computed or compiled.
   """
-  config, mesh = task.config, mesh or make_mesh(**task.config.mesh)
+  config, mesh = task.config, mesh or sharding.make_mesh(**task.config.mesh)
   seed, rate = config.seed, schedule(config)
   graphdef, params = nnx.split(nnx.eval_shape(lambda: task.make_model(vocabulary, nnx.Rngs(0))))
-  run = Run(task, vocabulary, mesh, graphdef, shapes_on(mesh, params))
+  run = Run(task, vocabulary, mesh, graphdef, sharding.shapes_on(mesh, params))
   optimizer = optax.adam(rate, b2=0.98, eps=1e-9)
+  start = functools.partial(init_state, optimizer=optimizer)
 
   def init_params(key):
     return nnx.state(task.make_model(vocabulary, nnx.Rngs(key)))
 
-  def start(params):
-    return init_state(params, optimizer)
-
   def init() -> TrainState:
     params = jax.jit(init_params)(jax.random.key(seed))
-    return put_parameters(start(put_parameters(params, mesh)), mesh)
+    return sharding.put_parameters(start(sharding.put_parameters(params, mesh)), mesh)
 
-  loss = in_ring(task.loss) if config.mesh.ring else task.loss
-  step = make_train_step(
-    graphdef,
-    loss,
-    optimizer,
-    num_microbatches=config.training.num_microbatches,
-    seed=seed,
-    prng=config.training.prng,
-    schedule=rate,
-  )
-  shapes = shapes_on(mesh, jax.eval_shape(start, params))
+  loss = sharding.in_ring(task.loss) if config.mesh.ring else task.loss
+  options = dict(num_microbatches=config.training.num_microbatches, prng=config.training.prng)
+  step = make_train_step(graphdef, loss, optimizer, seed=seed, schedule=rate, **options)
+  shapes = sharding.shapes_on(mesh, jax.eval_shape(start, params))
   return Training(run, shapes, init, step, make_eval_step(graphdef, loss))
 
 
@@ -216,7 +194,8 @@ def load_run(workdir: Path, name: str = "", average_checkpoints: int = 0) -> Run
   """
   task = load_task(workdir, name, average_checkpoints)
   check_unchanged(workdir)
-  return with_average(build(task, task.load_vocabulary(workdir), make_mesh()).run, workdir)
+  training = build(task, task.load_vocabulary(workdir), sharding.make_mesh())
+  return with_average(training.run, workdir)
 
 
 def load_task(workdir: Path, name: str = "", average_checkpoints: int = 0) -> Task:
@@ -243,7 +222,7 @@ def with_average(run: Run, workdir: Path) -> Run:
 
   In a local folder the average is kept for the next command, in average.npz.
   """
-  replicate = functools.partial(jax.ShapeDtypeStruct, sharding=replicated(run.mesh))
+  replicate = functools.partial(jax.ShapeDtypeStruct, sharding=sharding.replicated(run.mesh))
   shapes = jax.tree.map(lambda x: replicate(x.shape, x.dtype), run.params)
   training, num = run.config.training, run.config.decoding.average_checkpoints
   keep = None if in_bucket(workdir) or jax.process_count() > 1 else workdir / "average.npz"

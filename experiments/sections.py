@@ -81,15 +81,7 @@ def run_facts(rows: Rows) -> dict[str, str]:
 
 
 def config_table(rows: Rows) -> str:
-  """Returns a table of the config values, except the seed, that differ between rows.
-
-  >>> runs = {f"k={k}": [dict(config={"model.k": k, "task": "music"})] for k in (4, 16)}
-  >>> print(config_table(runs))
-  | config | model.k |
-  |---|---|
-  | k=4 | `4` |
-  | k=16 | `16` |
-  """
+  """Returns a table of the config values, except the seed, that differ between rows."""
 
   def shown(value: object) -> str:  # 0 and 0.0 are the same value
     return value if value and isinstance(value, str) else json.dumps(value).removesuffix(".0")
@@ -103,9 +95,7 @@ def config_table(rows: Rows) -> str:
   return tables.column_table("config", rows, columns)
 
 
-def curve_points(
-  runs: Sequence[Record], column: int, start: float = 0.0
-) -> list[tuple[int, float, float, float]]:
+def curve_points(runs: Sequence[Record], column: int, start: float = 0.0) -> list[tuple]:
   """Returns (step, lowest, mean, highest) over the runs for a column of their curves.
 
   >>> curve_points([dict(curve=[[9, 2.0, None]]), dict(curve=[[9, 4.0, None]])], column=1)
@@ -175,11 +165,10 @@ def _translation(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
     **{f"sentences of {split}": f"{len(of):,}" for split, of in first["sentences"].items()},
     **{"sacreBLEU": signatures["sacrebleu"], "paper's BLEU": signatures["paper_bleu"]},
   }
-  measures = ["loss (nats per token)", "BLEU"]
   parts = [
     tables.column_table(sweep, rows, columns),
     tables.comparison_table(f"sacreBLEU of {splits[0]}", [*rows], _bleu(rows, splits[0])),
-    _draw_curves(rows, measures, folder / f"{sweep}-learning.png"),
+    _draw_curves(rows, ["loss (nats per token)", "BLEU"], folder / f"{sweep}-learning.png"),
   ]
   return _section(rows, parts, facts)
 
@@ -224,7 +213,7 @@ def _lengths(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
 
 
 def _at_level(sweep: str, rows: Rows, level: float) -> str:
-  """Returns the table of the exact matches where a run's valid ones first reach a level."""
+  """Returns the table of exact matches at the first step whose valid ones reach `level` percent."""
   columns: dict[str, dict[str, str]] = {"seeds": _seed_columns(rows)["seeds"]}
   for row, runs in rows.items():
     found = []
@@ -266,7 +255,7 @@ def _exact_by_length(title: str, rows: Rows, splits: Sequence[str]) -> str:
 def _bands(rows: Rows, splits: Sequence[str], beyond: int, within: int = 1) -> list[np.ndarray]:
   """Returns masks of the sentences in bands of length, each with about as many.
 
-  So many bands are `within` the lengths of training, and `beyond` them.
+  `within` is the number of bands in the lengths of training, `beyond` that of longer ones.
   """
   first, found = _first(rows), []
   lengths, trained = _sentences(first, splits)[:, 0], first["config"]["batches.max_length"] - 1

@@ -94,8 +94,7 @@ def main(
     raise InputError(f"--only={only}: give a row of {config.name}: {'; '.join(rows)}")
   chosen = [cell for cell in cells if only in ("", cell.row)]
   path = record_files(results).get(sweep, results / f"{sweep}.jsonl")
-  lock = command.lock_folder(out / sweep, "out")
-  with contextlib.nullcontext() if dry_run else lock:
+  with contextlib.nullcontext() if dry_run else command.lock_folder(out / sweep, "out"):
     records = find_records(path, cells) if dry_run else collect_records(path, cells)
     waiting = [cell for cell in chosen if cell.key not in records]
     if not waiting:
@@ -207,10 +206,7 @@ def _count(states: Mapping[Cell, str]) -> str:
 
 
 def _train(
-  waiting: Sequence[Cell],
-  parallel: int,
-  collect: Callable[[], Mapping[Key, Mapping[str, Any]]],
-  states: dict[Cell, str],
+  waiting: Sequence[Cell], parallel: int, collect: Callable[[], Mapping], states: dict[Cell, str]
 ) -> None:
   """Trains cells on this machine; collects the records whenever a training ends."""
   queue, running, start = collections.deque(waiting), {}, time.monotonic()

@@ -1,7 +1,6 @@
 """Trains a model as its config says, and evaluates it: what `experiments.train` runs."""
 
 import contextlib
-import functools
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -38,11 +37,7 @@ from experiments.training.workdir import (
 
 
 def run(
-  config: ConfigDict,
-  workdir: Path,
-  distributed: bool = False,
-  profile_steps: str = "",
-  wandb: str = "",
+  config: ConfigDict, workdir: Path, distributed: bool, profile_steps: str, wandb: str
 ) -> None:
   """Trains from the last checkpoint in the run directory, if any, and evaluates.
 
@@ -111,9 +106,7 @@ def _train(
     checkpoints.prepare()
     stop.deferred = True
     if start < num_steps or lacks_evaluation:
-      on_devices = map(
-        functools.partial(put_batch, mesh=run.mesh), prefetch(batches, start, num_steps)
-      )
+      on_devices = (put_batch(batch, run.mesh) for batch in prefetch(batches, start, num_steps))
       on_devices = profiled(on_devices, start, profile_steps, str(workdir / "tensorboard"))
       with contextlib.ExitStack() as stack:
         reporter = NoReporter()
@@ -152,12 +145,7 @@ def _train(
 
 
 def _compile_ahead(
-  training: Training,
-  batches: Any,
-  valid_batches: Any,
-  start: int,
-  num_steps: int,
-  compiler: Callable,
+  training: Training, batches: Any, valid: Any, start: int, num_steps: int, compiler: Callable
 ) -> Callable:
   """Starts compiling the steps of training and evaluation; returns the first."""
 
@@ -170,7 +158,7 @@ def _compile_ahead(
   def compile_evaluation(batch: Any) -> None:
     training.eval_step.lower(training.shapes.params, batch).compile()
 
-  for batch in firsts(valid_batches, 0, valid_batches.num_per_epoch):
+  for batch in firsts(valid, 0, valid.num_per_epoch):
     compiler(compile_evaluation, batch)
   return step
 
@@ -188,14 +176,13 @@ def _make_evaluate(
 ) -> Callable[[TrainState], None]:
   """Returns the function that reports valid loss and task scores, or nothing once stopped."""
   run = training.run
-  put = functools.partial(put_batch, mesh=run.mesh)
   task_report = run.task.make_report(run, data, batches)
 
   def evaluate_state(state: TrainState) -> None:
     with stop.interruptible():
       losses = []
-      for batch in map(put, prefetch(batches, 0, batches.num_per_epoch)):
-        losses.append(training.eval_step(state.params, batch))
+      for batch in prefetch(batches, 0, batches.num_per_epoch):
+        losses.append(training.eval_step(state.params, put_batch(batch, run.mesh)))
         if stop.should_stop():
           return
       total, num_tokens = (sum(map(float, values)) for values in zip(*losses, strict=True))

@@ -110,16 +110,15 @@ class RelativeAttention(nn.Module):
     super().__post_init__()
 
   def setup(self) -> None:
-    is_module, has_distance = isinstance(self.positions, nn.Module), self.max_distance is not None
-    if self.positions is not None and (has_distance or not is_module):
-      raise ValueError(
-        f"positions is {self.positions!r:.60} and max_distance {self.max_distance}; want None for "
-        "one of them, and positions such as flax.nnx.bridge.to_linen(AlibiPositions, num_heads)"
-      )
     if self.positions is None:
       names = [field.name for field in dataclasses.fields(RelativePositionTables)]
       options = {name: getattr(self, name) for name in names if name not in ("parent", "name")}
       self.tables = RelativePositionTables(**options)
+    elif self.max_distance is not None or not isinstance(self.positions, nn.Module):
+      raise ValueError(
+        f"positions is {self.positions!r:.60} and max_distance {self.max_distance}; want None for "
+        "one of them, and positions such as flax.nnx.bridge.to_linen(AlibiPositions, num_heads)"
+      )
 
   # Not compact: flax would refuse a call by an NNX layer before it gets here.
   def __call__(

@@ -4,9 +4,6 @@ B batch, T queries, S keys, N heads, K key heads, H head width, D model width, R
 E edge labels, F edge features or feed-forward width, V vocabulary, L padded sentence length,
 W beam width, M edges of a list, or slots that are filled at once, G graphs of a row, C classes,
 P width of the second query of `ContentBias`.
-
->>> from relpos_jax.typing import Array, Float
->>> def logits(query: Float[Array, "B T N H"], key: Float[Array, "B S N H"]): ...
 """
 
 from jax import Array

@@ -27,15 +27,12 @@ may: `taskset -c 0` gives it one.
 """
 
 import importlib
-import pathlib
 import sys
 
 from experiments import command
 
 OUT = command.Flag("", "the folder to write to; empty: only print")
-FLAGS = dict(
-  out=command.Flag("results", "the folder of the raw results and the pages", is_path=True)
-)
+FLAGS = dict(out=command.Flag("results", "the folder of raw results and pages", is_path=True))
 _STEP = dict(
   config=command.CONFIG,
   length=command.Flag(32, "tokens of a sentence, on either side"),
@@ -71,14 +68,6 @@ COMMANDS = dict(
 )
 
 
-def write_pages(out: pathlib.Path) -> None:
-  """Rewrites the page of each command that has raw results in a folder."""
-  from experiments.benchmark import attention, models
-
-  for module in (attention, models):
-    module.write_page(out)
-
-
 def run(argv: list[str]) -> None:
   """Runs the command that the first argument names with the other arguments as flags."""
   name, *flags = argv or ["--help"]
@@ -89,9 +78,6 @@ def run(argv: list[str]) -> None:
     sys.exit(2)
 
   def main(**values) -> None:
-    if name == "pages":
-      write_pages(**values)
-      return
     module = "attention" if name == "attention" else "models"
     importlib.import_module(f"experiments.benchmark.{module}").MAINS[name](**values)
 

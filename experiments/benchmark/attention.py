@@ -224,9 +224,7 @@ def _entrants(implementations: Sequence[str], peers: Sequence[str]) -> dict[str,
 # Measurement --------------------------------------------------------------------------------------
 
 
-def prepare(
-  case: Case, entrants: Mapping[str, Contestant], runs: bool = True
-) -> tuple[dict[str, Any], dict[str, Callable[[], Any]]]:
+def prepare(case: Case, entrants: Mapping[str, Contestant], runs: bool = True) -> tuple[dict, dict]:
   """Returns a row for each entrant: its memory, or the reason that it is left out.
 
   Also returns a function for each entrant that has run the case; none if not `runs`.

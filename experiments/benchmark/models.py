@@ -1,7 +1,6 @@
 """Times training steps of models with random parameters, and translation with trained ones."""
 
 import functools
-import importlib.util
 import itertools
 import json
 import pathlib
@@ -17,11 +16,11 @@ from ml_collections import ConfigDict
 
 from configs.positions import sweep
 from experiments import command
-from experiments.benchmark import timing
+from experiments.benchmark import attention, timing
 from experiments.data.tokenizer import UNK, tokenizer_files
 from experiments.errors import InputError
 from experiments.evaluation.tables import markdown_table
-from experiments.export import ctranslate2_spec, foreign_value
+from experiments.export import check_exportable, ctranslate2_spec
 from experiments.files import Path
 from experiments.run import build, load_run, parse_config
 from experiments.training.environment import environment
@@ -54,28 +53,26 @@ def time_positions(config: ConfigDict, length: int, repetitions: int, out: str) 
   _time_models(config, models, length, repetitions, out, "positions")
 
 
-def _time_models(config, models, length: int, repetitions: int, out: str, command_name: str):
+def _time_models(config, models, length: int, repetitions: int, out: str, kind: str):
   """Times the training steps of a config's models, changes by name, and writes the page."""
   parse_config(config)
   if config.task == "graphs":
     raise InputError("--config is of graphs: give one of translation or music")
   if not 1 <= length <= config.batches.tokens:
     raise InputError(f"--length={length}: give 1 to {config.batches.tokens}, config.batches.tokens")
-  folder = command.make_folder(pathlib.Path(out, command_name), "out") if out else None
+  folder = command.make_folder(pathlib.Path(out, kind), "out") if out else None
   shape = config.batches.tokens // length, length
   steps = {name: make_stepper(config, changes, shape) for name, changes in models.items()}
   results = {name: config.model[name] for name in ("positions", "width", "dtype")}
   results["models"] = {name: figures for name, (_, figures) in steps.items()}
   steps = {name: step for name, (step, _) in steps.items()}
   results |= dict(shape=shape, seconds=timing.time_rounds(steps, repetitions))
-  timing.publish(
-    config, results, folder, f"{shape[0]}x{length}", block_of_steps, _PREFIXES[command_name]
-  )
+  timing.publish(config, results, folder, f"{shape[0]}x{length}", block_of_steps, _PREFIXES[kind])
 
 
 def make_stepper(
   config: ConfigDict, changes: Mapping[str, object], shape: tuple[int, int]
-) -> tuple[Callable[[], jax.Array], dict[str, int]]:
+) -> tuple[Callable[[], object], dict[str, int]]:
   """Returns a function that makes one step of training on the same batch [rows, tokens].
 
   Also returns the number of parameters, and the temporary memory of the compiled step.
@@ -106,17 +103,11 @@ def block_of_steps(results: timing.Record) -> str:
   baseline = np.mean([seconds[BASELINE], seconds[AGAIN]], axis=0)
   for name, figures in results["models"].items():
     median = np.median(seconds[name])
-    ratio = _ratio(seconds[name], seconds[BASELINE] if name == AGAIN else baseline)
-    cells.append(
-      [
-        name,
-        f"{figures['parameters']:,}",
-        f"{figures['temporary_bytes'] / 2**20:,.1f} MiB",
-        f"{1e3 * median:,.1f}",
-        f"{rows * length / median:,.0f}",
-        *(ratio if name != BASELINE else ("", "")),
-      ]
-    )
+    against = seconds[BASELINE] if name == AGAIN else baseline
+    memory = f"{figures['temporary_bytes'] / 2**20:,.1f} MiB"
+    times = f"{1e3 * median:,.1f}", f"{rows * length / median:,.0f}"
+    ratios = ("", "") if name == BASELINE else _ratio(seconds[name], against)
+    cells.append([name, f"{figures['parameters']:,}", memory, *times, *ratios])
   header = ["positions", "parameters", "temporary memory", "ms a step, median", "tokens a second"]
   header += ["ratio (quartiles)", "95% interval of the ratio"]
   return (
@@ -141,10 +132,7 @@ def _ratio(seconds: Sequence[float], against: Sequence[float] | np.ndarray) -> t
 def time_translation(workdir: Path, input: Path, lines: int, repetitions: int, out: str) -> None:
   """Times programs that translate the same lines in turns, as processes and within one."""
   run = load_run(workdir, "translation")
-  if problem := foreign_value(run.config):
-    raise InputError(problem)
-  if not importlib.util.find_spec("ctranslate2"):
-    raise InputError("CTranslate2 is not installed: pip install -e '.[export]'")
+  check_exportable(run.config)
   from experiments.benchmark import foreign
 
   texts = read_lines(input)
@@ -175,8 +163,7 @@ def time_translation(workdir: Path, input: Path, lines: int, repetitions: int, o
       name: sum(len(line.split()) for line in translate()) for name, translate in functions.items()
     }
     results["seconds"] = timing.time_rounds(functions, repetitions)
-  shape = f"{len(texts)}-{cores}"
-  timing.publish(run.config, results, folder, shape, block_of_translation)
+  timing.publish(run.config, results, folder, f"{len(texts)}-{cores}", block_of_translation)
 
 
 def _process(module: str, *arguments: str) -> Callable[[], list[str]]:
@@ -192,14 +179,9 @@ def block_of_translation(results: timing.Record) -> str:
   for name, of in seconds.items():
     program, _, what = name.partition(", ")
     low, median, high = timing.quartiles(of)
-    cells = [
-      what,
-      program,
-      f"{results['words'][name]:,}",
-      f"{median:.2f} ({low:.2f} to {high:.2f})",
-    ]
-    ratios = np.divide(of, seconds[f"{THEIRS}, {what}"])
-    rows.append([*cells, f"{np.median(ratios):.2f}" if program == OURS else ""])
+    ratio = np.median(np.divide(of, seconds[f"{THEIRS}, {what}"]))
+    cells = [f"{results['words'][name]:,}", f"{median:.2f} ({low:.2f} to {high:.2f})"]
+    rows.append([what, program, *cells, f"{ratio:.2f}" if program == OURS else ""])
   header = ["what", "program", "words of output", "seconds (quartiles)", "ratio to CTranslate2"]
   return (
     f"{timing.provenance(results)}\n"
@@ -209,11 +191,14 @@ def block_of_translation(results: timing.Record) -> str:
   )
 
 
-def write_page(out: pathlib.Path) -> None:
-  """Rewrites the blocks of all three commands from the raw results."""
+def write_pages(out: pathlib.Path) -> None:
+  """Rewrites the page of each command, attention's too, that has raw results in a folder."""
+  attention.write_page(out)
   for name, prefix in _PREFIXES.items():
     timing.rewrite_page(out / name, block_of_steps, prefix)
   timing.rewrite_page(out / "translate", block_of_translation)
 
 
-MAINS = dict(step=time_steps, positions=time_positions, translate=time_translation)
+MAINS = dict(
+  step=time_steps, positions=time_positions, translate=time_translation, pages=write_pages
+)

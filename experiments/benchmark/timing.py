@@ -114,11 +114,7 @@ def provenance(results: Record, packages: Sequence[str] = ("jax", "jaxlib")) -> 
 
 
 def parse_lengths(name: str, text: str) -> list[int]:
-  """Parses a flag's numbers from 1 to 2**20, separated by commas.
-
-  >>> parse_lengths("lengths", "512,1024")
-  [512, 1024]
-  """
+  """Parses a flag's numbers from 1 to 2**20, separated by commas."""
   words = text.split(",") if text else []
   for word in words:
     if not (word.isdecimal() and 1 <= int(word) <= 2**20):

@@ -173,11 +173,7 @@ class Batches:
 
 
 def pair_lengths(*sides: Any) -> Int[np.ndarray, "pairs"]:
-  """Returns the length of each pair: max(source, target).
-
-  >>> pair_lengths(Ragged.of([[5, 2], [2]]), Ragged.of([[2], [5, 6, 2]]))
-  array([2, 3])
-  """
+  """Returns the length of each pair: max(source, target)."""
   return np.maximum.reduce([side.lengths for side in sides])
 
 

@@ -42,9 +42,7 @@ _WORDS = (
   r"| ?[\p{L}\p{M}]{1,N}| ?\p{N}{1,N}| ?[^\s\p{L}\p{M}\p{N}]{1,N}|\s{1,N}(?!\S)|\s"
 ).replace("1,N", f"1,{_LONGEST_WORD}")
 _LINES_AT_ONCE = 16_384
-_END = processors.TemplateProcessing(
-  single=f"$A {_SPECIAL[EOS]}", special_tokens=[(_SPECIAL[EOS], EOS)]
-)
+_END = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", EOS)])
 _JOINT = ("tokenizer.json",)
 _SEPARATE = ("tokenizer.source.json", "tokenizer.target.json")
 
@@ -125,10 +123,6 @@ def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
     size: the largest number of entries, with the special tokens and, for subwords, the 256 bytes.
 
   Raises InputError: the size is too small for the special tokens and the bytes or one word.
-
-  >>> tokenizer = train_tokenizer(["ein Mann", "ein Mann schläft"], "bpe", size=300)
-  >>> pieces(tokenizer, encode(tokenizer, ["ein Mann"])[0])
-  ['▁ein', '▁Mann', '</s>']
   """
   others, what = (1, "one word") if kind == "words" else (len(_ALPHABET), "the bytes")
   if size < (smallest := len(_SPECIAL) + others):
@@ -155,12 +149,9 @@ def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
 def _pipeline(model: models.Model) -> Tokenizer:
   tokenizer = Tokenizer(model)
   tokenizer.normalizer = normalizers.Prepend(" ")
-  tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-    [
-      pre_tokenizers.Split(Regex(_WORDS), "isolated"),
-      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ]
-  )
+  words = pre_tokenizers.Split(Regex(_WORDS), "isolated")
+  in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+  tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, in_bytes])
   tokenizer.post_processor = _END
   tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
   return tokenizer
@@ -170,9 +161,8 @@ def _train_words(lines: Iterable[str], size: int) -> Tokenizer:
   counter = Tokenizer(models.WordLevel())
   counter.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
   # Trained without special tokens, because one that occurs as a word would lose its id.
-  counter.train_from_iterator(
-    lines, trainers.WordLevelTrainer(vocab_size=size, show_progress=False)
-  )
+  trainer = trainers.WordLevelTrainer(vocab_size=size, show_progress=False)
+  counter.train_from_iterator(lines, trainer)
   ids = counter.get_vocab()
   entries = [*_SPECIAL, *(word for word in sorted(ids, key=ids.get) if word not in _SPECIAL)]
   vocabulary = {entry: i for i, entry in enumerate(entries[:size])}
@@ -232,11 +222,8 @@ def pieces(tokenizer: Tokenizer, ids: _Ids) -> list[str]:
   tokens = [tokenizer.id_to_token(token) for token in np.asarray(ids).tolist()]
   if isinstance(tokenizer.model, models.WordLevel):
     return tokens
-
-  def text(token):
-    return decoders.ByteLevel().decode([token]).replace(" ", "▁")
-
-  return [token if token in _SPECIAL else text(token) for token in tokens]
+  decode_bytes = decoders.ByteLevel().decode
+  return [x if x in _SPECIAL else decode_bytes([x]).replace(" ", "▁") for x in tokens]
 
 
 def save_tokenizers(tokenizers: Tokenizers, folder: Path) -> None:

@@ -26,18 +26,12 @@ class Corpus(NamedTuple):
 
 
 class Upstream(NamedTuple):
-  """A folder of published files, each known by its SHA-256.
+  """A folder of published files, each known by its SHA-256."""
 
-  Attributes:
-    key: of the data set in `config.data`, whose `path` may be a folder with the files.
-    where, url: the folder in words, and its address.
-    files: SHA-256 by name.
-  """
-
-  key: str
-  where: str
-  url: str
-  files: Mapping[str, str]
+  key: str  # of the data set in `config.data`, whose `path` may be a folder with the files
+  where: str  # the folder in words
+  url: str  # the folder's address, which the name of a file completes
+  files: Mapping[str, str]  # SHA-256 by name
 
   def read(self, name: str, path: str = "") -> bytes:
     """Returns the content of a file: of a user's copy in the folder `path`, or of a download.

@@ -20,7 +20,6 @@ if TYPE_CHECKING:  # which takes a quarter of a second to import
   import matplotlib.figure
 
 GREY = "#666666"
-_MARKED: dict[str, Any] = dict(markersize=3.5, linewidth=1.8)
 # Paul Tol's "bright" and "vibrant" and a brown: colour-blind readers can distinguish these, and the
 # markers.
 COLOURS = (
@@ -28,7 +27,6 @@ COLOURS = (
   *("#66ccee", "#aa3377", "#ee7733", "#009988", "#999999", "#661100"),
 )
 _MARKERS = "osD^vPX<>*d"
-_DPI = 150
 
 
 class CostPanel(NamedTuple):
@@ -75,13 +73,11 @@ def learning_curves(metrics: Sequence[Mapping[str, Any]], path: Path, score: str
   return spread_curves([loss, *(panel for panel in others if any(panel.curves.values()))], path)
 
 
-def _stretches(
-  metrics: Sequence[Mapping[str, Any]], name: str, most: int = 40
-) -> list[tuple[float, float, float, float]]:
-  """Returns the points (step, lowest, mean, highest) of the finite values in stretches of steps."""
+def _stretches(metrics: Sequence[Mapping[str, Any]], name: str) -> list[tuple]:
+  """Returns at most 40 points (step, lowest, mean, highest), of stretches of finite values."""
   values = [(line["step"], line[name]) for line in metrics if line.get(name) is not None]
   finite = np.array([pair for pair in values if np.isfinite(pair[1])], float).reshape(-1, 2)
-  stretches = np.array_split(finite, min(most, len(finite)) or 1)
+  stretches = np.array_split(finite, min(40, len(finite)) or 1)
   return [(x.mean(), y.min(), y.mean(), y.max()) for x, y in (of.T for of in stretches) if len(x)]
 
 
@@ -93,15 +89,11 @@ def cost_curves(rows: Sequence[Sequence[CostPanel]], dashed: Collection[str], pa
   from matplotlib.ticker import LogLocator
 
   names = list(dict.fromkeys(name for row in rows for panel in row for name in panel.curves))
-
-  def kind(name):
-    return name.partition(" (")[0]
-
-  kinds = list(dict.fromkeys(map(kind, names)))
-  styles = {name: _style(kinds.index(kind(name)), name in dashed) for name in names}
+  kind_of = {name: name.partition(" (")[0] for name in names}
+  kinds = list(dict.fromkeys(kind_of.values()))
+  styles = {name: _style(kinds.index(kind_of[name]), name in dashed) for name in names}
   columns = max(map(len, rows))
-  size = (4.2 * columns, 3.2 * len(rows) + 0.25 * len(names) / columns + 0.4)
-  figure = make_figure(*size)
+  figure = make_figure(4.2 * columns, 3.2 * len(rows) + 0.25 * len(names) / columns + 0.4)
   grid = figure.subplots(len(rows), columns, squeeze=False)
   for ax, panel in itertools.chain.from_iterable(map(itertools.zip_longest, grid, rows)):
     if panel is None:
@@ -131,8 +123,7 @@ def spread_curves(panels: Sequence[SpreadPanel], path: Path, faint: Collection[s
   from matplotlib.ticker import MaxNLocator
 
   names = list(dict.fromkeys(name for panel in panels for name in panel.curves))
-  size = (max(5.5, 4.6 * len(panels)), 3.9 + 0.2 * len(names) / len(panels))
-  figure = make_figure(*size)
+  figure = make_figure(max(5.5, 4.6 * len(panels)), 3.9 + 0.2 * len(names) / len(panels))
   for ax, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
     for name, points in panel.curves.items():
       style = _style(names.index(name), is_dashed=False)
@@ -157,13 +148,11 @@ def spread_curves(panels: Sequence[SpreadPanel], path: Path, faint: Collection[s
 
 def _style(number: int, is_dashed: bool) -> dict[str, Any]:
   lines = dict(linestyle="--", markerfacecolor="white", zorder=2) if is_dashed else dict(zorder=3)
-  marker = _MARKERS[number % len(_MARKERS)]
-  return dict(color=COLOURS[number % len(COLOURS)], marker=marker) | _MARKED | lines
+  color, marker = COLOURS[number % len(COLOURS)], _MARKERS[number % len(_MARKERS)]
+  return dict(color=color, marker=marker, markersize=3.5, linewidth=1.8) | lines
 
 
-def _save_with_legend(
-  figure: "matplotlib.figure.Figure", names: Sequence[str], columns: int, path
-) -> Path:
+def _save_with_legend(figure: Any, names: Sequence[str], columns: int, path: Path) -> Path:
   lines = {line.get_label(): line for ax in figure.axes for line in ax.lines}
   handles = [lines[name] for name in names]
   figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
@@ -185,11 +174,10 @@ def attention_heatmap(panels: Sequence[Panel], path: Path) -> Path:
   def inches(words, others):
     return len(words) * cell + max(map(len, others)) * letter
 
-  size = (
+  figure = make_figure(
     1.0 + sum(inches(panel.columns, panel.rows) + 0.6 for panel in panels),
     1.0 + max(inches(panel.rows, panel.columns) for panel in panels),
   )
-  figure = make_figure(*size)
   axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
   highest = float(max(np.max(panel.weights) for panel in panels))
   # Dollar signs in words do not start formulas.
@@ -221,7 +209,7 @@ def make_figure(width: float, height: float) -> "matplotlib.figure.Figure":
   """Returns an empty figure of a size in inches."""
   from matplotlib.figure import Figure
 
-  return Figure((width, height), dpi=_DPI, layout="constrained")
+  return Figure((width, height), dpi=150, layout="constrained")
 
 
 def clean(ax: "matplotlib.axes.Axes") -> None:

@@ -83,7 +83,7 @@ def make_record(
   config: Mapping[str, Any],
   changes: Mapping[str, Any],
   environment: Mapping[str, Any],
-  metrics: Iterable[Mapping[str, Any]],
+  metrics: Sequence[Mapping[str, Any]],
   scores: Mapping[str, Any],
   sentences: Mapping[str, list[list[int | float]]],
   checkpoints: Sequence[int],
@@ -93,7 +93,6 @@ def make_record(
   `changes` are the values by dotted key that differ from the defaults; `checkpoints` are the steps
   averaged. Scores and sentences are by split, as in the record.
   """
-  metrics = [*metrics]
   speeds = [line["tokens_per_second"] for line in metrics if line.get("tokens_per_second")]
   curve, exact = [], {}
   for line in metrics:
@@ -169,21 +168,13 @@ def read_records(path: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 class Metric(NamedTuple):
-  """Computes the score of a split from the rows of its sentences.
+  """Computes the score of a split from the rows of its sentences."""
 
-  Attributes:
-    name: of the score in a record.
-    compute: takes the rows, an array of a row per sentence.
-    tolerance: between the score computed and the one recorded.
-    fixed: the columns that depend on the data alone, not on the model.
-    differs_by_seed: whether seeds have different data, such as folds.
-  """
-
-  name: str
-  compute: Callable[[np.ndarray], float]
-  tolerance: float
-  fixed: tuple[int, ...]
-  differs_by_seed: bool = False
+  name: str  # of the score in a record
+  compute: Callable[[np.ndarray], float]  # of an array with a row per sentence
+  tolerance: float  # between the score computed and the one recorded
+  fixed: tuple[int, ...]  # the columns that depend on the data alone, not on the model
+  differs_by_seed: bool = False  # whether seeds have different data, such as folds
 
 
 def group_rows(

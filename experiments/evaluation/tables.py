@@ -45,12 +45,6 @@ def student_interval(values: _Values, *minus: _Values) -> Interval:
   """Computes the mean of independent values and its 95% interval by Student's t.
 
   With further values it is the difference of the means, and its interval by Welch's t.
-
-  >>> mean, half_width = student_interval([1.0, 2.0, 3.0])
-  >>> f"{mean:.1f} ± {half_width:.3f}"
-  '2.0 ± 2.484'
-  >>> student_interval([5.0, 5.0], [2.0])
-  Interval(mean=3.0, half_width=None)
   """
   from scipy.special import stdtrit
 
@@ -80,19 +74,14 @@ def score_seeds(
   """Computes the scores of a system from `sentence_counts` of each seed and `draw_sentences`."""
   # float64 uses BLAS, and its sums of counts are exact.
   sums = np.einsum("sn,knc->ksc", draws.astype(float), counts.astype(float), optimize=True)
-  return Scores(
-    bleu_of_counts(counts.sum(axis=1)), bleu_of_counts(np.rint(sums).astype(int)).mean(axis=0)
-  )
+  samples = bleu_of_counts(np.rint(sums).astype(int)).mean(axis=0)
+  return Scores(bleu_of_counts(counts.sum(axis=1)), samples)
 
 
 def compare_scores(first: Scores, second: Scores) -> Comparison:
   """Compares two systems that were scored on the same draws of the same sentences.
 
   The p-value is that of the paired bootstrap (Koehn 2004), as sacreBLEU computes it.
-
-  >>> first = Scores(np.array([2.5]), np.array([2.0, 3.0, 5.0]))
-  >>> compare_scores(first, Scores(np.array([1.0]), np.array([1.0, 1.0, 1.0])))
-  Comparison(difference=Interval(mean=1.5, half_width=None), p_value=0.5)
   """
   difference = student_interval(first.seeds, second.seeds)
   sampled = np.abs(first.samples - second.samples)
@@ -117,14 +106,7 @@ def column_table(title: str, rows: Iterable, columns: Mapping[str, Mapping[Any, 
 
 
 def pair_table(title: str, names: Sequence[str], cell: Callable[[str, str], str]) -> str:
-  """Returns a table of all pairs of names; `cell` takes the row's name, then the column's.
-
-  >>> print(pair_table("BLEU", ["k=0", "k=1"], lambda first, second: f"{first} - {second}"))
-  | BLEU, row - column | k=0 | k=1 |
-  |---|---|---|
-  | k=0 | - | k=0 - k=1 |
-  | k=1 | k=1 - k=0 | - |
-  """
+  """Returns a table of all pairs of names; `cell` takes the row's name, then the column's."""
   columns = {b: {a: cell(a, b) for a in names if a != b} for b in names}
   return column_table(f"{title}, row - column", names, columns)
 
@@ -132,15 +114,18 @@ def pair_table(title: str, names: Sequence[str], cell: Callable[[str, str], str]
 def comparison_table(
   title: str, names: Sequence[str], scores: Mapping[str, Scores], digits: int = 2
 ) -> str:
-  """Returns a table of the comparisons of all pairs; a dash for a name without scores.
+  """Returns a table of the comparisons of all pairs, with p-values; clear differences are bold.
 
-  More than 8 names are compared with the first one only.
+  A name without scores has a dash. More than 8 names are compared with the first one only.
   """
 
   def cell(a: str, b: str) -> str:
     if not {a, b} <= {*scores}:
       return "-"
-    return format_comparison(compare_scores(scores[a], scores[b]), digits)
+    comparison = compare_scores(scores[a], scores[b])
+    bold = "**" if comparison.is_clear() else ""
+    difference = format_interval(comparison.difference, digits, sign="+")
+    return f"{bold}{difference}{bold}, p {comparison.p_value:.3f}"
 
   if len(names) <= _MOST_PAIRED:
     return pair_table(title, names, cell)
@@ -164,17 +149,6 @@ def format_interval(interval: Interval, digits: int = 2, sign: str = "") -> str:
   mean, half_width = interval
   around = "" if half_width is None else f" ± {half_width:.{digits}f}"
   return f"{mean:{sign}.{digits}f}{around}"
-
-
-def format_comparison(comparison: Comparison, digits: int = 2) -> str:
-  """Formats a difference, its interval and its p-value, in bold if the difference is clear.
-
-  >>> format_comparison(Comparison(Interval(0.5, 0.25), 0.001))
-  '**+0.50 ± 0.25**, p 0.001'
-  """
-  difference, p_value = comparison
-  bold = "**" if comparison.is_clear() else ""
-  return f"{bold}{format_interval(difference, digits, '+')}{bold}, p {p_value:.3f}"
 
 
 def rewrite_blocks(page: pathlib.Path, blocks: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ from experiments.data.upstream import Upstream
 from experiments.errors import InputError
 from experiments.files import read_content
 from experiments.graphs.graph import Graph, GraphData, GraphNames
-from relpos_jax.typing import Bool, Int, Shaped
+from relpos_jax.typing import Bool, Int, Integer
 
 RELATIONS = (
   "aunt", "brother", "daughter", "father", "granddaughter", "grandfather", "grandmother",
@@ -182,10 +182,10 @@ def read_folder(folder: pathlib.Path | zipfile.Path, name: str = "") -> GraphDat
   def file(kind):
     return folder / f"{name}_{kind}.txt"
 
-  def read_optional(kind: str, number_type: type, columns: int | None, num_lines: int):
+  def read_optional(kind: str, dtype: type, columns: int | None, num_lines: int):
     if not file(kind).exists():
-      return np.empty((num_lines, 0), number_type)
-    rows = _read(file(kind), number_type, columns)
+      return np.empty((num_lines, 0), dtype)
+    rows = _read(file(kind), dtype, columns)
     if len(rows) != num_lines:
       raise InputError(f"{file(kind)} has {len(rows)} lines; want {num_lines}, one per {kind[:4]}")
     return rows
@@ -270,10 +270,8 @@ def read_lines(file: pathlib.Path) -> GraphData:
   return GraphData(dict(all=graphs), names)
 
 
-def _read(
-  file: pathlib.Path | zipfile.Path, number_type: type, columns: int | None = 1
-) -> Shaped[np.ndarray, "lines columns"]:
-  """Reads the numbers of a file: `columns` in every line, or as many as in the first."""
+def _read(file: pathlib.Path | zipfile.Path, dtype: type, columns: int | None = 1) -> np.ndarray:
+  """Reads the numbers [lines, columns] of a file; None: as many columns as the first line."""
   try:
     lines = file.read_text(encoding="ascii").rstrip().splitlines()
   except (OSError, UnicodeDecodeError) as error:
@@ -281,20 +279,18 @@ def _read(
   rows = []
   for number, line in enumerate(lines, start=1):
     try:
-      row = [number_type(x) for x in line.split(",")]
+      row = [dtype(x) for x in line.split(",")]
     except ValueError:
       row = []
     columns = columns or max(1, len(row))
     if len(row) != columns or not all(abs(x) < _LARGEST for x in row):  # false for NaN
-      kind = "integers" if number_type is int else "finite numbers"
+      kind = "integers" if dtype is int else "finite numbers"
       raise InputError(f"{file}, line {number}: {line!r}; want {columns} {kind}, comma-separated")
     rows.append(row)
-  return np.array(rows, number_type).reshape(-1, columns or 1)
+  return np.array(rows, dtype).reshape(-1, columns or 1)
 
 
-def _numbered(
-  labels: Shaped[np.ndarray, "lines columns"],
-) -> tuple[Int[np.ndarray, "lines"], tuple[str, ...]]:
+def _numbered(labels: Integer[np.ndarray, "lines _"]) -> tuple[np.ndarray, tuple[str, ...]]:
   """Returns labels numbered from 0 in order, and their names; -1 and no names without labels."""
   if not labels.shape[1]:
     return np.full(len(labels), -1), ()

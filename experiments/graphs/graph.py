@@ -45,10 +45,6 @@ class Graph(NamedTuple):
 
     Edges with equal rows and equal features become one edge. Raises ValueError for shapes that do
     not fit the nodes.
-
-    >>> graph = Graph.of([0, 0, 1], [(0, 1, 4), (1, 2, 4), (0, 1, 4), (0, 1, 5)], target=1)
-    >>> graph.senders, graph.receivers, graph.labels
-    (array([0, 1, 0], dtype=int32), array([1, 2, 1], dtype=int32), array([4, 4, 5], dtype=int32))
     """
     nodes, edges = np.asarray(nodes, np.int32), np.asarray(edges, np.int32).reshape(-1, 3)
 
@@ -75,9 +71,7 @@ class Graph(NamedTuple):
 class GraphNames(NamedTuple):
   """The vocabulary of a graph data set, which fixes the sizes of a model.
 
-  Attributes:
-    node_labels, edge_labels, classes: names, in the order of their numbers.
-    num_node_features, num_edge_features: widths.
+  Names are in the order of their numbers.
   """
 
   node_labels: tuple[str, ...]
@@ -105,9 +99,8 @@ class GraphBatches:
 
   Attributes:
     examples: the graphs before batching.
-    num_per_epoch: batches per epoch, the same in every epoch.
+    num_per_epoch, dropped, first_steps: as in `Schedule`; dropped graphs are left out.
     shapes: all (rows, nodes, edges, graphs) that occur, one compilation of a training step each.
-    dropped: the number of graphs with more nodes than the last boundary; they are left out.
     padding: the share of padding in the nodes of an epoch.
 
   >>> triangle = Graph.of([0, 0, 0], [(0, 1, 0), (1, 2, 0), (2, 0, 1)], target=1)
@@ -115,9 +108,6 @@ class GraphBatches:
   >>> batches = GraphBatches([triangle, single], boundaries=(2, 4), budget=4, seed=0)
   >>> print(batches)
   shapes 2x2 1x4, batches per epoch: 2, dropped (above 4): 0, padding: 50%
-  >>> packed = GraphBatches([triangle, single], boundaries=(4,), budget=4, seed=0, packed=True)
-  >>> packed[0].segment_ids.tolist(), packed[0].target.tolist()
-  ([[0, 0, 0, 1]], [[1, 0]])
   """
 
   def __init__(
@@ -131,12 +121,9 @@ class GraphBatches:
     buckets = [[self._rows[row] for row in bucket] for bucket in self._schedule.buckets]
     self.num_per_epoch, self.dropped = self._schedule.num_per_epoch, self._schedule.dropped
     self.first_steps = self._schedule.first_steps
-
-    def num_edges(row):
-      return sum(len(graphs[graph].senders) for graph in row)
-
+    num_edges = np.array([len(graph.senders) for graph in graphs], int)
     self.shapes = tuple(  # at least one edge: no array has size zero
-      (*shape, max(1, *map(num_edges, bucket)), max(map(len, bucket)))
+      (*shape, max(1, *(int(num_edges[row].sum()) for row in bucket)), max(map(len, bucket)))
       for shape, bucket in zip(self._schedule.shapes, buckets, strict=True)
     )
     nodes = sum(sizes_of_rows[bucket].sum() for bucket in self._schedule.buckets)
@@ -180,9 +167,6 @@ def empty_batch(shape: tuple[int, ...], widths: tuple[int, int] = (0, 0)) -> Gra
   """Returns a batch of shape (rows, nodes, edges, graphs) that is all padding.
 
   `widths` are those of the features of nodes and edges.
-
-  >>> empty_batch((2, 3, 5, 1)).target.tolist()
-  [[-1], [-1]]
   """
   rows, nodes, edges, graphs = shape
 

@@ -63,9 +63,8 @@ class Graphs(tasks.Task):
     check_values(self.config, choices, _NUMBERS)
     folds = self.config.data.tu
     if folds.fold >= folds.num_folds:
-      raise InputError(
-        f"config.data.tu.fold is {folds.fold}: give 0 to {folds.num_folds - 1}, or -1 for the seed"
-      )
+      wanted = f"0 to {folds.num_folds - 1}, or -1 for the seed"
+      raise InputError(f"config.data.tu.fold is {folds.fold}: give {wanted}")
     if sizes["sequence"] > 1:
       raise InputError(f"config.mesh.sequence is {sizes['sequence']}: give 1 for graphs")
     tasks.check_batches(self.config, sizes)
@@ -202,10 +201,8 @@ def _check_names(names: GraphNames, data: GraphData) -> None:
   """Raises InputError if the data have other labels or classes than the trained model."""
   for kind, ours, theirs in zip(GraphNames._fields, names, data.names, strict=True):
     if ours != theirs:
-      raise InputError(
-        f"the data have {kind} {theirs}, the trained model {ours}: give the data it was trained "
-        "on, or another --workdir"
-      )
+      remedy = "give the data it was trained on, or another --workdir"
+      raise InputError(f"the data have {kind} {theirs}, the trained model {ours}: {remedy}")
 
 
 # Scores -------------------------------------------------------------------------------------------

@@ -101,11 +101,8 @@ def environments(processes: int, env: Mapping[str, str]) -> list[dict[str, str]]
     listener.bind(("localhost", 0))
     port = listener.getsockname()[1]
   shared = dict(JAX_COORDINATOR_ADDRESS=f"localhost:{port}", JAX_NUM_PROCESSES=str(processes))
-
-  def own(i):
-    return dict(JAX_PROCESS_ID=str(i), JAX_LOCAL_DEVICE_IDS=str(i))
-
-  return [{**env, **shared, **own(i)} for i in range(processes)]
+  own = "JAX_PROCESS_ID", "JAX_LOCAL_DEVICE_IDS"
+  return [{**env, **shared, **dict.fromkeys(own, str(i))} for i in range(processes)]
 
 
 if __name__ == "__main__":

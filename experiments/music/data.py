@@ -75,9 +75,9 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
   for split in ("train", "valid"):
     if not found[split]:
       raise InputError(f"no MIDI file for {split}: put .mid or .midi files into {folder / split}")
-  found = {split: files for split, files in found.items() if files}
-  splits = {split: [CODECS[codec].read(file) for file in files] for split, files in found.items()}
-  counts = ", ".join(f"{len(files):,} {split}" for split, files in found.items())
+  read = CODECS[codec].read
+  splits = {split: [*map(read, files)] for split, files in found.items() if files}
+  counts = ", ".join(f"{len(pieces):,} {split}" for split, pieces in splits.items())
   return Corpus(splits, (f"MIDI files of {path}: {counts}",))
 
 
@@ -124,13 +124,10 @@ class MusicRows:
     if self.random_slices:
       lengths = [np.full(len(row), self._size) if len(row) > 1 else row for row in lengths]
     self.lengths = np.concatenate(lengths)
-    self._rows = functools.lru_cache(maxsize=2)(self._make)
+    self.in_epoch = functools.lru_cache(maxsize=2)(self.in_epoch)
 
   def in_epoch(self, epoch: int) -> Ragged:
     """Returns the rows of an epoch; their number is the same in each."""
-    return self._rows(epoch)
-
-  def _make(self, epoch: int) -> Ragged:
     key = np.array([self.seed % 2**64, epoch], np.uint64)
     generator = np.random.Generator(np.random.Philox(key=key, counter=_COUNTER))
     moves = generator.integers(-self.semitones, self.semitones + 1, len(self.pieces))

@@ -38,10 +38,8 @@ class Part(NamedTuple):
 class Score(NamedTuple):
   """The notes and tempi of a MIDI file.
 
-  Attributes:
-    parts: in the order of the file, without drums.
-    ticks_per_quarter: ticks per quarter note.
-    tempi: (tick, seconds per quarter note from that tick on); the first is at tick 0.
+  Parts are in the order of the file, without drums. Tempi are (tick, seconds per quarter note from
+  that tick on), and the first is at tick 0.
   """
 
   parts: list[Part]
@@ -91,11 +89,9 @@ def read_score(path: str | os.PathLike) -> Score:
 
 def write_score(score: Score, path: str | os.PathLike) -> None:
   """Writes a MIDI file of type 1: a track of tempi, then a track and a channel per part."""
-
-  def tempo(tick, rate):
-    return mido.MetaMessage("set_tempo", tempo=round(rate * 1e6), time=tick)
-
-  tracks = [[*itertools.starmap(tempo, score.tempi)]]
+  tracks = [
+    [mido.MetaMessage("set_tempo", tempo=round(x * 1e6), time=tick) for tick, x in score.tempi]
+  ]
   channels = [channel for channel in range(16) if channel != _DRUMS]
   for part, channel in zip(score.parts, itertools.cycle(channels), strict=False):
     messages = []

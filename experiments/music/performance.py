@@ -11,6 +11,7 @@ have no meaning in their context.
 """
 
 import itertools
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,10 +26,7 @@ TIME_SHIFT = NOTE_OFF + 128  # by one step; the longest shift is LONGEST steps
 LONGEST = 100
 VELOCITY = TIME_SHIFT + LONGEST
 VOCAB_SIZE = VELOCITY + 32
-
-
-def _by_start_and_pitch(note):
-  return (note.start, note.pitch)
+_by_start_and_pitch = operator.attrgetter("start", "pitch")
 
 
 def _bin(velocity: int) -> int:
@@ -88,9 +86,6 @@ def decode(tokens: Sequence[int] | np.ndarray) -> list[Note]:
 
   A repeated note on ends the note before; a note without note off ends with the stream. A note off
   of a silent pitch and notes without length are skipped. The velocity is 64 until one is given.
-
-  >>> decode([1, 379, 63, 358, 308, 191, 2])
-  [Note(start=0, end=150, pitch=60, velocity=82)]
   """
   notes: list[Note] = []
   begun: dict[int, tuple[int, int]] = {}

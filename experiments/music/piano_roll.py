@@ -104,9 +104,5 @@ def _draw_attention(ax: Any, weights_of: np.ndarray, times: np.ndarray, end: flo
   ax.set_yticks(range(layers), [str(layer + 1) for layer in range(layers)], fontsize=8)
   ax.set_ylabel("layer")
   ax.spines[["top", "right"]].set_visible(False)
-  ax.set_title(
-    "attention of the prediction at the dashed line;"
-    " right: distances that hold 50% / 90% of the weight",
-    loc="left",
-    fontsize=9,
-  )
+  title = "attention at the dashed line; right: distances that hold 50% / 90% of the weight"
+  ax.set_title(title, loc="left", fontsize=9)

@@ -76,14 +76,8 @@ class MusicTask(tasks.Task):
     """Returns batches of pieces, sliced if longer than `max_length`, or `valid_length` if valid."""
     batches, seed = self.config.batches, self.config.seed
     longest_valid = max(batches.max_length, batches.valid_length)
-    train = MusicRows(
-      data.splits["train"],
-      vocabulary,
-      longest=batches.max_length,
-      random_slices=batches.cut_anew,
-      semitones=self.config.data.transpose,
-      seed=seed,
-    )
+    options = dict(random_slices=batches.cut_anew, semitones=self.config.data.transpose, seed=seed)
+    train = MusicRows(data.splits["train"], vocabulary, longest=batches.max_length, **options)
     valid = MusicRows(data.splits["valid"], vocabulary, longest=longest_valid)
     make = tasks.batch_maker(self.config, train.lengths, mesh)
     make_valid = tasks.batch_maker(self.config, valid.lengths, mesh, max_length=longest_valid)
@@ -136,19 +130,14 @@ def sample_pieces(
   Row i depends on the seed, not on the other rows or their number. The model, a `LanguageModel`,
   decodes all of them in one compiled program with a key-value cache.
   """
-  limits = np.broadcast_to(num_tokens, len(primes))
+  limits = np.broadcast_to(num_tokens, len(primes)).astype(np.int32)
   begun = Ragged.of([np.concatenate([[BOS], prime]) for prime in primes])
   # Rounding lengths saves compilations: padding takes slots of the cache, but no position.
   shape = (len(primes), _round_up(int(begun.lengths.max())))
-  tokens = _draw(
-    graphdef,
-    params,
-    begun.padded(np.arange(len(primes)), shape, PAD),
-    limits.astype(np.int32),
-    jax.random.key(seed),
-    jax.tree.map(jnp.asarray, sampling),
-    max_length=_round_up(int(limits.max())),
-  )
+  padded = begun.padded(np.arange(len(primes)), shape, PAD)
+  key, sampling = jax.random.key(seed), jax.tree.map(jnp.asarray, sampling)
+  max_length = _round_up(int(limits.max()))
+  tokens = _draw(graphdef, params, padded, limits, key, sampling, max_length=max_length)
   return [
     np.concatenate([np.asarray(prime, int), row[~np.isin(row, (PAD, EOS))]])
     for prime, row in zip(primes, np.asarray(tokens), strict=True)

@@ -85,10 +85,8 @@ def grid_of(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]
   elif len(parts) == len(VOICES):
     parts = sorted(parts, key=lambda part: -np.mean([note.pitch for note in part.notes]))
   else:
-    raise InputError(
-      f"{name} has {len(parts)} tracks or channels with notes; want four, one per voice; train on "
-      "other music with --config.data.midi.codec=events"
-    )
+    problem = f"{name} has {len(parts)} tracks or channels with notes; want four, one per voice"
+    raise InputError(f"{problem}; train on other music with --config.data.midi.codec=events")
 
   def step(tick):
     return int(np.floor(tick * _STEPS_PER_QUARTER / score.ticks_per_quarter + 0.5))

@@ -17,17 +17,7 @@ import jax.numpy as jnp
 from experiments.errors import InputError
 from experiments.files import Path, checking_bucket, in_bucket, upload, write_refusal
 from experiments.training import checkpoint_reader, processes
-from experiments.training.checkpoint_reader import (
-  COMPLETE,
-  Damage,
-  by_name,
-  key_of,
-  list_damaged,
-  list_steps,
-  list_unfinished,
-  read_average,
-  write_average,
-)
+from experiments.training.checkpoint_reader import Damage, by_name, list_damaged, list_steps
 from relpos_jax.typing import PyTree
 
 
@@ -42,25 +32,10 @@ class Checkpoints:
   Files are compared with their digests before they are restored. A step that is damaged, partial or
   in the folder of another step is reported in one line on stderr, and the step before is restored.
   The run that owns the folder renames it to `damaged-STEP` and adds a `reason.txt`.
-
-  >>> import pathlib, tempfile
-  >>> state = dict(params=dict(kernel=jnp.ones((2, 3))), step=jnp.int32(7))
-  >>> folder = pathlib.Path(tempfile.mkdtemp())
-  >>> with Checkpoints(folder, keep=2) as checkpoints:
-  ...   for step in (1, 2, 3):
-  ...     checkpoints.save(step, state)
-  ...   restored = checkpoints.restore(like=state)
-  ...   print(checkpoints.steps(), restored["step"])
-  [2, 3] 7
   """
 
   def __init__(
-    self,
-    folder: Path,
-    keep: int = 5,
-    *,
-    save_every: int = 1,
-    rename_damaged: bool = False,
+    self, folder: Path, keep: int = 5, *, save_every: int = 1, rename_damaged: bool = False
   ):
     """Writes nothing before the first save; raises InputError for a path that Orbax cannot use.
 
@@ -145,13 +120,7 @@ class Checkpoints:
     return None
 
   def average(
-    self,
-    num: int,
-    *,
-    like: PyTree,
-    part: float = 0.2,
-    since: int = 0,
-    keep: pathlib.Path | None = None,
+    self, num: int, *, like: PyTree, part: float = 0.2, since: int = 0, keep: Path | None = None
   ) -> tuple[PyTree, list[int]]:
     """Averages `params` over the last good checkpoints; returns the average and their steps.
 
@@ -161,8 +130,8 @@ class Checkpoints:
     6.1.
 
     Only the field `params` of the states is read, and `like` is like it. The sum is in float32, the
-    result in the dtypes of `like`. Errors are as for `restore`. The file `keep` holds the last
-    average, which is read again if it is of the same steps, all of them good.
+    result in the dtypes of `like`. Errors are as for `restore`. The local file `keep` holds the
+    last average, which is read again if it is of the same steps, all of them good.
     """
     steps = self._regular(self.steps())[::-1]
 
@@ -173,8 +142,8 @@ class Checkpoints:
     wanted, averaged, total = [], [], None
     for step in steps:
       wanted += [step] * belongs(step, wanted)
-    key = key_of(self.folder, wanted) if keep else ""
-    average = read_average(keep, key, like) if keep else None
+    key = checkpoint_reader.key_of(self.folder, wanted) if keep else ""
+    average = checkpoint_reader.read_average(keep, key, like) if keep else None
     if average is not None:
       averaged = wanted
     else:
@@ -187,7 +156,7 @@ class Checkpoints:
         raise self._none_good()
       average = _mean(total, like, len(averaged))
       if keep and averaged == wanted:
-        write_average(keep, key, average)
+        checkpoint_reader.write_average(keep, key, average)
     averaged = averaged[::-1]
     if len(averaged) < num:
       processes.print_once(
@@ -241,16 +210,14 @@ class Checkpoints:
     new = next(iter(unfinished), self._orbax_folder / step)
     checkpoint_reader.write_digests(new)
     if in_bucket(self.folder) and not in_bucket(new):
-      self._copy_to_bucket(new, self.folder / step)
-
-  def _copy_to_bucket(self, new: pathlib.Path, path: Path) -> None:
-    path.rmtree(missing_ok=True)  # half a copy, by a killed run
-    upload(new, path)
-    (path / COMPLETE).write_bytes(b"")
-    steps = list_steps(self.folder)
-    for step in {*steps} - {*self._kept(steps)}:
-      (self.folder / str(step) / COMPLETE).unlink()
-      (self.folder / str(step)).rmtree()
+      path = self.folder / step
+      path.rmtree(missing_ok=True)  # half a copy, by a killed run
+      upload(new, path)
+      (path / checkpoint_reader.COMPLETE).write_bytes(b"")
+      steps = list_steps(self.folder)
+      for old in (self.folder / str(step) for step in {*steps} - {*self._kept(steps)}):
+        (old / checkpoint_reader.COMPLETE).unlink()
+        old.rmtree()
 
   @contextlib.contextmanager
   def _checking_disk(self) -> Iterator[None]:
@@ -265,7 +232,7 @@ class Checkpoints:
       if not (refusal := write_refusal(error, f"a checkpoint in {self.folder}")):
         raise
       for _ in range(10):  # other files of the save may still be written
-        for unfinished in (found := list_unfinished(self.folder)):
+        for unfinished in (found := checkpoint_reader.list_unfinished(self.folder)):
           shutil.rmtree(unfinished, ignore_errors=True)
         if not found:
           break

@@ -65,12 +65,10 @@ def list_unfinished(folder: Path) -> list[Path]:
 
 
 def _folders(folder: Path) -> list[Path]:
-  def is_complete(path):
-    if in_bucket(path):
-      return path / COMPLETE in list_folder(path)
-    return path.is_dir() and not path.is_symlink()
-
-  return list(filter(is_complete, list_folder(folder)))
+  paths = list_folder(folder)
+  if in_bucket(folder):
+    return [path for path in paths if path / COMPLETE in list_folder(path)]
+  return [path for path in paths if path.is_dir() and not path.is_symlink()]
 
 
 def mark_damaged(path: Path, reason: str) -> Path:

@@ -38,14 +38,6 @@ class Reporter:
   A line of metrics.jsonl is an object with "step", "time" (seconds since 1970) and the values by
   name, null where one is not finite. TensorBoard gets the finite values. Write errors are raised
   as OSError. Files do not grow in a bucket: they grow here, and are copied there by `upload`.
-
-  >>> workdir = pathlib.Path(tempfile.mkdtemp())
-  >>> with Reporter(workdir, start=0, num_steps=2) as reporter:
-  ...   reporter.step(1, dict(loss=4.0, num_tokens=900))
-  ...   reporter.step(2, dict(loss=3.5, num_tokens=1000))
-  ...   reporter.values(2, dict(valid_loss=3.75))
-  >>> [(line["step"], line.get("loss"), line.get("valid_loss")) for line in read_metrics(workdir)]
-  [(1, 4.0, None), (2, 3.5, None), (2, None, 3.75)]
   """
 
   def __init__(

@@ -135,12 +135,6 @@ class StopOnSignal:
 
   In several processes JAX's preemption service receives the signals, and `should_stop` returns True
   from the same call on in all of them; what does not call it goes on.
-
-  >>> with StopOnSignal() as stop:
-  ...   stop.deferred = True
-  ...   signal.raise_signal(signal.SIGTERM)
-  ...   print(stop.should_stop(), stop.signal.name)
-  True SIGTERM
   """
 
   def __init__(self):
@@ -149,7 +143,6 @@ class StopOnSignal:
     self.signal = signal.SIGTERM  # the signal received
     self._received = False
     self._num_calls = 0
-    self._handlers = {}
 
   def __enter__(self) -> "StopOnSignal":
     numbers = [signal.SIGINT] if jax.process_count() > 1 else [*_ONCE_RECEIVED]

@@ -53,8 +53,7 @@ def make_mesh(
 ) -> Mesh:
   """Returns a mesh of these sizes over the first of the devices; -1 takes all that remain.
 
-  Raises:
-    InputError: a size is invalid, two are -1, the devices do not fit, or a process has none.
+  Raises InputError: a size is invalid, two are -1, the devices do not fit, or a process has none.
   """
   own = jax.devices() if devices is None else list(devices)
   sizes = mesh_sizes(len(own), data=data, fsdp=fsdp, tensor=tensor, sequence=sequence)
@@ -89,11 +88,7 @@ def _arranged(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
 
 
 def mesh_sizes(num_devices: int, *, ring: bool = False, **wanted: int) -> dict[str, int]:
-  """Returns the sizes of `make_mesh` for a number of devices, which need not exist.
-
-  >>> mesh_sizes(8, data=-1, fsdp=2, tensor=1, sequence=1)
-  {'data': 4, 'fsdp': 2, 'tensor': 1, 'sequence': 1}
-  """
+  """Returns the sizes of `make_mesh` for a number of devices, which need not exist."""
   sizes = ", ".join(f"{name}={size}" for name, size in wanted.items())
   given = [size for size in wanted.values() if size != -1]
   if len(given) < len(wanted) - 1 or any(size < 1 for size in given):

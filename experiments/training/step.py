@@ -67,13 +67,9 @@ def make_train_step(
     if schedule:  # the optimizer counts no skipped steps
       *_, (_, count) = optax.tree.get_all_with_path(state.opt_state, "count")
       metrics["learning_rate"] = schedule(count)
-
     # optax.apply_if_finite would apply the update after too many skipped steps.
-    def choose(new, old):
-      return jnp.where(finite, new, old)
-
     new, old = (params, opt_state), (state.params, state.opt_state)
-    state = TrainState(state.step + 1, *jax.tree.map(choose, new, old))
+    state = TrainState(state.step + 1, *optax.tree.where(finite, new, old))
     return constrain_sharding(state), metrics
 
   return jax.jit(train_step, donate_argnums=0)
@@ -152,17 +148,13 @@ def _sum_over_microbatches(gradient, params, batch, key, num_microbatches: int):
   if num_microbatches == 1:
     return gradient(params, batch, key)
 
-  def rows(x):
-    return (x.shape[0] // num_microbatches, num_microbatches)  # -1 fails where x is empty
-
   def split(x):
-    return jnp.moveaxis(x.reshape(*rows(x), *x.shape[1:]), 1, 0)
+    num_rows = x.shape[0] // num_microbatches  # -1 fails where x is empty
+    return jnp.moveaxis(x.reshape(num_rows, num_microbatches, *x.shape[1:]), 1, 0)
 
   parts = jax.tree.map(split, batch), jax.random.split(key, num_microbatches)
-  zeros = jax.tree.map(
-    lambda x: jnp.zeros(x.shape, x.dtype),
-    jax.eval_shape(gradient, params, *jax.tree.map(lambda x: x[0], parts)),
-  )
+  shapes = jax.eval_shape(gradient, params, *jax.tree.map(lambda x: x[0], parts))
+  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
   def add(total, part):
     return (jax.tree.map(jnp.add, total, gradient(params, *part)), None)
@@ -175,10 +167,6 @@ def inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
 
   rate(t) = peak * min(t / warmup, sqrt(warmup / t)), where t = count + 1: updates are numbered
   from 1, optax counts from 0. The first update thus moves the parameters.
-
-  >>> rate = inverse_sqrt(peak=0.005, warmup=2000)
-  >>> [round(float(rate(t - 1)), 6) for t in (1, 1000, 2000, 8000)]
-  [3e-06, 0.0025, 0.005, 0.0025]
   """
 
   def rate(count):

@@ -33,10 +33,6 @@ class LazyPairs(Sequence):
 
   For data sets that do not fit into memory. Iteration reads in bulk if `items` has `__getitems__`,
   as data sources of TFDS do, which is several times faster.
-
-  >>> pairs = LazyPairs(["Ja", "Nein"], lambda word: (word, word.lower()))
-  >>> pairs[1], list(pairs)
-  (('Nein', 'nein'), [('Ja', 'ja'), ('Nein', 'nein')])
   """
 
   items: Sequence[Any]
@@ -62,10 +58,10 @@ def load_embedded(train_size: int = 20_000) -> Corpus:
   Sentences have 3 to 30 words, those of the split `long` 31 to 60. No sentence of either language
   occurs twice. `train_size` takes the first pairs of train.
   """
-  splits = {}
-  for name in ("train", "valid", "test", "long"):
-    rows = (line.split("\t") for line in read_lines(_EMBEDDED / f"{name}.tsv.xz"))
-    splits[name] = [(source, target) for source, target in rows]
+  splits = {
+    name: [tuple(line.split("\t")) for line in read_lines(_EMBEDDED / f"{name}.tsv.xz")]
+    for name in ("train", "valid", "test", "long")
+  }
   return Corpus(splits | dict(train=splits["train"][:train_size]))
 
 
@@ -232,18 +228,13 @@ def load_multi30k(languages: str = "en-de", path: str = "", prepared: bool = Fal
   """
   upstream, names = (PREPARED, _PREPARED) if prepared else (CAPTIONS, _CAPTIONS)
 
-  def lines(name: str, language: str) -> list[str]:
-    content = upstream.read(name.format(language), path)
-    text = content if prepared else gzip.decompress(content)
-    return text.decode().removesuffix("\n").split("\n")  # str.splitlines splits at U+2028 too
+  def pairs(name: str) -> list[tuple[str, ...]]:
+    contents = [upstream.read(name.format(language), path) for language in languages.split("-")]
+    texts = contents if prepared else map(gzip.decompress, contents)
+    # str.splitlines splits at U+2028 too.
+    return list(zip(*(text.decode().removesuffix("\n").split("\n") for text in texts), strict=True))
 
-  source, target = languages.split("-")
-  return Corpus(
-    {
-      split: list(zip(lines(name, source), lines(name, target), strict=True))
-      for split, name in names.items()
-    }
-  )
+  return Corpus({split: pairs(name) for split, name in names.items()})
 
 
 # SCAN --------------------------------------------------------------------------------------------

@@ -12,12 +12,11 @@ from flax import nnx
 from experiments.data.batching import pair_lengths
 from experiments.data.tokenizer import BOS, encode, encode_pairs, pieces
 from experiments.evaluation import bleu
-from experiments.evaluation.bleu import Score
 from experiments.evaluation.pictures import Panel, attention_heatmap
 from experiments.evaluation.records import Metric
 from experiments.files import Path, write_whole
 from experiments.training.task import Evaluation, Run, own_copies
-from relpos_jax.typing import Array, Float, Int, PyTree
+from relpos_jax.typing import Array, PyTree
 
 _NUM_SAMPLES = 5
 GIVEN = "_given"  # ends the names of test sets that are translated with lengths given
@@ -70,35 +69,10 @@ def evaluate(
   return Evaluation(text, results, scores, sentences, (picture,))
 
 
-def score_lines(
-  translations: Sequence[str],
-  references: Sequence[str],
-  language: str,
-  *,
-  tokenize: str,
-  lowercase: bool,
-  is_tokenized: bool,
-) -> tuple[dict[str, Score], Int[np.ndarray, "sentences 7"]]:
-  """Returns the scores of translations by name, those of `TITLES`, and `sentence_statistics`.
-
-  `tokenize` and `lowercase` are of `config.evaluation`; `is_tokenized` says that the texts are in
-  Moses tokens.
-  """
-  texts, options = (translations, references), dict(tokenize=tokenize, lowercase=lowercase)
-  counts = bleu.sentence_statistics(*texts, **options)
-  scores = dict(
-    sacrebleu=bleu.corpus_bleu(*texts, **options),
-    paper_bleu=bleu.paper_bleu(*texts, language, tokenized=is_tokenized),
-    chrf=bleu.corpus_chrf(*texts, lowercase=lowercase),
-    exact=Score(100 * float(counts[:, -1].mean()), f"case:{'lc' if lowercase else 'mixed'}"),
-  )
-  return scores, counts
-
-
 def score_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
   """Formats the scores, one row per split, followed by their signatures.
 
-  >>> scores = {name: Score(36.62, f"case:{name}") for name in TITLES}
+  >>> scores = {name: bleu.Score(36.62, f"case:{name}") for name in TITLES}
   >>> print(score_table(dict(test=dict(sentences=1000) | scores)))
   split   sentences   sacreBLEU   paper's BLEU    chrF   exact (%)
   test        1,000       36.62          36.62   36.62       36.62
@@ -147,9 +121,8 @@ def draw_attention(run: Run, source: str, translation: str, path: Path):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _weights(
-  graphdef: nnx.GraphDef, params: PyTree, source: Int[Array, "1 S"], target: Int[Array, "1 T"]
-) -> tuple[Float[Array, "S S"], Float[Array, "T S"]]:
+def _weights(graphdef: nnx.GraphDef, params: PyTree, source: Array, target: Array):
+  """Returns the weights of both panels, (S, S) and (T, S), for ids (1, S) and (1, T)."""
   model = nnx.merge(graphdef, params)
   model.set_attributes(sow_weights=True, raise_if_not_found=False)
   _, sown = nnx.capture(model, nnx.Intermediate)(source, target)

@@ -16,7 +16,7 @@ from experiments.config import LARGEST, between, check_values
 from experiments.data import tokenizer as tok
 from experiments.data.batching import Batch, Batches, pair_lengths
 from experiments.errors import InputError
-from experiments.evaluation.bleu import join_subwords
+from experiments.evaluation import bleu
 from experiments.files import Path
 from experiments.training import task as tasks
 from experiments.training.metrics import track
@@ -28,7 +28,7 @@ from experiments.translation import scores, wmt14
 from experiments.translation.corpus import LANGUAGES, Corpus
 from experiments.translation.translator import Translator
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
-from relpos_jax.typing import PyTree
+from relpos_jax.typing import Int, PyTree
 
 _CHOICES = {
   "data.source": tuple(LANGUAGES),
@@ -105,7 +105,7 @@ class Translation(tasks.Task):
         "no validation pairs: give --config.data.pairs.valid=source_file,target_file"
       )
     mark = self.config.evaluation.subword_mark
-    if mark and all(join_subwords(target, mark) == target for _, target in corpus.splits["train"]):
+    if mark and all(bleu.join_subwords(x, mark) == x for _, x in corpus.splits["train"]):
       raise InputError(
         f"config.evaluation.subword_mark is {mark!r}, but no training target's subword ends in it: "
         "give the mark of the text, or none"
@@ -113,7 +113,7 @@ class Translation(tasks.Task):
     return self.normalize(corpus)
 
   def normalize(self, corpus: Corpus) -> Corpus:
-    """Normalises pairs as those of training: a list at once, another split when it is read."""
+    """Normalises pairs as in training: lists at once, other sequences item by item when read."""
     if not (self.config.data.moses or self.config.data.lowercase):
       return corpus
 
@@ -134,21 +134,27 @@ class Translation(tasks.Task):
 
   def join(self, lines: Sequence[str]) -> list[str]:
     """Joins subwords marked by `config.evaluation.subword_mark` into words."""
-    return [join_subwords(line, self.config.evaluation.subword_mark) for line in lines]
+    return [bleu.join_subwords(line, self.config.evaluation.subword_mark) for line in lines]
 
-  def score_lines(self, translations: Sequence[str], references: Sequence[str]):
-    """Scores lines with their subwords joined; returns what `scores.score_lines` does."""
-    data, evaluation = self.config.data, self.config.evaluation
-    return scores.score_lines(
-      *map(self.join, (translations, references)),
-      data.languages.partition("-")[2],
-      tokenize=evaluation.tokenize,
-      lowercase=evaluation.lowercase,
-      is_tokenized=data.moses or self._is_prepared,
+  def score_lines(
+    self, translations: Sequence[str], references: Sequence[str]
+  ) -> tuple[dict[str, bleu.Score], Int[np.ndarray, "sentences 7"]]:
+    """Returns the scores named in `scores.TITLES` and the `sentence_statistics`, of whole words."""
+    data, lowercase = self.config.data, self.config.evaluation.lowercase
+    texts = self.join(translations), self.join(references)
+    options = dict(tokenize=self.config.evaluation.tokenize, lowercase=lowercase)
+    language, is_tokenized = data.languages.partition("-")[2], data.moses or self._is_prepared
+    counts = bleu.sentence_statistics(*texts, **options)
+    found = dict(
+      sacrebleu=bleu.corpus_bleu(*texts, **options),
+      paper_bleu=bleu.paper_bleu(*texts, language, tokenized=is_tokenized),
+      chrf=bleu.corpus_chrf(*texts, lowercase=lowercase),
+      exact=bleu.Score(100 * float(counts[:, -1].mean()), f"case:{'lc' if lowercase else 'mixed'}"),
     )
+    return found, counts
 
   def name_split(self, split: str) -> str:
-    """Returns a name with the files to test on: others may be given, the same must not change."""
+    """Adds the files of a test set to its name: others may be given, the same must not change."""
     name, data = super().name_split(split), self.config.data
     if split == "valid" or data.source != "pairs":
       return name
@@ -209,7 +215,7 @@ class Translation(tasks.Task):
   def make_report(self, run: Run, data: Corpus, batches: Any):
     """Returns a function that scores greedy translations and shows a few.
 
-    Samples of valid are no longer than in training; those of a test set are, if it has such.
+    Samples of valid are no longer than in training; those of a test set are longer, if it has any.
     """
     translate, training = make_translator(run, beam_size=1), self.config.training
     splits = ["valid", *(_tests(data) if training.score_tests else ())]

@@ -25,17 +25,12 @@ _NOT_YET, _DONE, _FULL = range(3)  # a sentence's state: full if it needs more r
 
 
 class _Batch(NamedTuple):
-  """The sentences that are being translated, one in each row.
-
-  Attributes:
-    number: of the sentence in each row; -1: none.
-    is_full: the rows whose search was given up, since it needs more room.
-  """
+  """The sentences that are being translated, one in each row."""
 
   search: Search
   memories: tuple[Memory, ...]
-  number: Int[Array, " B"]
-  is_full: Bool[Array, " B"]
+  number: Int[Array, " B"]  # of the sentence; -1: none
+  is_full: Bool[Array, " B"]  # the search was given up, since it needs more room
 
 
 class Translator:
@@ -83,33 +78,27 @@ class Translator:
     self.tokenizers = tokenizers
     self._num_devices, self._track, self._extra_length = mesh.size, track, extra_length
     is_cpu = target_platform() == "cpu"
-    default = (2560 if is_cpu else 16_384) // beam_size
     self._taking = threading.Lock()
     self._num_threads = 2 if is_cpu and mesh.size == 1 and (os.cpu_count() or 1) > 1 else 1
-    self._token_budget = default if token_budget is None else token_budget
+    self._token_budget = token_budget or (2560 if is_cpu else 16_384) // beam_size
 
-    def start(model: nnx.Module, limits: Int[Array, " B"], room: int) -> Search:
+    def start(model: nnx.Module, limits: Array, room: int) -> Search:
       cache = model.init_cache(len(limits), room, beam_size)
       return begin(cache, limits, beam_size=beam_size, max_length=room, bos=BOS, pad=PAD)
 
-    def make_empty(params: PyTree, source: Int[Array, "B S"], room: int) -> _Batch:
+    def make_empty(params: PyTree, source: Array, room: int) -> _Batch:
       model, rows = decoding_model(graphdef, params), len(source)
       search = start(model, jnp.zeros(rows, jnp.int32), room)
       none = jnp.full(rows, -1), jnp.zeros(rows, bool)
       return _Batch(search, model.empty_memory(source), *none)
 
     def advance(
-      params: PyTree,
-      batch: _Batch,
-      source: Int[Array, "B S"],
-      number: Int[Array, " B"],
-      limits: Int[Array, " B"],
-      is_last: Bool[Array, ""],
-    ) -> tuple[_Batch, Int[Array, "2*B"], Int[Array, "2*B L"]]:
+      params: PyTree, batch: _Batch, source: Array, number: Array, limits: Array, is_last: Array
+    ) -> tuple[_Batch, Array, Array]:
       """Searches until all new sources, those with a number, have a row and a few rows are free.
 
-      If no others follow, it searches until all are done. Also returns the states and the best
-      translations of the sentences by number.
+      If `is_last`, it searches until all are done. Takes sources (B, S), numbers and limits (B,).
+      Also returns the states (2 B,) and the best translations (2 B, L) of the sentences by number.
       """
       rows, room = len(source), batch.search.live.tokens.shape[2] - 1
       few = max(1, rows // 8)
@@ -117,7 +106,7 @@ class Translator:
       memories = model.encode_memory(source)
       num_new = jnp.sum(number >= 0)
 
-      def fill(batch: _Batch, taken: Int[Array, ""]) -> tuple[_Batch, Int[Array, ""]]:
+      def fill(batch: _Batch, taken: Array) -> tuple[_Batch, Array]:
         """Gives the next sources to a few of the rows that are free."""
         (free,) = jnp.nonzero(batch.number < 0, size=few, fill_value=rows)
         new = taken + jnp.arange(few)
@@ -133,15 +122,8 @@ class Translator:
           logits, cache = model.decode(tokens, cache, batch.memories)
           return logits.at[..., EOS].set(-jnp.inf) if never_ends else logits, cache
 
-        search = extend(
-          batch.search,
-          decode,
-          Cache.reorder,
-          length_penalty=length_penalty,
-          stop=stop,
-          eos=EOS,
-          pad=PAD,
-        )
+        rules = dict(length_penalty=length_penalty, stop=stop, eos=EOS, pad=PAD)
+        search = extend(batch.search, decode, Cache.reorder, **rules)
         is_full = search.is_live & (search.length == room)
         scores = jnp.where(is_full[:, None], -jnp.inf, search.live.scores)
         search = search._replace(live=search.live._replace(scores=scores))
@@ -151,9 +133,7 @@ class Translator:
         batch, taken, states, found = carry
         batch, taken = fill(batch, taken)
         wanted = jnp.where((taken < num_new) | ~is_last, few, rows)
-        batch = jax.lax.while_loop(
-          lambda batch: jnp.sum(~batch.search.is_live) < wanted, step, batch
-        )
+        batch = jax.lax.while_loop(lambda x: jnp.sum(~x.search.is_live) < wanted, step, batch)
         is_over = ~batch.search.is_live & (batch.number >= 0)
         at = jnp.where(is_over, batch.number, 2 * rows)
         states = states.at[at].set(jnp.where(batch.is_full, _FULL, _DONE), mode="drop")
@@ -219,12 +199,10 @@ class Translator:
     """Yields which of the waiting sources are done, and their tokens, short ones first."""
     lengths, length = sources.lengths.tolist(), _SHORTEST
     while waiting:
-      alike, longer = [], []
-      for i in waiting:
-        (alike if lengths[i] <= length else longer).append(i)
+      alike = [i for i in reversed(waiting) if lengths[i] <= length]
+      longer = [i for i in waiting if lengths[i] > length]
       num_rows = max(1, self._token_budget // length // self._num_devices)  # of a device
       few = len(alike) <= num_rows * self._num_devices
-      alike.reverse()
       streams = [
         self._translate(params, sources, limits, length, num_rows, alike)
         for _ in range(1 if few else self._num_threads)

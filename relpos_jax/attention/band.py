@@ -150,7 +150,7 @@ def kernel_masks(inputs: Inputs, queries: int, keys: int) -> dict[str, Int[Array
 def distances(inputs: Inputs) -> tuple[int, int]:
   """Returns the first and the last distance j - i whose table rows a call needs."""
   low, high = 0, 0
-  for relation in _by_distance(inputs):
+  for relation in [x for x in inputs.relations if isinstance(x, ByDistance)]:
     # The distances beyond which all pairs to the left, and to the right, share a row.
     beyond = relation.beyond == "zero"
     low, high = min(low, -relation.reach[0] - beyond), max(high, relation.reach[1] + beyond)
@@ -190,9 +190,9 @@ def _rows(inputs: Inputs, kind: type[ByDistance], field: str) -> list[Array]:
   """Returns this table's rows of each relation of a kind, for all distances of the call."""
   low, high = distances(inputs)
   found = []
-  for relation in _by_distance(inputs):
-    table = getattr(relation, field, None)
-    if isinstance(relation, kind) and table is not None:
+  for relation in [x for x in inputs.relations if isinstance(x, kind)]:
+    table = getattr(relation, field)
+    if table is not None:
       labels = relation.labels(jnp.zeros(1, int), jnp.arange(low, high + 1))[0]
       labels = labels.reshape(-1, *[1] * (table.ndim - 1))
       found.append(jnp.where(labels >= 0, table[labels.ravel()], 0))
@@ -201,7 +201,3 @@ def _rows(inputs: Inputs, kind: type[ByDistance], field: str) -> list[Array]:
 
 def _add(tables: list[Array]) -> Array | None:
   return sum(tables[1:], tables[0]) if tables else None
-
-
-def _by_distance(inputs: Inputs) -> list[ByDistance]:
-  return [relation for relation in inputs.relations if isinstance(relation, ByDistance)]

@@ -132,9 +132,8 @@ def attention(
       }
 
     wide = {i: x.astype(jnp.promote_types(x.dtype, jnp.float32)) for i, x in floats.items()}
-    empty = {i: zeros(x.shape, x) for i, x in wide.items()}
-    none = zeros(sinks.shape, sinks)
-    d_sinks, gradients = jax.lax.fori_loop(0, num_blocks, step, (none, empty))
+    empty = jax.tree.map(lambda x: zeros(x.shape, x), (sinks, wide))
+    d_sinks, gradients = jax.lax.fori_loop(0, num_blocks, step, empty)
     return d_sinks, {i: gradients[i].astype(x.dtype) for i, x in floats.items()}, None
 
   all_blocks.defvjp(forward, first_derivatives_only(backward))

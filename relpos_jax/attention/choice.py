@@ -51,12 +51,6 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
 PLAIN = "jax.nn"
 
 
-# The least pairs without relations for `chunked`. Forward and backward, on a CPU, it takes 0.66
-# times as long as jax.nn at 512 tokens (causal: 0.48), and a seventh of the memory:
-# results/attention.md. With a bias it takes 3 quarters to a tenth of the memory from here on.
-_PLAIN_PAIRS = 2**20
-
-
 class Rule(NamedTuple):
   """An implementation, which runs if the rule `applies` and it supports the call."""
 
@@ -112,10 +106,11 @@ RULES: tuple[Rule, ...] = (
   Rule(
     "chunked",
     "there are no relations but many pairs, and it does not store their weights",
+    # Forward and backward, on a CPU, it takes 0.66 times as long as jax.nn at 512 tokens (causal:
+    # 0.48), and a seventh of the memory: results/attention.md. With a bias it takes three quarters
+    # to a tenth of the memory from this number of pairs on.
     lambda x: (
-      not (x.relations or is_symbolic(x.query, x.key))
-      and _num_pairs(x) >= _PLAIN_PAIRS
-      and _is_long(x)
+      not (x.relations or is_symbolic(x.query, x.key)) and _num_pairs(x) >= 2**20 and _is_long(x)
     ),
   ),
   Rule(
@@ -138,28 +133,24 @@ RULES: tuple[Rule, ...] = (
   Rule("projected", "weights fit into memory, and it gathers no vectors"),
 )
 
-
 # Set to a list, it collects the rules of the calls that are traced; the deque stays empty.
 used_rules = contextvars.ContextVar("used_rules", default=collections.deque(maxlen=0))  # noqa: B039
 
 
 def choose(inputs: Inputs, implementation: str | None = None) -> Rule:
   """Returns the rule whose implementation runs; raises if the one asked for does not support it."""
-  on_ring = implementation is None and axes_of_keys()[1] > 1
-  implementation = "chunked" if on_ring else implementation  # the others would gather the keys
+  reason = "implementation= names it"
+  if implementation is None and axes_of_keys()[1] > 1:  # the others would gather the keys
+    implementation, reason = "chunked", "mesh_axes shards the keys, and it passes them round"
   if implementation is None:
-
-    def able(rule):
-      return rule.applies(inputs) and not _unsupported(rule.implementation, inputs)
-
-    return next(filter(able, RULES))
+    rules = (rule for rule in RULES if rule.applies(inputs))
+    return next(rule for rule in rules if not _unsupported(rule.implementation, inputs))
   if implementation not in IMPLEMENTATIONS:
     known = ", ".join(IMPLEMENTATIONS)
     raise ValueError(f"implementation is {implementation!r}; want None or one of {known}")
-  if reason := _unsupported(implementation, inputs):
-    raise NotImplementedError(f"implementation {implementation!r} cannot do this call: {reason}")
-  named = "mesh_axes shards the keys, and it passes them round"
-  return Rule(implementation, named if on_ring else "implementation= names it")
+  if why := _unsupported(implementation, inputs):
+    raise NotImplementedError(f"implementation {implementation!r} cannot do this call: {why}")
+  return Rule(implementation, reason)
 
 
 def _unsupported(name: str, inputs: Inputs) -> str | None:
@@ -203,10 +194,9 @@ def explain(*arrays, implementation: str | None = None, **options) -> Explanatio
       reasons[name] = reason
       continue
     is_compiled = device in (None, target_platform())
+    able = f"can do it, but {chosen} is preferred"
     if device and is_compiled:
       able = "can do it if implementation= names it: it was not measured on a device yet"
-    else:
-      able = f"can do it, but {chosen} is preferred"
     reasons[name] = reasons.get(name, able)
     reasons[name] += "" if is_compiled else f"; interpreted, and slow: no {device.upper()}"
     if large := held(inputs):

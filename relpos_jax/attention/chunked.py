@@ -108,9 +108,7 @@ def attention(
   return (output, residual) if inputs.return_residual else output
 
 
-def _with_sinks(
-  output: Float[Array, "B T N V"], residual: Float[Array, "B T N"], sinks: Float[Array, " N"]
-) -> tuple[Array, Array]:
+def _with_sinks(output: Array, residual: Array, sinks: Array) -> tuple[Array, Array]:
   """Merges attention with a part whose logit is the sink and whose value is zero."""
   sees_key, sinks = ~jnp.isneginf(residual), sinks[None, None]
   finite = jnp.where(sees_key, residual, 0)
@@ -158,16 +156,12 @@ def _not_none(**arrays: Array | None) -> Arrays:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _flash(
-  plan: ChunkPlan, floats: Arrays, visibility: Arrays
-) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
-  """Computes attention and its residual; its own backward pass computes the weights again."""
+def _flash(plan: ChunkPlan, floats: Arrays, visibility: Arrays) -> tuple[Array, Array]:
+  """Computes attention [B,T,N,V] and its residual [B,T,N]; the backward pass recomputes weights."""
   return _flash_forward(plan, floats, visibility)[0]
 
 
-def _flash_forward(
-  plan: ChunkPlan, floats: Arrays, visibility: Arrays
-) -> tuple[tuple[Float[Array, "B T N V"], Float[Array, "B T N"]], tuple]:
+def _flash_forward(plan: ChunkPlan, floats: Arrays, visibility: Arrays) -> tuple[tuple, tuple]:
   kernel, operands = _kernel(plan, _forward), floats | visibility
   outputs = over_devices(kernel, AXES, operands, plan.shards, precision=plan.precision)
   inverse = outputs["inverse_total"]
@@ -176,9 +170,7 @@ def _flash_forward(
   return (outputs["output"], residual), (floats, visibility, outputs)
 
 
-def _flash_backward(
-  plan: ChunkPlan, residuals: tuple, cotangents: tuple[Array, Array]
-) -> tuple[Arrays, None]:
+def _flash_backward(plan: ChunkPlan, residuals: tuple, cotangents: tuple) -> tuple[Arrays, None]:
   floats, visibility, outputs = residuals
   d_output, d_residual = cotangents
   # Divides each query's cotangent by its total once, instead of each of its weights.
@@ -229,12 +221,7 @@ def _backward(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays
 
 
 def _over_heads(
-  plan: ChunkPlan,
-  arrays: Arrays,
-  first_query: ArrayLike,
-  results: Arrays,
-  step: Callable,
-  store: Callable,
+  plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike, results: Arrays, step, store
 ) -> Arrays:
   """Computes results, a few heads at a time.
 
@@ -269,9 +256,7 @@ def _num_heads(plan: ChunkPlan, heads: int, sharing: int) -> int:
   return max(n for n in sizes if n % sharing == 0 or sharing % n == 0)
 
 
-def _stretches(
-  plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike
-) -> list[tuple[int, int, int]]:
+def _stretches(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> list[tuple]:
   """Returns ranges of a causal call's queries, and the number of keys that each may attend to.
 
   There is one where devices share the queries: all run the same program, and the last device needs
@@ -282,23 +267,12 @@ def _stretches(
   if not plan.is_causal or plan.window is not None or not is_known:
     return [(0, num_queries, plan.num_keys)]
   step = plan.block * -(-num_queries // (plan.block * _STRETCHES))
-  bounds = [*range(0, num_queries, step), num_queries]
-
-  def num_keys(end):
-    return min(max(end + plan.offset, 1), plan.num_keys)
-
-  return [(first, end, num_keys(end)) for first, end in itertools.pairwise(bounds)]
+  bounds = itertools.pairwise([*range(0, num_queries, step), num_queries])
+  return [(first, end, min(max(end + plan.offset, 1), plan.num_keys)) for first, end in bounds]
 
 
 def _run_stretch(
-  plan: ChunkPlan,
-  arrays: Arrays,
-  first_query: ArrayLike,
-  heads: Region,
-  stretch: tuple[int, int, int],
-  results: Arrays,
-  step: Callable,
-  store: Callable,
+  plan: ChunkPlan, arrays: Arrays, first_query, heads: Region, stretch, results: Arrays, step, store
 ) -> Arrays:
   """Computes the blocks of a range of queries; the last one is moved back to end with it."""
   first, end, num_keys = stretch
@@ -346,22 +320,20 @@ def _widen(x: Array, groups: int, head: ArrayLike) -> Array:
 
 def _read(arrays: Arrays, region: Region) -> Arrays:
   """Returns the slice of each array in a region: heads first, and without the batch axis."""
-
-  def heads_first(name, x):
+  found = read(arrays, region)
+  for name, x in found.items():
     order, batch = _heads_first(name)
-    return x.transpose(order).squeeze(batch)
-
-  return {name: heads_first(name, x) for name, x in read(arrays, region).items()}
+    found[name] = x.transpose(order).squeeze(batch)
+  return found
 
 
 def _write(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:
   """Overwrites a region of the arrays with parts that have the axes `_read` returns."""
-
-  def in_order(name, part):
+  in_order = {}
+  for name, part in parts.items():
     order, batch = _heads_first(name)
-    return jnp.expand_dims(part, batch).transpose(np.argsort(order))
-
-  return write(arrays, {name: in_order(name, part) for name, part in parts.items()}, region)
+    in_order[name] = jnp.expand_dims(part, batch).transpose(np.argsort(order))
+  return write(arrays, in_order, region)
 
 
 def _add(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:

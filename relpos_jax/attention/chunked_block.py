@@ -75,21 +75,17 @@ def starts_and_sizes(name: str, x: Array, region: Region) -> tuple[list[Int[Arra
 
 def read(arrays: Arrays, region: Region) -> Arrays:
   """Returns the slice of each array in a region."""
-
-  def read_one(name, x):
-    return jax.lax.dynamic_slice(x, *starts_and_sizes(name, x, region))
-
-  return {name: read_one(name, x) for name, x in arrays.items()}
+  part_of = jax.lax.dynamic_slice
+  return {name: part_of(x, *starts_and_sizes(name, x, region)) for name, x in arrays.items()}
 
 
 def write(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:
   """Overwrites a region of the arrays."""
-
-  def write_one(name, part):
+  new = dict(arrays)
+  for name, part in parts.items():
     starts, _ = starts_and_sizes(name, arrays[name], region)
-    return jax.lax.dynamic_update_slice(arrays[name], part, starts)
-
-  return arrays | {name: write_one(name, part) for name, part in parts.items()}
+    new[name] = jax.lax.dynamic_update_slice(arrays[name], part, starts)
+  return new
 
 
 class ChunkPlan(NamedTuple):
@@ -213,9 +209,7 @@ def attend(pairs: Pairs, block: Arrays, keys: Arrays) -> Arrays:
   return outputs | dict(output=output * inverse_total[..., None])
 
 
-def differentiate(
-  pairs: Pairs, block: Arrays, keys: Arrays, of_keys: Arrays
-) -> tuple[Arrays, Arrays]:
+def differentiate(pairs: Pairs, block: Arrays, keys: Arrays, of_keys: Arrays) -> tuple:
   """Returns the gradients of a block's own arrays, and adds those of its keys to `of_keys`.
 
   The cotangents `d_output` and `delta` are already divided by the total, so weights need not be.
@@ -269,13 +263,11 @@ def differentiate(
   d_value = jnp.einsum("NST,NTV->NSV", kept, d_output)
 
   def add(x, dx):
-    return jax.lax.dynamic_update_slice_in_dim(
-      x, dx + jax.lax.dynamic_slice_in_dim(x, pairs.start, dx.shape[1], axis=1), pairs.start, axis=1
-    )
+    dx += jax.lax.dynamic_slice_in_dim(x, pairs.start, dx.shape[1], axis=1)
+    return jax.lax.dynamic_update_slice_in_dim(x, dx, pairs.start, axis=1)
 
-  return of_block, dict(
-    d_key=add(of_keys["d_key"], d_key), d_value=add(of_keys["d_value"], d_value)
-  )
+  added = dict(d_key=d_key, d_value=d_value)
+  return of_block, {name: add(of_keys[name], dx) for name, dx in added.items()}
 
 
 def _d_kept(pairs: Pairs, block: Arrays, value: Float[Array, "N S W"]) -> Float[Array, "N S T"]:
@@ -336,9 +328,7 @@ def _key_bias(pairs: Pairs, table: Float[Array, "#N R H"], key: Float[Array, "N 
   )
 
 
-def _keys_from(
-  key: Float[Array, "N S H"], start: Int[Array, ""], size: int
-) -> Float[Array, "N {size} H"]:
+def _keys_from(key: Array, start: Array, size: int) -> Float[Array, "N {size} H"]:
   """Returns keys from an index on that may be out of range, where there are zeros."""
   num_read = min(size, key.shape[1])
   first = jnp.clip(start, 0, key.shape[1] - num_read)
@@ -347,12 +337,8 @@ def _keys_from(
   return jax.lax.dynamic_slice_in_dim(padded, size + start - first, size, axis=1)
 
 
-def _scores(
-  keys: Float[Array, "N S W"],
-  queries: Float[Array, "N T H"],
-  right: Float[Array, "#N #T"] | float = 0.0,
-) -> Float[Array, "N S T"]:
-  """Computes k_j . q_i, plus `right` for keys right of the query's group."""
+def _scores(keys: Array, queries: Array, right: Array | float = 0.0) -> Float[Array, "N S T"]:
+  """Computes k_j . q_i, plus `right` [#N, #T] for keys right of the query's group."""
   if groups := keys.shape[2] - queries.shape[2]:
     right = jnp.broadcast_to(jnp.asarray(right, queries.dtype), queries.shape[:2])
     of_groups = jnp.where(_is_of_group(queries.shape[1], groups)[None], right[..., None], 0)
@@ -364,10 +350,8 @@ def _is_of_group(num_queries: int, groups: int) -> Bool[Array, "T G"]:
   return jnp.arange(num_queries)[:, None] // (num_queries // groups) == jnp.arange(groups)[None]
 
 
-def _sum_over_keys(
-  keys: Float[Array, "N S W"], weights: Float[Array, "N S T"], width: int
-) -> tuple[Float[Array, "N T H"], Float[Array, "N T"]]:
-  """Computes sum_j w_ij k_j, and the sum of the w_ij over keys right of the query's group."""
+def _sum_over_keys(keys: Array, weights: Array, width: int) -> tuple[Array, Array]:
+  """Computes sum_j w_ij k_j [N, T, H], and sum_j w_ij [N, T] of keys right of the query's group."""
   sums_NWT = jnp.einsum("NSW,NST->NWT", keys, weights)
   right = sums_NWT[:, width:]
   if groups := right.shape[1]:
@@ -375,9 +359,7 @@ def _sum_over_keys(
   return sums_NWT[:, :width].swapaxes(1, 2), right.sum(1)
 
 
-def _add_near(
-  pairs: Pairs, x: Float[Array, "N S T"], rows: Float[Array, "#N R #T"]
-) -> Float[Array, "N S T"]:
+def _add_near(pairs: Pairs, x: Array, rows: Float[Array, "#N R #T"]) -> Float[Array, "N S T"]:
   """Adds to near pairs the numbers of their rows.
 
   The queries near a key follow one another: their numbers are added at once, `width` for each key,
@@ -405,9 +387,7 @@ def _add_near(
   return jax.lax.scatter_add(*flat, by_key, mode="promise_in_bounds").reshape(x.shape)
 
 
-def _sum_by_row(
-  pairs: Pairs, x: Float[Array, "N S T"], right: Float[Array, "N T"]
-) -> Float[Array, "N R T"]:
+def _sum_by_row(pairs: Pairs, x: Array, right: Array) -> Float[Array, "N R T"]:
   """Returns the sums of x over the keys of each row; `right` is over those right of the group."""
   plan, (heads, num_keys, _) = pairs.plan, x.shape
   size = min(plan.group_size - 1, num_keys)
@@ -441,9 +421,7 @@ def _sum_by_diagonal(pairs: Pairs, x: Float[Array, "N S T"]) -> Float[Array, "N 
 # Logits, masks and dropout.
 
 
-def _logits(
-  pairs: Pairs, block: Arrays, key: Float[Array, "N S W"], terms: Float[Array, "#N R #T"] | None
-) -> Float[Array, "N S T"]:
+def _logits(pairs: Pairs, block: Arrays, key: Array, terms: Array | None) -> Float[Array, "N S T"]:
   """Computes logits with the relative terms by row; very low ones for hidden pairs."""
   if terms is None:
     logits = _scores(key, block["query"])

@@ -14,25 +14,15 @@ from relpos_jax.typing import Array, Bool, Int
 _WEYL = np.int32(-1640531527)  # 32 bits of the golden ratio, to spread consecutive numbers
 
 
-def keep(
-  seeds: Int[Array, "..."], rows: Int[Array, "..."], columns: Int[Array, "..."], rate: float
-) -> Bool[Array, "..."]:
-  """Returns False with probability `rate`. The int32 arguments broadcast against each other.
-
-  >>> import jax.numpy as jnp
-  >>> rows, columns = jnp.arange(400)[:, None], jnp.arange(500)
-  >>> round(float(keep(jnp.int32(7), rows, columns, rate=0.1).mean()), 2)
-  0.9
-  """
+def keep(seeds: Array, rows: Array, columns: Array, rate: float) -> Bool[Array, "..."]:
+  """Returns False with probability `rate`. The int32 arrays broadcast against each other."""
   of_row = _mix(seeds + rows.astype(np.int32) * _WEYL)
   of_weight = _mix(of_row + columns.astype(np.int32) * _WEYL)
   return jax.lax.shift_right_logical(of_weight, np.int32(8)) >= round(rate * 2**24)
 
 
-def from_row(
-  seeds: Int[Array, "B N"] | None, first: int | Int[Array, "*#B"]
-) -> Int[Array, "B N"] | None:
-  """Returns seeds that drop the same weights when rows are counted from `first` instead of 0."""
+def from_row(seeds: Array | None, first: int | Int[Array, "*#B"]) -> Array | None:
+  """Returns seeds [B, N] that drop the same weights when rows count from `first` instead of 0."""
   if seeds is None or (isinstance(first, int) and first == 0):
     return seeds
   return seeds - jnp.int32(first).reshape(-1, 1) * _WEYL

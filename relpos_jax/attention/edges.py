@@ -142,10 +142,7 @@ def pair_features(
          [1, 0]], dtype=int32))
   """
   if senders.ndim > 1:
-
-    def one(*edges):
-      return pair_features(*edges, num_labels=num_labels, num_nodes=num_nodes)
-
+    one = functools.partial(pair_features, num_labels=num_labels, num_nodes=num_nodes)
     return jax.vmap(one)(senders, receivers, labels, features)
   mask = _edge_mask(senders, receivers, num_nodes, num_nodes)
   pair = jnp.where(mask, receivers, num_nodes), jnp.where(mask, senders, num_nodes)
@@ -198,11 +195,7 @@ class _Edges(NamedTuple):
 
 
 def _sorted(
-  senders: Int[Array, "*B M"],
-  receivers: Int[Array, "*B M"],
-  relation: EdgeLabels | None,
-  num_queries: int,
-  num_keys: int,
+  senders: Array, receivers: Array, relation: EdgeLabels | None, num_queries: int, num_keys: int
 ) -> _Edges:
   mask = _edge_mask(senders, receivers, num_queries, num_keys)
   graph = jnp.arange(senders.size // senders.shape[-1]).reshape(*senders.shape[:-1], 1)

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export
-from jax.typing import DTypeLike
 
 from relpos_jax.attention import masks, validation
 from relpos_jax.attention.partitioned import Shards, align_manual_axes, explicit_axes
@@ -22,7 +21,6 @@ from relpos_jax.attention.relations import (
   Numbers,
   Relation,
   Relations,
-  Unscaled,
   Vectors,
   rows_of,
   tables,
@@ -105,12 +103,6 @@ class Inputs(NamedTuple):
       case _:
         return relation.labels(self.query_positions, self.key_positions)
 
-  def logit_terms(self) -> tuple[list[Relation], list[Relation]]:
-    """Returns the relations with a term of the logits that is scaled, and the unscaled ones."""
-    terms = [x for x in self.relations if not isinstance(x, Vectors) or x.key is not None]
-    unscaled = [x for x in terms if isinstance(x, Unscaled)]
-    return [x for x in terms if not isinstance(x, Unscaled)], unscaled
-
   def value_terms(self) -> list[Vectors]:
     """Returns the relations that add vectors to the values."""
     return [x for x in self.relations if isinstance(x, Vectors) and x.value is not None]
@@ -167,8 +159,7 @@ def gather_inputs(
   if has_offset and not linear:
     raise ValueError("query_offset is given with positions; want it or query_positions")
   window = _window(local_window_size, 2 * _FAR if linear else jnp.iinfo(jnp.int32).max)
-  widths = width, value_width
-  checked = validation.check_relations(relations, logits, widths, query.dtype)
+  checked = validation.check_relations(relations, logits, (width, value_width), query.dtype)
   relations = tuple(_relation(relation, query.dtype) for relation in checked)
   if query_positions is None:
     query_positions = jnp.arange(num_queries, dtype=jnp.int32)
@@ -258,7 +249,7 @@ def _window(size: int | tuple[int, int] | None, farthest: int) -> tuple[int, int
   return min(left, farthest), min(right, farthest)
 
 
-def _relation(relation: Relation, dtype: DTypeLike) -> Relation:
+def _relation(relation: Relation, dtype: np.dtype) -> Relation:
   """Adds a head axis to tables and casts them to float32 or wider, for sums in their gradients."""
   wide = jnp.promote_types(dtype, jnp.float32)
   changes = {}

@@ -18,26 +18,15 @@ def combine(*masks: Bool[Array, "..."] | None) -> Bool[Array, "..."] | None:
 
 
 def cap(logits: Float[Array, "..."], soft_cap: float | None) -> Float[Array, "..."]:
-  """Returns c tanh(logits / c) for a soft cap c; logits that hide a pair stay as they are.
-
-  >>> cap(jnp.array([-100.0, 0.0, 100.0]), soft_cap=5.0)
-  Array([-5.,  0.,  5.], dtype=float32)
-  """
+  """Returns c tanh(logits / c) for a soft cap c; logits that hide a pair stay as they are."""
   if soft_cap is None:
     return logits
   return jnp.where(logits <= LOWEST / 2, logits, soft_cap * jnp.tanh(logits / soft_cap))
 
 
-def causal(
-  query_positions: Int[Array, "#B T"], key_positions: Int[Array, "#B S"]
-) -> Bool[Array, "#B 1 T S"]:
-  """Returns True where the key is not later than the query.
-
-  >>> causal(jnp.array([[2, 3]]), jnp.arange(5)[None]).astype(int)
-  Array([[[[1, 1, 1, 0, 0],
-           [1, 1, 1, 1, 0]]]], dtype=int32)
-  """
-  return key_positions[:, None, None, :] <= query_positions[:, None, :, None]
+def causal(queries: Int[Array, "#B T"], keys: Int[Array, "#B S"]) -> Bool[Array, "#B 1 T S"]:
+  """Returns True where the position of the key is not later than that of the query."""
+  return keys[:, None, None, :] <= queries[:, None, :, None]
 
 
 def within(lengths: Int[Array, " B"] | None, size: int) -> Bool[Array, "B 1 1 {size}"] | None:

@@ -1,6 +1,5 @@
 """The operator: attention with any relation, by any implementation."""
 
-import functools
 from collections.abc import Sequence
 
 import jax
@@ -64,8 +63,8 @@ def dot_product_attention(
     scale: factor of the content, of q_i . aK_ij and of `KeyBias`, `H**-0.5` by default.
     logits_soft_cap: c, if logits become c tanh(logits / c) (Gemma 2), as in tokamax: after the
       scale, the relative term and the bias, before the masks. So a bias of -1e9 hides nothing.
-    sinks: `[N]`, logits that take weight and give no value, as in gpt-oss: the weights of a query
-      are divided by exp(sink) more. After scale and soft cap, and never masked.
+    sinks: `[N]`, logits that take weight and give no value, as in gpt-oss: exp(sink) is added to
+      the sum that divides a query's weights. After scale and soft cap, and never masked.
     is_causal: hide the keys whose position is later than the query's.
     query_positions: integers `[B, T]` or `[T]`, `arange(T)` by default. Rows packed with several
       sequences need segment ids and no positions: distances within a segment are the same. Any
@@ -128,7 +127,8 @@ def dot_product_attention(
   )
   result = ("BTNH", "BTN") if return_residual else "BTNH"
   output = with_automatic_axes(_attend, inputs.query, inputs, implementation, result=result)
-  return jax.tree.map(functools.partial(_with_batch, jnp.shape(query)), output)
+  batch = jnp.shape(query)[:-3]
+  return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), output)
 
 
 def attention_weights(
@@ -155,10 +155,9 @@ def attention_weights(
          [0.33333334, 0.33333334, 0.33333334, 0.        ],
          [0.25      , 0.25      , 0.25      , 0.25      ]], dtype=float32)
   """
-
   inputs = gather_inputs(query, key, None, bias, mask, relations=relations, **options)
   weights = with_automatic_axes(_weights, inputs.query, inputs, result="BNTS")
-  return _with_batch(jnp.shape(query), weights)
+  return weights.reshape(*jnp.shape(query)[:-3], *weights.shape[1:])
 
 
 def merge(
@@ -184,23 +183,17 @@ def merge(
   return merged.astype(outputs.dtype), jnp.where(sees_none, -jnp.inf, total)[0]
 
 
-def _with_batch(query: tuple[int, ...], x: Array) -> Array:
-  """Returns a result with the batch axes of a query of this shape."""
-  return x.reshape(*query[:-3], *x.shape[1:])
-
-
 def _attend(inputs: Inputs, implementation: str | None) -> Array | tuple[Array, Array]:
   """Calls the implementation of that name, or the one chosen for the call."""
   used_rules.get().append(rule := choose(inputs, implementation))
-  name = rule.implementation
   if not inputs.query.size or not inputs.key.size:
     output = jnp.zeros((*inputs.query.shape[:3], inputs.value.shape[3]), inputs.value.dtype)
     none = jnp.full(inputs.query.shape[:3], -jnp.inf, jnp.promote_types(output.dtype, jnp.float32))
     return (output, none) if inputs.return_residual else output
-  if name == PLAIN:
+  if rule.implementation == PLAIN:
     return _plain(inputs)
   try:
-    return IMPLEMENTATIONS[name].attention(inputs)
+    return IMPLEMENTATIONS[rule.implementation].attention(inputs)
   except TypeError as error:
     if "custom_vjp" not in str(error):
       raise

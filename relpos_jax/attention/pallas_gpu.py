@@ -50,11 +50,9 @@ def attention(
 ) -> Float[Array, "B T N H"]:
   """Computes attention by the kernels.
 
-  Args:
-    inputs: the call.
-    interpret: whether to run in interpret mode, by default if the platform is not a GPU.
-    block: queries and keys of a tile: powers of 2, on a GPU at least 16. The default should fit an
-      H100's registers; it was not tuned on a device.
+  `interpret` selects Pallas' interpret mode, by default if the platform is not a GPU. `block` has
+  the queries and keys of a tile: powers of 2, on a GPU at least 16. Its default should fit an
+  H100's registers; it was not tuned on a device.
   """
   length, width = inputs.query.shape[1], inputs.query.shape[3]
   if block is None:

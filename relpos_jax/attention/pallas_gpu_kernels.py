@@ -83,9 +83,7 @@ def backward(plan: KernelPlan, operands: Arrays, _: ArrayLike) -> Arrays:
   return gradients | _call(_d_key_kernel, plan, "S", operands, shapes)
 
 
-def _call(
-  kernel: Callable, plan: KernelPlan, blocked: str, operands: Arrays, results: Arrays
-) -> Arrays:
+def _call(kernel, plan: KernelPlan, blocked: str, operands: Arrays, results: Arrays) -> Arrays:
   """Runs a kernel for every block of one axis of every head; it reads all of the other axes.
 
   Its results have these shapes; those of `_IN_PLACE` that are operands are results, too.
@@ -98,8 +96,8 @@ def _call(
   in_place = {name: operands[name] for name in _IN_PLACE if name in operands}
   results |= {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in in_place.items()}
 
-  def spec(axes, x):
-    axes = list(zip(axes, x.shape, strict=True))
+  def spec(name, x):
+    axes = list(zip(AXES[name], x.shape, strict=True))
 
     def size_of(axis, n):
       return {"B": None, "N": None, "K": None, blocked: min(size, n)}.get(axis, n)
@@ -110,15 +108,12 @@ def _call(
 
     return pl.BlockSpec(tuple(size_of(*axis) for axis in axes), index)
 
-  def specs(arrays):
-    return {name: spec(AXES[name], x) for name, x in arrays.items()}
-
   return pl.pallas_call(
     functools.partial(kernel, plan),
     out_shape=shapes_like(query, results),
     grid=(total // size, heads, batch),
-    in_specs=[specs(operands)],
-    out_specs=specs(results),
+    in_specs=[{name: spec(name, x) for name, x in operands.items()}],
+    out_specs={name: spec(name, x) for name, x in results.items()},
     input_output_aliases={
       sorted(operands).index(name): sorted(results).index(name) for name in in_place
     },
@@ -145,7 +140,7 @@ def _output_kernel(plan: KernelPlan, operands: Arrays, outputs: Arrays):
     weights = jnp.exp(logits - maximum[:, None])
     total = total * correction + weights.sum(1)
     if plan.dropout_rate:
-      is_kept = _keep(plan, operands, tile)
+      is_kept = dropout.keep(operands["seeds"][...], tile.rows, tile.columns, plan.dropout_rate)
       weights, logits = jnp.where(is_kept, weights, 0), jnp.where(is_kept, logits, masks.LOWEST)
     if plan.has_values:
       _scatter(plan, outputs["band_weights"], tile, logits)
@@ -201,27 +196,24 @@ def _d_key_kernel(plan: KernelPlan, operands: Arrays, gradients: Arrays):
     )
 
   num_tiles = operands["query"].shape[0] // plan.block[0]
-  right, mixed, left = _runs(start, *plan.block[::-1], num_tiles, -plan.high, -plan.low)
+  runs = _runs(start, *plan.block[::-1], num_tiles, -plan.high, -plan.low)[::-1]
   carry = (jnp.zeros(key.shape, operands["delta"].dtype),) * 2
-  carry = _visit_runs(plan, visit, carry, left, mixed, right)
+  carry = _visit_runs(plan, visit, carry, runs)
   gradients["d_key"][...] = (plan.scale * carry[0]).astype(gradients["d_key"].dtype)
   gradients["d_value"][...] = carry[1].astype(gradients["d_value"].dtype)
 
 
-def _d_logits(
-  plan: KernelPlan, operands: Arrays, tile: "_Tile", query, key, value, d_output
-) -> tuple[Array, Array]:
+def _d_logits(plan: KernelPlan, operands: Arrays, tile: "_Tile", query, key, value, d_output):
   """Computes a tile's weights after dropout, and the gradient of its logits."""
-  maximum, inverse_total, delta = (
-    operands[name][tile.queries][:, None] for name in ("maximum", "inverse_total", "delta")
-  )
+  names = "maximum", "inverse_total", "delta"
+  maximum, inverse_total, delta = (operands[name][tile.queries][:, None] for name in names)
   weights = jnp.exp(_logits(plan, operands, tile, query, key) - maximum) * inverse_total
   d_weights = _dot(d_output, value, 1, 1)
   if plan.has_values:
     d_weights += _terms(plan, operands["d_band_weights"], tile)
   if not plan.dropout_rate:
     return weights, weights * (d_weights - delta)
-  is_kept = _keep(plan, operands, tile)
+  is_kept = dropout.keep(operands["seeds"][...], tile.rows, tile.columns, plan.dropout_rate)
   factor = jnp.where(is_kept, 1 / (1 - plan.dropout_rate), 0).astype(weights.dtype)
   return weights * factor, weights * (d_weights * factor - delta)
 
@@ -260,33 +252,27 @@ def _tile(plan: KernelPlan, row: Array, column: Array, blocked: str, side: str) 
 
 
 _Visit = Callable[[str, Array, tuple], tuple]  # of a side, the number of a tile, and the carry
-_Run = tuple[Array | int, Array | int]
 
 
-def _over_keys(
-  plan: KernelPlan, operands: Arrays, start: Array, visit: _Visit, carry: tuple
-) -> tuple:
+def _over_keys(plan: KernelPlan, operands: Arrays, start: Array, visit: _Visit, carry: tuple):
   """Visits all tiles of keys that a block of queries sees."""
   num_tiles = operands["key"].shape[0] // plan.block[1]
-  left, mixed, right = _runs(start, *plan.block, num_tiles, plan.low, plan.high)
-  return _visit_runs(plan, visit, carry, left, mixed, right)
+  runs = _runs(start, *plan.block, num_tiles, plan.low, plan.high)
+  return _visit_runs(plan, visit, carry, runs)
 
 
-def _visit_runs(
-  plan: KernelPlan, visit: _Visit, carry: tuple, left: _Run, mixed: _Run, right: _Run
-) -> tuple:
-  """Visits the tiles of three runs; in a causal call those to the right are hidden."""
-  runs = dict(right=right, mixed=mixed, left=left)
+def _visit_runs(plan: KernelPlan, visit: _Visit, carry: tuple, runs: tuple) -> tuple:
+  """Visits the tiles of the left, mixed and right runs; in a causal call the last are hidden."""
+  left, mixed, right = runs
+  by_side = dict(right=right, mixed=mixed, left=left)
   if plan.is_causal or plan.high == FAR:
-    del runs["right"]
-  for side, (begin, end) in runs.items():
+    del by_side["right"]
+  for side, (begin, end) in by_side.items():
     carry = lax.fori_loop(begin, end, functools.partial(visit, side), carry)
   return carry
 
 
-def _runs(
-  start: Array, block: int, size: int, num_tiles: int, low: int, high: int
-) -> tuple[_Run, _Run, _Run]:
+def _runs(start: Array, block: int, size: int, num_tiles: int, low: int, high: int) -> tuple:
   """Returns the low, mixed and high tiles of one axis for a block of the other: begin, end.
 
   A tile is low if all differences to the block are at most `low`, high if all are at least `high`.
@@ -318,11 +304,6 @@ def _logits(plan: KernelPlan, operands: Arrays, tile: _Tile, query: Array, key: 
   return logits
 
 
-def _keep(plan: KernelPlan, operands: Arrays, tile: _Tile) -> Array:
-  """Returns the dropout mask of a tile, True where a weight is kept."""
-  return dropout.keep(operands["seeds"][...], tile.rows, tile.columns, plan.dropout_rate)
-
-
 def _terms(plan: KernelPlan, reference: Any, tile: _Tile) -> Array:
   """Reads each pair's entry of [T, R]; off the band it is one number per query."""
   if tile.side == "mixed":
@@ -351,8 +332,7 @@ def _add_beside(plan: KernelPlan, tile: _Tile, sides: tuple, x: Array) -> tuple[
 
 def _write_beside(plan: KernelPlan, reference: Any, sides: tuple[Array, Array]) -> None:
   """Writes the sums beside the band to the first and the last column of [T, R]."""
-  for column, x in zip((0, plan.num_rows - 1), sides, strict=True):
-    reference[:, column] = x
+  reference[:, 0], reference[:, plan.num_rows - 1] = sides
 
 
 def _indices(plan: KernelPlan, tile: _Tile) -> tuple[Int[Array, "Q S"], Int[Array, "Q S"]]:

@@ -47,11 +47,9 @@ def attention(
 ) -> Float[Array, "B T N H"]:
   """Computes attention by the fused kernels.
 
-  Args:
-    inputs: the call.
-    interpret: whether to run in interpret mode, by default if the platform is not a TPU. False
-      also compiles for a TPU topology without a device (`jax.experimental.topologies`).
-    block: queries and keys of a tile, a power of 2; on a TPU a multiple of 128.
+  `interpret` selects Pallas' interpret mode, by default if the platform is not a TPU; False also
+  compiles for a TPU topology without a device (`jax.experimental.topologies`). A tile has `block`
+  queries and as many keys: a power of 2, on a TPU a multiple of 128.
   """
   interpret, length = _interpret(interpret), inputs.query.shape[1]
   longest = max(length, inputs.key.shape[1])
@@ -91,9 +89,7 @@ def _attend_forward(plan: TpuPlan, floats: Arrays, masks: Arrays) -> tuple[Array
   return outputs["output"], (floats, masks, outputs)
 
 
-def _attend_backward(
-  plan: TpuPlan, residuals: tuple, d_output: Float[Array, "B N H T"]
-) -> tuple[Arrays, None]:
+def _attend_backward(plan: TpuPlan, residuals: tuple, d_output: Array) -> tuple[Arrays, None]:
   floats, masks, outputs = residuals
   # Of a wide output: an error of delta enters all of a query's gradients.
   delta = (d_output * outputs["output"]).sum(2, keepdims=True)
@@ -101,7 +97,7 @@ def _attend_backward(
   operands |= dict(d_output=d_output.astype(floats["value"].dtype), delta=delta)
   gradients = over_devices(functools.partial(backward, plan), AXES, operands, plan.shards)
   gradients = {name: gradients[f"d_{name}"] for name in floats}
-  for name in floats.keys() & TABLES:
+  for name in [x for x in TABLES if x in floats]:
     of_heads = gradients[name].sum(0)
     is_shared = len(floats[name]) == 1
     gradients[name] = of_heads.sum(0, keepdims=True) if is_shared else of_heads

@@ -14,7 +14,6 @@ whose shift grows with the column.
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -63,9 +62,9 @@ def forward(plan: TpuPlan, operands: Arrays, _: ArrayLike) -> Arrays:
   """Returns the output [B,N,H,T], and two numbers per query [B,N,1,T], in float32 or wider."""
   batch, heads, width, length = operands["query"].shape
   wide = jnp.promote_types(operands["query"].dtype, jnp.float32)
-  of_query = jax.ShapeDtypeStruct((batch, heads, 1, length), wide)
-  outputs = dict(output=of_query.update(shape=(batch, heads, width, length)))
-  outputs |= dict(maximum=of_query, inverse_total=of_query)
+  row = jax.ShapeDtypeStruct((batch, heads, 1, length), wide)
+  output = row.update(shape=operands["query"].shape)
+  outputs = dict(output=output, maximum=row, inverse_total=row)
   scratch = dict(output=(width, plan.block), maximum=(1, plan.block), total=(1, plan.block))
   if _has_logits(operands):
     scratch |= _by_row(plan, "key")
@@ -125,11 +124,9 @@ def backward(plan: TpuPlan, operands: Arrays, _: ArrayLike) -> Arrays:
   query, key = operands["query"], operands["key"]
   batch, heads, width, _ = query.shape
   wide = jnp.promote_types(query.dtype, jnp.float32)
-  outputs = {
-    f"d_{name}": jax.ShapeDtypeStruct(operands[name].shape, query.dtype)
-    for name in ("query", "key", "value")
-  }
-  for name in operands.keys() & TABLES:
+  names = "query", "key", "value"
+  outputs = {f"d_{x}": jax.ShapeDtypeStruct(operands[x].shape, query.dtype) for x in names}
+  for name in [x for x in TABLES if x in operands]:
     of_heads = batch, heads, *operands[name].shape[1:]
     outputs[f"d_{name}"] = jax.ShapeDtypeStruct(of_heads, wide)
   scratch = dict(query=(width, plan.block)) | dict.fromkeys(("key", "value"), key.shape[2:])
@@ -144,7 +141,7 @@ def _backward_kernel(plan: TpuPlan, operands: Arrays, outputs: Arrays, scratch: 
   group, query_block, key_block = (pl.program_id(axis) for axis in (2, 3, 4))
   last_group, last_query, last_key = (pl.num_programs(axis) - 1 for axis in (2, 3, 4))
   of_keys = {name: scratch[name] for name in ("key", "value")}
-  of_tables = {name: outputs[f"d_{name}"] for name in operands.keys() & TABLES}
+  of_tables = {name: outputs[f"d_{name}"] for name in TABLES if name in operands}
   is_first = (query_block == 0) & (key_block == 0)
   pl.when((group == 0) & is_first)(lambda: _clear(of_keys))
   pl.when(is_first)(lambda: _clear(of_tables))
@@ -159,9 +156,8 @@ def _backward_kernel(plan: TpuPlan, operands: Arrays, outputs: Arrays, scratch: 
 
   def add(offset: Array, side: str) -> None:
     """Adds the terms of a tile to all gradients."""
-    query, key, value, d_output = (
-      operands[name][0, 0] for name in ("query", "key", "value", "d_output")
-    )
+    names = "query", "key", "value", "d_output"
+    query, key, value, d_output = (operands[name][0, 0] for name in names)
     logits = _logits(plan, operands, scratch, offset, side)
     weights = jnp.exp(logits - operands["maximum"][0, 0]) * operands["inverse_total"][0, 0]
     d_weights = _product(value, d_output, (0, 0))
@@ -299,9 +295,7 @@ def _terms(plan: TpuPlan, scratch: Arrays, name: str, offset: Array, side: str) 
   return jnp.where(distances >= plan.high, scratch[f"{name}_right"][...], terms)
 
 
-def _collect(
-  plan: TpuPlan, scratch: Arrays, name: str, tile: Array, offset: Array, side: str
-) -> None:
+def _collect(plan: TpuPlan, scratch: Arrays, name: str, tile: Array, offset: Array, side: str):
   """Adds a tile to the sums by query and row."""
   if side != "mixed":
     scratch[f"{name}_{side}"][...] += tile.sum(0, keepdims=True)
@@ -365,14 +359,7 @@ def _product(x: Array, y: Array, contract: tuple[int, int]) -> Array:
 
 
 def _call(
-  plan: TpuPlan,
-  kernel: Callable[..., None],
-  operands: Arrays,
-  outputs: Arrays,
-  scratch: dict[str, tuple[int, int]],
-  *,
-  num_parallel: int,
-  num_products: int,
+  plan: TpuPlan, kernel, operands: Arrays, outputs: Arrays, scratch, *, num_parallel, num_products
 ) -> Arrays:
   """Runs `kernel(plan, operands, outputs, scratch)` for every tile.
 
@@ -398,23 +385,18 @@ def _call(
 
     return pl.BlockSpec([min(sizes.get(letter, size), size) for letter, size in pairs], index)
 
-  def specs(arrays):
-    return {name: spec(name, x) for name, x in arrays.items()}
-
   wide = jnp.promote_types(query.dtype, jnp.float32)
   num_pairs = batch * heads * length * num_keys // (2 if plan.is_causal else 1)
   cost = pl.CostEstimate(
     flops=2 * num_products * num_pairs * width,
     transcendentals=num_pairs,
-    bytes_accessed=sum(
-      math.prod(x.shape) * x.dtype.itemsize for x in (operands | outputs).values()
-    ),
+    bytes_accessed=sum(x.size * x.dtype.itemsize for x in (operands | outputs).values()),
   )
   return pl.pallas_call(
     functools.partial(kernel, plan),
     grid=grid,
-    in_specs=[specs(operands)],
-    out_specs=specs(outputs),
+    in_specs=[{name: spec(name, x) for name, x in operands.items()}],
+    out_specs={name: spec(name, x) for name, x in outputs.items()},
     out_shape=shapes_like(query, outputs),
     scratch_shapes=[{name: pltpu.VMEM(shape, wide) for name, shape in scratch.items()}],
     compiler_params=pltpu.CompilerParams(

@@ -26,14 +26,7 @@ from jax.experimental.custom_partitioning import (
   SdyShardingRule,
   custom_partitioning,
 )
-from jax.sharding import (
-  AbstractMesh,
-  AxisType,
-  Mesh,
-  NamedSharding,
-  PartitionSpec,
-  Sharding,
-)
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from relpos_jax.typing import Array, ArrayLike
 
@@ -121,10 +114,7 @@ def explicit_axes(query: ArrayLike) -> Shards:
 
 
 def with_automatic_axes(
-  attend: Callable[..., Any],
-  query: ArrayLike,
-  *arguments: Any,
-  result: str | tuple[str, ...] = "BTNH",
+  attend: Callable, query: ArrayLike, *arguments: Any, result: str | tuple[str, ...] = "BTNH"
 ) -> Any:
   """Returns `attend(*arguments)`, run with automatic axes if arrays have explicit ones.
 
@@ -178,8 +168,6 @@ def axes_of_query(explicit: Shards) -> Shards | None:
 def align_manual_axes(x: Any) -> Any:
   """Makes all arrays of a tree vary over the same manual axes of `jax.shard_map`."""
   varying = frozenset().union(*(_varying(leaf) for leaf in jax.tree.leaves(x)))
-  if not varying:
-    return x
 
   def cast(leaf):
     missing = tuple(varying - _varying(leaf)) if isinstance(leaf, jax.Array) else ()
@@ -334,12 +322,7 @@ def first_derivatives_only(function: Callable) -> Callable:
 
 
 def _merge(
-  axes: Mapping[str, str],
-  operands: Arrays,
-  results: Mapping[str, jax.ShapeDtypeStruct],
-  size: int,
-  mapped: Mapping[str, bool],
-  arrays: Arrays,
+  axes: Mapping, operands: Arrays, results: Mapping, size: int, mapped: Mapping, arrays: Arrays
 ) -> Arrays:
   """Merges the first axis of mapped arrays into the batch, B or A; the others are repeated."""
 
@@ -361,9 +344,7 @@ def _split(x: Array, size: int, result: jax.ShapeDtypeStruct) -> Array:
   return x.sum(1, keepdims=True) if result.shape[0] < x.shape[1] else x
 
 
-def _mesh_and_spec(
-  sharding: Sharding, context: AbstractMesh, rank: int
-) -> tuple[Mesh, list[tuple[str, ...]]]:
+def _mesh_and_spec(sharding: Sharding, context: AbstractMesh, rank: int) -> tuple[Mesh, list]:
   """Returns the mesh in context with the devices of a sharding, and its spec on that mesh."""
   shape = (sharding.num_devices,) * rank  # divisible however it is sharded
   devices, indices = zip(*sharding.devices_indices_map(shape).items(), strict=True)
@@ -382,10 +363,7 @@ def _mesh_and_spec(
 
 
 def _even_shards(
-  wanted: ShardAxes,
-  mesh: Mesh | AbstractMesh,
-  axes: Mapping[str, str],
-  operands: Arrays,
+  wanted: ShardAxes, mesh: Mesh | AbstractMesh, axes: Mapping[str, str], operands: Arrays
 ) -> ShardAxes:
   """Returns the wanted mesh axes that shard the query, the key heads and the biases evenly."""
 
@@ -397,7 +375,7 @@ def _even_shards(
   batch = even("B", "query")
   if "bias" in operands and len(operands["bias"]) > 1:
     batch = batch and even("B", "bias", of="A")
-  heads = even("N", "key", of="K" if "K" in axes["key"] else "N")
+  heads = even("N", "key", of="K")
   queries = even("T", "query") if "T" in axes["query"] else ()
   of_keys = wanted.get("S", ())
   return {"A": batch, "B": batch, "N": heads, "K": heads, "T": queries, "S": of_keys}
@@ -440,11 +418,8 @@ def _rule(axes: Mapping[str, str], operands: Mapping, results: Mapping) -> SdySh
 
   Biases that are fewer than the sequences have an axis of their own: they may not divide evenly.
   """
-
-  def sizes(name):
-    return dict(zip(axes[name], operands[name].shape, strict=True))
-
-  num_heads, key_heads = sizes("query")["N"], sizes("key")["K"]
+  num_heads = operands["query"].shape[axes["query"].index("N")]
+  key_heads = operands["key"].shape[axes["key"].index("K")]
   grouped = 1 < key_heads < num_heads
   factors = dict(N=CompoundFactor("K", "G") if grouped else "N", K="K" if grouped else "N")
   if "bias" in operands and len(operands["bias"]) == len(operands["query"]):

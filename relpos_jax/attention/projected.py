@@ -5,7 +5,6 @@ With features instead of labels, the lookup and the sum are products with them.
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -52,25 +51,20 @@ def relative_logits(inputs: Inputs, relation: Relation) -> Float[Array, "#B #N T
   return look_up(numbers, edges)
 
 
-def project(
-  inputs: Inputs, relation: Vectors | Numbers | ContentBias | KeyBias
-) -> Float[Array, "#B #N _ R"]:
-  """Computes the terms of each query, or in a `KeyBias` of each key, by row of the table."""
+def project(inputs: Inputs, relation: Vectors | Numbers | ContentBias | KeyBias) -> Array:
+  """Computes the terms of each query, [#B, #N, T, R]; those of each key for a `KeyBias`."""
   if isinstance(relation, ProjectedKeys):
     return relation.table
   if isinstance(relation, Numbers):
-    num_rows, heads = relation.table.shape
-    shape = 1, heads, inputs.query.shape[1], num_rows
     finite = jnp.maximum(relation.table, masks.LOWEST)  # `multiply` would make NaN of -inf
+    shape = 1, finite.shape[1], inputs.query.shape[1], finite.shape[0]
     return jnp.broadcast_to(finite.T[None, :, None], shape)
   axes, x, table = reference.content(inputs, relation)
   return reference.product(f"{axes},RNH->BN{axes[1]}R", x, table)
 
 
-def relative_values(
-  inputs: Inputs, relation: Vectors, weights: Float[Array, "B N T S"]
-) -> Float[Array, "B T N V"]:
-  """Computes sum_j p_ij aV_ij."""
+def relative_values(inputs: Inputs, relation: Vectors, weights: Array) -> Float[Array, "B T N V"]:
+  """Computes sum_j p_ij aV_ij from the weights [B, N, T, S]."""
   edges, table = inputs.edges(relation), relation.value
   if jnp.issubdtype(edges.dtype, jnp.floating):
     sums_BNTR = reference.product("BNTS,BTSR->BNTR", weights, edges)
@@ -85,8 +79,7 @@ def look_up(x: Float[Array, "#B N T R"], labels: Int[Array, "#B T S"]) -> Float[
   """Returns x[b, n, i, labels[i, j]], zero where the label is -1."""
   # TPUs gather slowly, and GPUs would sum by label one weight after the other. By the compiler for
   # TPUs, products move about half of the bytes or less: results/tpu_costs.md.
-  multiplied, gathered = (functools.partial(way, labels) for way in (multiply, gather))
-  return jax.lax.platform_dependent(x, cpu=gathered, default=multiplied)
+  return jax.lax.platform_dependent(labels, x, cpu=gather, default=multiply)
 
 
 def multiply(labels: Int[Array, "#B T S"], x: Float[Array, "#B N T R"]) -> Float[Array, "#B N T S"]:
@@ -100,10 +93,7 @@ def gather(labels: Int[Array, "#B T S"], x: Float[Array, "#B N T R"]) -> Float[A
   *_, length, num_rows = x.shape
   # One index into the flattened [T R] is twice as fast on a CPU as a pair of indices.
   index = jnp.maximum(labels, 0) + num_rows * jnp.arange(length)[None, :, None]
-  found = jnp.take_along_axis(
-    x.reshape(*x.shape[:2], length * num_rows),
-    index.reshape(labels.shape[0], 1, -1),
-    axis=-1,
-    mode="promise_in_bounds",
-  )
+  flat = x.reshape(*x.shape[:2], length * num_rows)
+  index = index.reshape(labels.shape[0], 1, -1)
+  found = jnp.take_along_axis(flat, index, axis=-1, mode="promise_in_bounds")
   return jnp.where(labels[:, None] >= 0, found.reshape(*found.shape[:2], length, -1), 0)

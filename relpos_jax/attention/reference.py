@@ -16,12 +16,12 @@ from relpos_jax.attention.inputs import Inputs, is_symbolic
 from relpos_jax.attention.partitioned import target_platform
 from relpos_jax.attention.relations import (
   ContentBias,
-  Edges,
   FunctionBias,
   KeyBias,
   LinearBias,
   Numbers,
   Relation,
+  Unscaled,
   Vectors,
 )
 from relpos_jax.typing import Array, Float
@@ -47,10 +47,7 @@ def relative_logits(inputs: Inputs, relation: Relation) -> Float[Array, "#B #N T
 
 def _function_terms(inputs: Inputs, relation: FunctionBias) -> Float[Array, "#B #N T S"]:
   """Computes a function of every pair, once if no sequence has data of its own."""
-
-  def of_pair(i, j, x, y, z):
-    return relation.function(relation.params, i, j, x, y, z)
-
+  of_pair = functools.partial(relation.function, relation.params)
   of_row = jax.vmap(of_pair, (None, 0, None, 0, 0))
   of_sequence = jax.vmap(of_row, (0, None, 0, None, 0))
   data = inputs.query_positions, inputs.key_positions
@@ -63,17 +60,13 @@ def _function_terms(inputs: Inputs, relation: FunctionBias) -> Float[Array, "#B 
   return terms[:, None] if terms.ndim == 3 else jnp.moveaxis(terms, -1, 1)
 
 
-def relative_values(
-  inputs: Inputs, relation: Vectors, weights: Float[Array, "B N T S"]
-) -> Float[Array, "B T N V"]:
-  """Computes sum_j p_ij aV_ij."""
+def relative_values(inputs: Inputs, relation: Vectors, weights: Array) -> Float[Array, "B T N V"]:
+  """Computes sum_j p_ij aV_ij from the weights [B, N, T, S]."""
   a_BTSNH = _vectors(relation.value, inputs.edges(relation))
   return product("BNTS,BTSNH->BTNH", weights, a_BTSNH)
 
 
-def content(
-  inputs: Inputs, relation: Vectors | ContentBias | KeyBias
-) -> tuple[str, Float[Array, "B _ N H"], Float[Array, "R #N H"]]:
+def content(inputs: Inputs, relation: Vectors | ContentBias | KeyBias) -> tuple[str, Array, Array]:
   """Returns the vectors that rows of the relation's table multiply, their axes, and the table."""
   match relation:
     case KeyBias():
@@ -85,7 +78,7 @@ def content(
       return "BTNH", inputs.query, relation.key
 
 
-def _vectors(table: Float[Array, "R #N *H"], edges: Edges) -> Float[Array, "#B T S #N *H"]:
+def _vectors(table: Array, edges: Array) -> Float[Array, "#B T S #N *H"]:
   """Returns a_ij: the row of each label, zero where it is -1, or features times kernel."""
   if jnp.issubdtype(edges.dtype, jnp.floating):
     return jnp.einsum("BTSR,RNH->BTSNH", edges, table)
@@ -94,20 +87,16 @@ def _vectors(table: Float[Array, "R #N *H"], edges: Edges) -> Float[Array, "#B T
 
 
 def attention(
-  inputs: Inputs,
-  relative_logits: Logits = relative_logits,
-  relative_values: Values = relative_values,
+  inputs: Inputs, logits_of: Logits = relative_logits, values_of: Values = relative_values
 ) -> Array | tuple[Array, Array]:
   """Computes z_i = sum_j p_ij (v_j + aV_ij), with dropout of the p_ij, and any residual."""
-  weights, residual = attention_weights(inputs, relative_logits)
-  output = weighted_sum(inputs, weights, relative_values)
+  weights, residual = attention_weights(inputs, logits_of)
+  output = weighted_sum(inputs, weights, values_of)
   return output if residual is None else (output, residual)
 
 
-def weighted_sum(
-  inputs: Inputs, weights: Float[Array, "B N T S"], relative_values: Values
-) -> Float[Array, "B T N V"]:
-  """Computes the output from the weights, of which some are dropped."""
+def weighted_sum(inputs: Inputs, weights: Array, values_of: Values) -> Float[Array, "B T N V"]:
+  """Computes the output from the weights [B, N, T, S], of which some are dropped."""
   if inputs.dropout_seeds is not None:
     _, _, rows, columns = jnp.ogrid[:1, :1, : weights.shape[2], : weights.shape[3]]
     seeds = inputs.dropout_seeds[..., None, None]
@@ -116,23 +105,20 @@ def weighted_sum(
   batch, _, num_queries, num_keys = weights.shape
   weights_BKGTS = weights.reshape(batch, inputs.key.shape[2], -1, num_queries, num_keys)
   weights_BKGTS = weights_BKGTS.astype(inputs.value.dtype)
-  multiply = product_of_few if has_few_queries(inputs) else product
-  output = multiply("BKGTS,BSKV->BTKGV", weights_BKGTS, inputs.value)
+  output = product("BKGTS,BSKV->BTKGV", weights_BKGTS, inputs.value, has_few_queries(inputs))
   output = output.reshape(*inputs.query.shape[:3], inputs.value.shape[3])
   for relation in inputs.value_terms():
-    output += relative_values(inputs, relation, weights)
+    output += values_of(inputs, relation, weights)
   return output.astype(inputs.value.dtype)
 
 
-def attention_weights(
-  inputs: Inputs, relative_logits: Logits
-) -> tuple[Float[Array, "B N T S"], Float[Array, "B T N"] | None]:
-  """Computes p_ij = softmax_j(logits), zero for a query that sees no key.
+def attention_weights(inputs: Inputs, logits_of: Logits) -> tuple[Array, Array | None]:
+  """Computes p_ij = softmax_j(logits), [B, N, T, S]; zero for a query that sees no key.
 
-  Also returns the residual if the call asks for it: the logarithm of a query's sum of exp(logit),
-  sinks included, -inf without a key.
+  Also returns the residual [B, T, N] if the call asks for it: the logarithm of a query's sum of
+  exp(logit), sinks included, -inf without a key.
   """
-  logits, hides = masked_logits(inputs, relative_logits), may_hide(inputs)
+  logits, hides = masked_logits(inputs, logits_of), may_hide(inputs)
   if hides:  # a query whose keys are all hidden is not NaN
     logits = jnp.maximum(logits, masks.LOWEST)
   with_sinks = logits
@@ -154,22 +140,23 @@ def may_hide(inputs: Inputs) -> bool:
   return has_numbers or inputs.bias is not None or inputs.pair_mask() is not None
 
 
-def masked_logits(inputs: Inputs, relative_logits: Logits) -> Float[Array, "B N T S"]:
+def masked_logits(inputs: Inputs, logits_of: Logits) -> Float[Array, "B N T S"]:
   """Computes scale * q_i . (k_j + aK_ij) + bias_ij in float32 or wider; masked ones are `LOWEST`.
 
   Relations without vectors add their own terms, before the scale or after it. Numbers of -inf stay.
   """
   batch, num_queries, heads, width = inputs.query.shape
   query_BTKGH = inputs.query.reshape(batch, num_queries, inputs.key.shape[2], -1, width)
-  multiply = product_of_few if has_few_queries(inputs) else product
-  logits_BKGTS = multiply("BTKGH,BSKH->BKGTS", query_BTKGH, inputs.key)
+  logits_BKGTS = product("BTKGH,BSKH->BKGTS", query_BTKGH, inputs.key, has_few_queries(inputs))
   logits = logits_BKGTS.reshape(batch, heads, num_queries, -1)
-  scaled, unscaled = inputs.logit_terms()
-  for relation in scaled:
-    logits += relative_logits(inputs, relation)
+  terms = [x for x in inputs.relations if not isinstance(x, Vectors) or x.key is not None]
+  for relation in terms:
+    if not isinstance(relation, Unscaled):
+      logits += logits_of(inputs, relation)
   logits *= jnp.asarray(inputs.scale, logits.dtype)
-  for relation in unscaled:
-    logits += relative_logits(inputs, relation)
+  for relation in terms:
+    if isinstance(relation, Unscaled):
+      logits += logits_of(inputs, relation)
   if (bias := inputs.bias_of_each()) is not None:
     logits += bias.astype(logits.dtype)
   logits = masks.cap(logits, inputs.soft_cap)
@@ -177,9 +164,16 @@ def masked_logits(inputs: Inputs, relative_logits: Logits) -> Float[Array, "B N 
   return logits if mask is None else jnp.where(mask, logits, masks.LOWEST)
 
 
-def product(subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Array:
-  """Computes the einsum of x and y in x's dtype, accumulated in float32 or wider."""
+def product(subscripts: str, x: Array, y: Array, few: bool = False) -> Array:
+  """Computes the einsum of x and y in x's dtype, accumulated in float32 or wider.
+
+  With `few`, y is the first operand, and XLA's CPU compiler does not transpose a large y.
+  """
   wide = jnp.promote_types(x.dtype, jnp.float32)
+  if few:
+    inputs, output = subscripts.split("->")
+    swapped = ",".join(reversed(inputs.split(","))) + "->" + output
+    return jnp.einsum(swapped, y.astype(wide), x.astype(wide))
   mixed = functools.partial(jnp.einsum, subscripts, preferred_element_type=wide)
   if x.dtype == wide:
     return mixed(x, y.astype(wide))
@@ -198,14 +192,6 @@ def has_few_queries(inputs: Inputs) -> bool:
   return is_known and inputs.query.shape[1] * group <= 8
 
 
-def product_of_few(subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Array:
-  """Computes `product` in the order in which XLA's CPU compiler does not transpose a large y."""
-  wide = jnp.promote_types(x.dtype, jnp.float32)
-  inputs, output = subscripts.split("->")
-  swapped = ",".join(reversed(inputs.split(","))) + "->" + output
-  return jnp.einsum(swapped, y.astype(wide), x.astype(wide))
-
-
 def per_position(inputs: Inputs) -> Array | tuple[Array, Array]:
   """Computes attention with T batched products in each relative term.
 
@@ -217,22 +203,20 @@ def per_position(inputs: Inputs) -> Array | tuple[Array, Array]:
   # with strided memory access; with the barrier, forward and backward are a sixth faster.
   apart = jax.lax.optimization_barrier
 
-  def by_position(table, relation):
-    return _vectors(table, inputs.edges(relation)).swapaxes(0, 1)
-
-  def products(subscripts):
-    return jax.vmap(functools.partial(product, subscripts))
+  def by_position(subscripts, x, table, relation):
+    products = jax.vmap(functools.partial(product, subscripts))
+    return apart(products(apart(x), _vectors(table, inputs.edges(relation)).swapaxes(0, 1)))
 
   def logits_by_position(inputs, relation):
     if not isinstance(relation, Vectors):
       return relative_logits(inputs, relation)
-    query_TNBH = apart(inputs.query.transpose(1, 2, 0, 3))
-    logits_TNBS = products("NBH,BSNH->NBS")(query_TNBH, by_position(relation.key, relation))
-    return apart(logits_TNBS).transpose(2, 1, 0, 3)
+    query_TNBH = inputs.query.transpose(1, 2, 0, 3)
+    logits_TNBS = by_position("NBH,BSNH->NBS", query_TNBH, relation.key, relation)
+    return logits_TNBS.transpose(2, 1, 0, 3)
 
   def values_by_position(inputs, relation, weights):
-    weights_TNBS = apart(weights.transpose(2, 1, 0, 3))
-    values_TNBH = products("NBS,BSNH->NBH")(weights_TNBS, by_position(relation.value, relation))
-    return apart(values_TNBH).transpose(2, 0, 1, 3)
+    weights_TNBS = weights.transpose(2, 1, 0, 3)
+    values_TNBH = by_position("NBS,BSNH->NBH", weights_TNBS, relation.value, relation)
+    return values_TNBH.transpose(2, 0, 1, 3)
 
   return attention(inputs, logits_by_position, values_by_position)

@@ -25,7 +25,7 @@ from relpos_jax.attention import masks
 from relpos_jax.attention.chunked_block import AXES, Arrays, ChunkPlan, Region, read, write
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.partitioned import zeros
-from relpos_jax.typing import Array, ArrayLike, Bool, Int
+from relpos_jax.typing import Array, ArrayLike
 
 Compute = Callable[[ChunkPlan, Arrays, ArrayLike], Arrays]
 
@@ -65,11 +65,7 @@ def around(plan: ChunkPlan, compute: Compute, arrays: Arrays, first_query: Array
 
 
 def _all_rounds(
-  plan: ChunkPlan,
-  compute: Compute,
-  arrays: Arrays,
-  results: Arrays,
-  store: Callable[[Arrays, Arrays, Region], Arrays],
+  plan: ChunkPlan, compute: Compute, arrays: Arrays, results: Arrays, store: Callable
 ) -> Arrays:
   """Stores what `compute` returns for every pair of a chunk of queries and one of keys."""
   sizes = [arrays[name].shape[1] for name in ("query", "key")]
@@ -110,9 +106,7 @@ def _all_rounds(
   return _deal(plan, results, back=True) if num_chunks > 1 else results
 
 
-def _is_visible(
-  plan: ChunkPlan, arrays: Arrays, first_query: Int[Array, ""], num_queries: int
-) -> Bool[Array, ""]:
+def _is_visible(plan: ChunkPlan, arrays: Arrays, first_query: Array, num_queries: int) -> Array:
   """Returns whether a query of a chunk may see a key of another; `first_query` is from the keys."""
   left, right = plan.window or (2**30, 2**30)
   right = 0 if plan.is_causal else right

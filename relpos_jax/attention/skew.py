@@ -39,10 +39,8 @@ def relative_logits(inputs: Inputs, relation: ByDistance | LinearBias) -> Float[
   return skewed.swapaxes(2, 3)
 
 
-def relative_values(
-  inputs: Inputs, relation: RelativePositions, weights: Float[Array, "B N T S"]
-) -> Float[Array, "B T N V"]:
-  """Computes sum_j p_ij aV_ij."""
+def relative_values(inputs: Inputs, relation: RelativePositions, weights: Array) -> Array:
+  """Computes sum_j p_ij aV_ij, [B, T, N, V], from the weights [B, N, T, S]."""
   table = relation.value
   if inputs.is_causal:  # where a skew has entries of other rows; the weights of a NaN row are NaN
     mask = masks.causal(inputs.query_positions, inputs.key_positions)
@@ -70,18 +68,11 @@ def skew(x: Float[Array, "*B T C"], num_keys: int) -> Float[Array, "*B T {num_ke
   return flat.reshape(*batch, length, columns - 1)[..., :num_keys]
 
 
-def _by_key(
-  x: Float[Array, "#B #N T R"], inputs: Inputs, relation: ByDistance
-) -> Float[Array, "#B #N T S"]:
-  return skew(_by_distance(x, inputs, relation), inputs.key.shape[1])
+def _by_key(x: Array, inputs: Inputs, relation: ByDistance) -> Float[Array, "#B #N T S"]:
+  """Returns numbers by key from numbers by table row, [#B, #N, T, R].
 
-
-def _by_distance(
-  x: Float[Array, "#B #N T R"], inputs: Inputs, relation: ByDistance
-) -> Float[Array, "#B #N T C"]:
-  """Repeats or drops columns, so that there is one for every distance from -(T - 1) to S - 1.
-
-  An offset is subtracted from both. With causality the last distance is at most 0, if known.
+  Repeats or drops columns, so that there is one for every distance from -(T - 1) to S - 1, and
+  skews. An offset is subtracted from both. With causality the last distance is at most 0, if known.
   """
   num_queries, num_keys = x.shape[2], inputs.key.shape[1]
   left, right = relation.reach
@@ -92,7 +83,7 @@ def _by_distance(
     rows_BC = distances_BC.clip(-left, right) + left
     x = jnp.take_along_axis(x, rows_BC[:, None, None], axis=-1, mode="promise_in_bounds")
     in_table = (rows_BC - left == distances_BC)[:, None, None]
-    return jnp.where(in_table, x, 0) if is_zero else x
+    return skew(jnp.where(in_table, x, 0) if is_zero else x, num_keys)
   first = 1 - num_queries - inputs.query_offset
   last = num_keys - 1 - inputs.query_offset
   last = max(min(last, 0), first) if inputs.is_causal else last
@@ -107,4 +98,4 @@ def _by_distance(
   before = widen(ends[0], min(last + 1, -left) - first)
   after = widen(ends[1], last - max(first - 1, right))
   middle = x[..., max(first, -left) + left : max(min(last, right) + left + 1, 0)]
-  return jnp.concatenate([before, middle, after], axis=-1)
+  return skew(jnp.concatenate([before, middle, after], axis=-1), num_keys)

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
 from relpos_jax.attention.relations import (
   ByDistance,
@@ -26,6 +25,8 @@ from relpos_jax.attention.relations import (
 )
 from relpos_jax.attention.relations import tables as tables_of
 from relpos_jax.typing import Array, ArrayLike
+
+Shape = tuple[int, ...]
 
 
 def as_array(name: str, x: ArrayLike) -> Array:
@@ -70,7 +71,7 @@ def check_shapes(query: Array, key: Array, value: Array) -> None:
     raise ValueError(f"{found}; want the query's, {query.dtype}")
 
 
-def check_logits_like(name: str, array: Array, shape: tuple[int, ...]) -> Array:
+def check_logits_like(name: str, array: Array, shape: Shape) -> Array:
   """Returns a bias or mask with all axes of the logits, each of the full size or 1."""
   if array.ndim > len(shape) or any(
     n not in (1, m) for n, m in zip(array.shape[::-1], shape[::-1], strict=False)
@@ -81,7 +82,7 @@ def check_logits_like(name: str, array: Array, shape: tuple[int, ...]) -> Array:
   return jnp.expand_dims(array, (*range(len(shape) - array.ndim),))
 
 
-def check_array(name: str, array: Array, kind: type, *shapes: tuple[int, ...]) -> None:
+def check_array(name: str, array: Array, kind: type, *shapes: Shape) -> None:
   """Checks that an array has one of these shapes and a dtype of this kind."""
   if array.shape not in shapes:
     want = " or ".join(str(shape) for shape in dict.fromkeys(shapes))
@@ -91,10 +92,7 @@ def check_array(name: str, array: Array, kind: type, *shapes: tuple[int, ...]) -
 
 
 def check_relations(
-  relations: Relations | None,
-  logits: tuple[int, ...],
-  widths: tuple[int, int | None],
-  dtype: DTypeLike,
+  relations: Relations | None, logits: Shape, widths: tuple[int, int | None], dtype: np.dtype
 ) -> tuple[Relation, ...]:
   """Returns relations as arrays, checked against logits of shape [*B, N, T, S].
 
@@ -103,12 +101,11 @@ def check_relations(
   if relations is None:
     return ()
   several = isinstance(relations, tuple)
-  given = relations if several else (relations,)
-  names = [f"relations[{i}]" if several else "relations" for i in range(len(given))]
   *batch, heads, num_queries, num_keys = logits
   pairs = num_queries, num_keys
   checked = []
-  for name, relation in zip(names, given, strict=True):
+  for i, relation in enumerate(relations if several else (relations,)):
+    name = f"relations[{i}]" if several else "relations"
     if not isinstance(relation, Relation):
       wanted = ", ".join(kind.__name__ for kind in typing.get_args(Relation))
       wanted += "" if several else ", a tuple of them or None"
@@ -126,7 +123,7 @@ def check_relations(
   return tuple(checked)
 
 
-def _check_function(name: str, relation: FunctionBias, logits: tuple[int, ...]) -> FunctionBias:
+def _check_function(name: str, relation: FunctionBias, logits: Shape) -> FunctionBias:
   """Returns a function's data as arrays with one batch axis, checked as its result is."""
   *batch, heads, num_queries, num_keys = logits
   sizes = dict(of_query=(num_queries,), of_key=(num_keys,), of_pair=(num_queries, num_keys))
@@ -172,9 +169,7 @@ def _check_function(name: str, relation: FunctionBias, logits: tuple[int, ...]) 
   )
 
 
-def check_edge_list(
-  senders: Array, receivers: Array, queries: tuple[int, ...], num_keys: int
-) -> None:
+def check_edge_list(senders: Array, receivers: Array, queries: Shape, num_keys: int) -> None:
   """Checks senders and receivers [*B, M]: nodes, or -1, where their numbers are known."""
   *batch, num_queries = queries
   check_array("senders", senders, jnp.integer, (*batch, *senders.shape[-1:]))
@@ -184,7 +179,7 @@ def check_edge_list(
 
 
 def check_edge_relation(
-  name: str, relation: object, edges: tuple[int, ...], heads: int, widths: tuple[int, int]
+  name: str, relation: object, edges: Shape, heads: int, widths: tuple[int, int]
 ) -> EdgeLabels | EdgeFeatures | None:
   """Returns labels [*B, M] or features [*B, M, F] as arrays, checked against their tables."""
   wanted = EdgeLabels if name == "labels" else EdgeFeatures
@@ -196,10 +191,7 @@ def check_edge_relation(
 def check_numbers(
   scale: ArrayLike, rate: float, key: ArrayLike | None, soft_cap: float | None = None
 ) -> None:
-  """Checks the numbers of a call.
-
-  The scale is one number, the rate in [0, 1), a positive rate has a key, a soft cap is positive.
-  """
+  """Checks the scale of a call, its dropout and its soft cap."""
   if jnp.ndim(scale):
     raise ValueError(f"scale has shape {jnp.shape(scale)}; want one number")
   if not isinstance(rate, numbers.Real) or not 0 <= rate < 1:
@@ -212,11 +204,7 @@ def check_numbers(
 
 
 def _with_arrays(
-  name: str,
-  relation: Relation,
-  heads: int,
-  widths: tuple[int, int | None],
-  *shapes: tuple[int, ...],
+  name: str, relation: Relation, heads: int, widths: tuple[int, int | None], *shapes: Shape
 ) -> Relation:
   """Returns a relation as arrays, checked against the shapes that the edges may have."""
   fields = [f.name for f in dataclasses.fields(relation) if not f.metadata.get("static")]

@@ -20,8 +20,8 @@ from relpos_jax.typing import Array, Bool, Float, Int, PyTree
 
 # The score of no hypothesis: it loses every comparison, and adding log-probabilities keeps it.
 _NONE = -jnp.inf
-# Tokens of a block of the vocabulary, whose best is found first. A number that divides the
-# vocabulary's size is chosen, if there is one: otherwise the logits are copied with padding.
+# Sizes of a block of the vocabulary, whose best token is found first. The first that divides the
+# vocabulary's size is taken; if there is none, the logits are copied with padding.
 _BLOCKS = range(128, 15, -1)
 
 # Maps the latest tokens and the cache to the logits of the next tokens, and the new cache.
@@ -58,7 +58,7 @@ class Search(NamedTuple):
 
 
 def reorder_rows(cache: PyTree, hypotheses: Int[Array, "B W"]) -> PyTree:
-  """Returns the arrays [B, W, ...] with the given of the W rows of each sentence."""
+  """Gathers from arrays [B, W, ...] the rows of the given hypotheses of each sentence."""
   return jax.tree.map(lambda x: _pick(x, hypotheses), cache)
 
 
@@ -98,7 +98,7 @@ def beam_search(
     stop: when the search for a sentence ends. "bound", the rule of Tensor2Tensor: once no live
       hypothesis can beat the best one that ended, so that the best is exact. "present" also
       stops once none, at its present length, beats the W-th best that ended, the rule of Hugging
-      Face, which takes fewer steps. (fairseq's, once W have ended, loses to short ones that do.)
+      Face, which takes fewer steps. (fairseq stops once W have ended, which favours short ones.)
     bos: the token that starts every hypothesis and is not in the result.
     eos, pad: the token that ends a hypothesis, and the one that follows it in the result.
 
@@ -177,9 +177,7 @@ def extend(
   return jax.tree.map(where_live, extended, search._replace(cache=None))._replace(cache=cache)
 
 
-def _candidates(
-  search: Search, decode: Decode, pad: int
-) -> tuple[Hypotheses, Int[Array, "B C"], PyTree]:
+def _candidates(search: Search, decode: Decode, pad: int) -> tuple[Hypotheses, Array, PyTree]:
   """Returns the 2W best extensions by one token, the hypotheses that they extend, and the cache."""
   tokens, scores = search.live
   beam_size = scores.shape[1]
@@ -194,10 +192,8 @@ def _candidates(
   return Hypotheses(tokens, scores), beams, cache
 
 
-def _best(
-  logits: Float[Array, "B W V"], scores: Float[Array, "B W"], count: int, pad: int
-) -> tuple[Float[Array, "B C"], Int[Array, "B C"], Int[Array, "B C"]]:
-  """Returns the best sums of scores and log-probabilities of tokens, their beams and tokens.
+def _best(logits: Array, scores: Array, count: int, pad: int) -> tuple[Array, Array, Array]:
+  """Returns the C best sums of scores [B, W] and log-probabilities, their beams and tokens.
 
   The best C are in the C blocks of tokens with the highest maxima, so that two short searches find
   them, among the maxima and in these blocks, instead of one in the whole vocabulary.
@@ -221,9 +217,7 @@ def _best(
   return best, _pick(beams, at // block), _pick(tokens.reshape(len(sums), -1), at)
 
 
-def _highest_of_blocks(
-  logits: Float[Array, "B W V"], pad: int, block: int
-) -> Float[Array, "B W blocks"]:
+def _highest_of_blocks(logits: Array, pad: int, block: int) -> Float[Array, "B W blocks"]:
   """Returns the highest logit of each block of tokens, `pad` excluded."""
   room = (0, 0), (0, 0), (0, -logits.shape[2] % block)
   in_blocks = jnp.pad(logits, room, constant_values=_NONE).reshape(*logits.shape[:2], -1, block)

@@ -49,7 +49,7 @@ def sample(
   depend on the others.
 
   Args:
-    decode: reads tokens, of which `pad` is none; at most P + L.
+    decode: reads tokens and, in primes, `pad`; together at most P + L of each row.
     cache: empty.
     primes: padded with `pad` on either side; at least one token in each row.
     limits: the most new tokens of each row, `eos` included; L at most.
@@ -65,7 +65,6 @@ def sample(
   ...        sampling=SamplingParams(temperature=0.0), max_length=4, eos=0, pad=6).tolist()
   [[3, 4, 6, 6], [4, 5, 0, 6]]
   """
-  draw = jax.vmap(jax.random.categorical)
   fold_in = jax.vmap(jax.random.fold_in, in_axes=(0, None))
   keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(len(primes)))
   banned = jnp.array([*never, pad])
@@ -73,7 +72,7 @@ def sample(
   def advance(state: tuple) -> tuple:
     step, tokens, is_live, logits, cache = state
     logits = logits.astype(jnp.float32).at[:, banned].set(-jnp.inf)
-    drawn = draw(fold_in(keys, step), filter_logits(logits, sampling))
+    drawn = jax.vmap(jax.random.categorical)(fold_in(keys, step), filter_logits(logits, sampling))
     latest = jnp.where(sampling.temperature > 0, drawn, jnp.argmax(logits, axis=-1))
     latest = jnp.where(is_live, latest, pad)
     is_live &= (latest != eos) & (step + 1 < limits)
@@ -132,7 +131,7 @@ def filter_logits(logits: Float[Array, "B V"], sampling: SamplingParams) -> Floa
   [[False, True, False, True]]
   """
   temperature, top_k, top_p = sampling
-  # Of the largest 0 is left at any temperature, and no difference overflows.
+  # The largest becomes 0, at any temperature, and no difference overflows.
   logits = logits - jnp.max(logits, axis=-1, keepdims=True)
   logits = logits / jnp.where(temperature > 0, temperature, 1.0)
   order = jnp.argsort(logits, axis=-1, descending=True)

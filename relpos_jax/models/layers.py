@@ -95,8 +95,8 @@ class Cache(NamedTuple):
   """The cache of a stack: one for each layer, and the next position of each row.
 
   In a beam search a row is a sentence, and its next token has W alternatives, which are read at the
-  same position. Nothing is copied when hypotheses branch: `ancestors` says which slots hold the
-  tokens of each.
+  same position. Nothing is copied when hypotheses branch: `ancestors` marks the slots
+  that hold the tokens of each.
   """
 
   layers: tuple[KVCache, ...]
@@ -123,13 +123,9 @@ class Cache(NamedTuple):
     return jnp.where(mask, self.next_position[:, None] + before, -1)
 
   def read(
-    self,
-    layers,
-    x: Float[Array, "B M D"],
-    positions: Int[Array, "B M"],
-    memories: tuple[Memory, ...] | None = None,
+    self, layers, x: Array, positions: Array, memories: tuple[Memory, ...] | None = None
   ) -> tuple[Float[Array, "B M D"], "Cache"]:
-    """Applies layers to M more tokens; returns their output and the new cache."""
+    """Applies layers to M more tokens, at positions [B, M]; returns their output and the cache."""
     ancestors, mask, num_read = self.ancestors, None, (positions >= 0).sum(axis=1)
     if ancestors is not None:
       _, beam_size, num_slots = ancestors.shape
@@ -162,11 +158,7 @@ class Embedding(nnx.Module):
     self.dtype = config.dtype
 
   def __call__(
-    self,
-    tokens: Int[Array, "B T"],
-    *,
-    positions: Int[Array, "B T"] | None = None,
-    rngs: nnx.Rngs | None = None,
+    self, tokens: Int[Array, "B T"], *, positions: Array | None = None, rngs: nnx.Rngs | None = None
   ) -> Float[Array, "B T D"]:
     """Embeds tokens at `positions`, by default 0, 1, 2, ..."""
     width = self.table.shape[1]

@@ -76,10 +76,7 @@ class Transformer(nnx.Module):
     self.decoder = Stack(decoder, has_memory=True, rngs=rngs)
 
   def __call__(
-    self,
-    source: Int[Array, "B S"],
-    target_input: Int[Array, "B T"],
-    rngs: nnx.Rngs | None = None,
+    self, source: Int[Array, "B S"], target_input: Int[Array, "B T"], rngs: nnx.Rngs | None = None
   ) -> Float[Array, "B T V"]:
     """Returns float32 logits of the token after each of `target_input`."""
     memories = self.encode_memory(source, rngs)

@@ -15,7 +15,6 @@ from relpos_jax.typing import Array, Bool, Float, Int
 # Variance 1 / fan-in, as Tensor2Tensor's uniform unit scaling.
 kernel_init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform")
 
-
 _FEWEST_SLOTS = 32  # of a cache, to attend to a part of it
 
 
@@ -37,10 +36,7 @@ class KVCache(NamedTuple):
   length: Int[Array, " B"]
 
   def append(
-    self,
-    key: Float[Array, "B M K H"],
-    value: Float[Array, "B M K H"],
-    positions: Int[Array, "B M"],
+    self, key: Float[Array, "B M K H"], value: Float[Array, "B M K H"], positions: Int[Array, "B M"]
   ) -> "KVCache":
     """Writes M tokens into the next slots of every row.
 
@@ -119,9 +115,7 @@ class MultiHeadAttention(nnx.Module):
       raise ValueError(f"width is {width}; want a multiple of num_heads, {num_heads}")
     head_width = width // num_heads if head_width is None else head_width
     if not isinstance(positions, Positions | None):
-      raise ValueError(
-        f"positions is {positions!r:.60}; want a Positions such as AlibiPositions(8)"
-      )
+      raise ValueError(f"positions is {positions!r:.60}; want Positions such as AlibiPositions(8)")
     self.key_shape = (num_heads if num_key_heads is None else num_key_heads, head_width)
     options = dict(use_bias=False, kernel_init=kernel_init, dtype=dtype, rngs=rngs)
     self.query = nnx.LinearGeneral(width, (num_heads, head_width), **options)
@@ -202,7 +196,6 @@ class MultiHeadAttention(nnx.Module):
     mask &= (cache.positions >= 0)[:, None, None]
 
     def attend(num_slots: int) -> Float[Array, "B M D"]:
-      """Attends to the first slots."""
       return self.attend(
         x,
         cache.key[..., :num_slots].transpose(0, 3, 1, 2),

@@ -96,9 +96,7 @@ class RelativeAttention(nnx.Module):
         setattr(self, name, jnp.broadcast_to(x, (*stack, *x.shape)))
 
   def _leaves(self) -> list[Array]:
-    if self.scalar is not None:
-      return [self.scalar[...]]
-    return jax.tree.leaves(nnx.state(self.tables))
+    return jax.tree.leaves(nnx.state((self.tables, self.scalar)))
 
   def __call__(
     self,

@@ -88,26 +88,20 @@ class RotaryPositions(Positions):
     rngs: nnx.Rngs | None = None,
   ):
     self.base = base
-    # Numbers, not an array: stacked layers share them, and a state has none.
+    # Numbers, not an array: they are no part of the state, and stacked layers share them.
     self.frequencies = None if frequencies is None else (*np.asarray(frequencies, float).tolist(),)
 
   def arguments(
-    self,
-    query: Float[Array, "*B T N H"],
-    key: Float[Array, "*B S K H"],
-    query_positions: ArrayLike | None = None,
-    key_positions: ArrayLike | None = None,
-    query_offset: ArrayLike | None = None,
+    self, query: Array, key: Array, query_positions=None, key_positions=None, query_offset=None
   ) -> dict:
     if query_positions is None:
       offset = 0 if query_offset is None else query_offset
       query_positions = jnp.add.outer(jnp.asarray(offset), jnp.arange(query.shape[-3]))
     if key_positions is None:
       key_positions = jnp.arange(key.shape[-3])
-    given = None if self.frequencies is None else np.array(self.frequencies)
-    how = dict(base=self.base, frequencies=given)
-    query = rotate(query, query_positions, **how)
-    return dict(query=query, key=rotate(key, key_positions, **how))
+    frequencies = None if self.frequencies is None else np.array(self.frequencies)
+    query = rotate(query, query_positions, self.base, frequencies)
+    return dict(query=query, key=rotate(key, key_positions, self.base, frequencies))
 
 
 class TransformerXLPositions(Positions):
@@ -216,9 +210,8 @@ class DebertaPositions(Positions):
     rngs: nnx.Rngs,
   ):
     shape = table_shape(max_distance, left, num_heads, head_width)
-    self.of_query, self.of_key = (
-      nnx.Param(init_table(rngs.params(), shape, param_dtype)) for _ in range(2)
-    )
+    self.of_query = nnx.Param(init_table(rngs.params(), shape, param_dtype))
+    self.of_key = nnx.Param(init_table(rngs.params(), shape, param_dtype))
     self.left = left
 
   def __call__(self) -> tuple[RelativePositions, KeyBias]:

@@ -37,7 +37,7 @@ def test_an_export_that_fails_leaves_no_part_of_a_model(call, workdir, tmp_path,
     pathlib.Path(folder, "model.bin").write_bytes(b"half")
     raise OSError(errno.ENOSPC, "No space left on device")
 
-  monkeypatch.setattr(export, "foreign_value", lambda _: None)
+  monkeypatch.setattr(export, "check_exportable", lambda _: None)
   monkeypatch.setattr(export, "ctranslate2_spec", lambda _: types.SimpleNamespace(save=save))
   answer = call("export", f"--workdir={workdir}", f"--out={tmp_path}/out")
   assert answer.status == 2 and "No space left on device" in answer.err
