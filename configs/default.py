@@ -98,6 +98,7 @@ _LAYERS = dict(
   dtype="float32",  # or bfloat16; parameters stay float32
   implementation="",  # of attention; empty: the fastest
 )
+NO_DROPOUT = {key: 0.0 for key in _LAYERS if key.endswith("dropout_rate")}
 _TRANSLATION = dict(
   data=dict(
     source="embedded",  # embedded, multi30k, scan, wmt14 or pairs, with its own options below

@@ -23,7 +23,5 @@ def get_config():
   config.data.source = "midi"
   config.batches.update(tokens=131_072, max_length=131_072, num_shapes=1)
   config.mesh.sequence = 16
-  config.model.update(num_layers=4, dtype="bfloat16")
-  config.model.update(embedding_dropout_rate=0.0, dropout_rate=0.0)
-  config.model.update(attention_dropout_rate=0.0, feed_forward_dropout_rate=0.0)
+  config.model.update(default.NO_DROPOUT, num_layers=4, dtype="bfloat16")
   return config

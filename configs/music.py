@@ -32,8 +32,7 @@ _BRIEF = dict(
   batches=dict(tokens=2304),
   model=dict(
     **dict(num_layers=3, width=128, num_heads=4, feed_forward=512, max_distance=256),
-    **dict(embedding_dropout_rate=0.0, dropout_rate=0.0),
-    **dict(attention_dropout_rate=0.0, feed_forward_dropout_rate=0.0, implementation="chunked"),
+    **dict(default.NO_DROPOUT, implementation="chunked"),
   ),
   training=dict(learning_rate=0.004, warmup_steps=400, num_steps=3000, save_every=50),
 )

@@ -16,8 +16,7 @@ def get_config():
   config.batches.update(tokens=1024, max_length=64, num_shapes=4)
   config.model.update(num_layers=2, width=128, num_heads=4, feed_forward=256)
   # Within so few updates, dropout costs more than it saves.
-  config.model.update(embedding_dropout_rate=0.0, dropout_rate=0.0)
-  config.model.update(attention_dropout_rate=0.0, feed_forward_dropout_rate=0.0)
+  config.model.update(default.NO_DROPOUT)
   config.training.update(schedule="inverse_sqrt", learning_rate=0.004, warmup_steps=300)
   config.training.update(num_steps=2_000, eval_every=500, save_every=500, keep_checkpoints=3)
   return config

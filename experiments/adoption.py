@@ -50,18 +50,16 @@ def _flax_example(class_name, folder, tokens):
     return model.apply(dict(params=params), *[tokens] * len(inputs))
 
   def decode(params, tokens):
-    context, options = (), {}
+    context, options = (), dict(mutable=["cache"])
     if is_translator:
       context = model.apply(dict(params=params), tokens, method="encode"), tokens
-      options = dict(method="decode")
+      options["method"] = "decode"
 
     def step(cache, t):
       token = models.shift_right(tokens)[:, t : t + 1]
-      variables = dict(params=params, cache=cache)
-      logits, updated = decoder.apply(variables, *context, token, mutable=["cache"], **options)
-      return logits, updated["cache"]
+      return decoder.apply(dict(params=params, **cache), *context, token, **options)
 
-    return _one_by_one(step, decoder.init(jax.random.key(0), *inputs)["cache"])
+    return _one_by_one(step, dict(cache=decoder.init(jax.random.key(0), *inputs)["cache"]))
 
   params = linen.unbox(model.init(jax.random.key(0), *inputs)["params"])
   return Model(params, logits, decode)
@@ -136,12 +134,10 @@ def _t5x(folder, tokens):
 
     def step(cache, t):
       token = shifted[:, t : t + 1]
-      variables = dict(params=params, cache=cache)
-      logits, updated = model.apply(variables, context, tokens, token, token, **options)
-      return logits, updated["cache"]
+      return model.apply(dict(params=params, **cache), context, tokens, token, token, **options)
 
     cache = model.init(jax.random.key(0), *inputs(tokens), decode=True)["cache"]
-    return _one_by_one(step, cache)
+    return _one_by_one(step, dict(cache=cache))
 
   return Model(model.init(jax.random.key(0), *inputs(tokens))["params"], logits, decode)
 

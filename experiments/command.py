@@ -11,7 +11,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import filelock
 from absl import flags as absl_flags
@@ -19,8 +19,7 @@ from ml_collections import ConfigDict, config_flags
 
 from experiments.config import TEST_SETS, add_test_sets, check_keys, flatten
 from experiments.errors import InputError
-from experiments.files import Path, check_writable, in_bucket, to_path, write_refusal
-from experiments.training.bucket_lock import lock_in_bucket
+from experiments.files import Path, bucket_lock, check_writable, in_bucket, to_path, write_refusal
 
 _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 _DEFINE = {
@@ -88,7 +87,7 @@ def run(
     if sys.stdout:
       sys.stdout.flush()
   except InputError as error:
-    _fail(error)
+    refusal = error
   except KeyboardInterrupt:
     print("interrupted", file=sys.stderr)
     sys.exit(130)
@@ -99,12 +98,9 @@ def run(
     if not (refusal := write_refusal(error, error.filename or "the output")):
       raise
     _drop_stdout()
-    _fail(refusal)
-  sys.exit(0)
-
-
-def _fail(error: InputError) -> NoReturn:
-  print(f"error: {error}", file=sys.stderr)
+  else:
+    sys.exit(0)
+  print(f"error: {refusal}", file=sys.stderr)
   sys.exit(2)
 
 
@@ -163,10 +159,9 @@ def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
         argv, file = _define_config(argv, values, flag)
       else:
         kind = str if flag.default is None else type(flag.default)
-        options = dict(flag_values=values)
-        if kind in (int, float):
-          options |= dict(lower_bound=flag.least, upper_bound=flag.most)
-        _DEFINE[kind](name, flag.default, flag.help, **options)
+        is_number = kind in (int, float)
+        bounds = dict(lower_bound=flag.least, upper_bound=flag.most) if is_number else {}
+        _DEFINE[kind](name, flag.default, flag.help, flag_values=values, **bounds)
     _, *unused = values(argv)
   except (absl_flags.Error, AttributeError, KeyError) as error:
     text = " ".join(str(error.args[0] if error.args else error).split())
@@ -226,13 +221,12 @@ def make_folder(folder: Path, flag: str) -> pathlib.Path:
 def lock_folder(folder: Path, flag: str) -> Iterator[None]:
   """Locks the folder that a flag names; makes it if missing, and removes it if left empty.
 
-  The lock is released when its process ends, even if it is killed; in a bucket, see
-  `lock_in_bucket`.
+  The lock is released when its process ends, even if it is killed; in a bucket, see `bucket_lock`.
 
   Raises InputError: another process holds the lock, or the folder cannot be written.
   """
   if in_bucket(folder):
-    with lock_in_bucket(folder, flag):
+    with bucket_lock(folder, flag):
       yield
     return
   is_new = not folder.exists()
@@ -240,9 +234,8 @@ def lock_folder(folder: Path, flag: str) -> Iterator[None]:
   try:
     lock.acquire()
   except filelock.Timeout:
-    raise InputError(
-      f"another command is using {folder}: wait for it, or give another --{flag}"
-    ) from None
+    remedy = f"wait for it, or give another --{flag}"
+    raise InputError(f"another command is using {folder}: {remedy}") from None
   try:
     yield
   finally:
@@ -256,11 +249,9 @@ def lock_folder(folder: Path, flag: str) -> Iterator[None]:
 
 def _configs() -> dict[str, str]:
   """Returns the first line of the docstring of each of the project's configs."""
-  lines = {}
-  for path in sorted(_CONFIGS.glob("*.py")):
-    doc = ast.get_docstring(ast.parse(path.read_text())) or ""
-    lines[f"configs/{path.name}"] = doc.partition("\n")[0]
-  return lines
+  texts = {f"configs/{path.name}": path.read_text() for path in sorted(_CONFIGS.glob("*.py"))}
+  docs = {name: ast.get_docstring(ast.parse(text)) or "" for name, text in texts.items()}
+  return {name: doc.partition("\n")[0] for name, doc in docs.items()}
 
 
 def _help(main: Callable[..., None], flags: Mapping[str, Flag]) -> str:

@@ -1,6 +1,7 @@
-"""Reads local files, and writes files atomically, also in buckets."""
+"""Reads local files, writes files atomically, also in buckets, and locks folders of buckets."""
 
 import contextlib
+import datetime
 import errno
 import gzip
 import importlib.util
@@ -9,7 +10,10 @@ import lzma
 import os
 import pathlib
 import re
+import socket
+import sys
 import textwrap
+import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -21,6 +25,7 @@ from etils import epath
 from experiments.errors import InputError
 
 _GZIP, _XZ = b"\x1f\x8b", b"\xfd7zXZ"
+_RENEW_SECONDS = 10.0  # of a lock in a bucket
 
 Path = pathlib.Path | epath.Path  # local, or in a bucket
 
@@ -101,8 +106,8 @@ def download(folder: Path, target: pathlib.Path) -> None:
     fs.get(f"{name}/", f"{target}/", recursive=True)
 
 
-def rename(folder: Path, new: Path) -> None:
-  """Renames a folder; in a bucket, copies its files and then deletes them."""
+def move(folder: Path, new: Path) -> None:
+  """Moves a folder; in a bucket, copies its files and then deletes them."""
   if not in_bucket(folder):
     folder.rename(new)
     return
@@ -111,6 +116,53 @@ def rename(folder: Path, new: Path) -> None:
     files = fs.find(name)  # with folders in its list, as epath has it, s3:// refuses to copy
     fs.copy(files, [f"{new}{file.removeprefix(name)}" for file in files])
     fs.rm(name, recursive=True)
+
+
+@contextlib.contextmanager
+def bucket_lock(folder: Path, flag: str) -> Iterator[None]:
+  """Locks the folder in a bucket that a flag names.
+
+  The lock is an object that a thread renews. One that does not change during three intervals was
+  left by a process that was killed. Processes that start within a second may both get the lock.
+
+  Raises InputError: another process holds the lock, or the bucket cannot be used.
+  """
+  path, released = folder / ".lock", threading.Event()
+  holder = f"{socket.gethostname()}, process {os.getpid()}"
+
+  def renew() -> None:
+    while not released.wait(_RENEW_SECONDS):
+      with contextlib.suppress(Exception):  # the bucket may be out of reach for a while
+        write()
+
+  def write() -> None:
+    path.write_text(f"{holder}, {datetime.datetime.now(datetime.UTC).isoformat()}")
+
+  with checking_bucket(folder):
+    if before := _read_lock(path):
+      seconds = 3 * _RENEW_SECONDS
+      print(f"waits {seconds:.0f} s for the lock of {folder} ({before})", file=sys.stderr)
+      time.sleep(seconds)
+      if _read_lock(path) not in (before, ""):
+        raise InputError(
+          f"another command is using {folder} ({before}): wait for it, or give another --{flag}"
+        )
+    write()
+  thread = threading.Thread(target=renew, daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    released.set()
+    thread.join()
+    with contextlib.suppress(Exception):
+      path.unlink()
+
+
+def _read_lock(path: Path) -> str:
+  with contextlib.suppress(FileNotFoundError):
+    return path.read_text()
+  return ""
 
 
 @contextlib.contextmanager

@@ -5,9 +5,9 @@ r"""Estimates the memory, operations and time of a training step on TPU chips, w
   python -m experiments.plan --config=configs/long.py --topology=v5e:4x4
 
 The TPU's own compiler compiles the training step for all chips of the topology; no TPU is needed
-and nothing runs. The batch is of the longest examples. Times are estimates
-from the chip's peak figures: a step takes the longer of computing and memory traffic if they
-overlap, and their sum if they do not. What chips send one another is left out.
+and nothing runs. The batch is of the longest examples. Times are estimates from the chip's peak
+figures: a step takes the longer of computing and memory traffic if they overlap, and their sum if
+they do not. What chips send one another is left out.
 """
 
 import importlib.util
@@ -50,15 +50,13 @@ class Chip(NamedTuple):
   flops: float  # bfloat16
   hbm: float  # bytes
   hbm_bandwidth: float
-  source: str
 
 
-_DOCS = "docs.cloud.google.com/tpu/docs"
 CHIPS = {
-  "v4": Chip(275e12, 32 * 2**30, 1200e9, f"{_DOCS}/v4"),
-  "v5e": Chip(197e12, 16e9, 819e9, f"{_DOCS}/v5e"),
-  "v5p": Chip(459e12, 95e9, 2765e9, f"{_DOCS}/v5p"),
-  "v6e": Chip(918e12, 32e9, 1600e9, f"{_DOCS}/v6e"),
+  "v4": Chip(275e12, 32 * 2**30, 1200e9),
+  "v5e": Chip(197e12, 16e9, 819e9),
+  "v5p": Chip(459e12, 95e9, 2765e9),
+  "v6e": Chip(918e12, 32e9, 1600e9),
 }
 
 
@@ -87,6 +85,7 @@ def main(config: ConfigDict, topology: str, effort: str) -> None:
   try:
     step = compile_step(task, mesh, shape)
     rows |= figures(CHIPS[chip], step, config.training.num_steps)
+    rows["peaks"] = f"docs.cloud.google.com/tpu/docs/{chip}"
   except jax.errors.JaxRuntimeError as error:
     if not (memory := re.search(_OUT_OF_MEMORY, str(error))):
       raise
@@ -150,7 +149,6 @@ def figures(chip: Chip, step: "Compiled", num_steps: int) -> dict[str, str]:
     **{f"time of {name}": f"{1000 * part:.1f} ms" for name, part in parts.items()},
     "time without the network": f"{1000 * low:.1f} to {1000 * high:.1f} ms",
     "all updates": f"{hours * low:.1f} to {hours * high:.1f} h" if num_steps else "of any data",
-    "peaks": chip.source,
   }
 
 

@@ -24,13 +24,8 @@ FLAGS = dict(
 _OWN = ("positions", "lengths")  # sweeps with pages of their own
 
 
-def main(results: pathlib.Path) -> None:
-  """Writes the pages, and prints their paths."""
-  print(*write_all(results), sep="\n")
-
-
-def write_all(folder: pathlib.Path) -> list[pathlib.Path]:
-  """Rewrites the blocks of each page with records, and returns the pages.
+def main(results: pathlib.Path) -> list[pathlib.Path]:
+  """Rewrites the blocks of each page with records; prints and returns the pages.
 
   Raises InputError: there are no records, or a damaged one.
   """
@@ -38,20 +33,21 @@ def write_all(folder: pathlib.Path) -> list[pathlib.Path]:
   from experiments.sections import blocks_of
 
   pages: dict[pathlib.Path, dict[str, str]] = {}
-  for name, file in sorted(record_files(folder / "runs").items()):
+  for name, file in sorted(record_files(results / "runs").items()):
     task, rows = _read(file)
     own, _, has_own = name.partition("-")
     of_task = "report" if task == "translation" else task
-    page = folder / (own if own in _OWN and has_own else of_task)
+    page = results / (own if own in _OWN and has_own else of_task)
     page.mkdir(exist_ok=True)
     pages.setdefault(page, {}).update(blocks_of(task, name, rows, page))
   if not pages:
     raise InputError(
-      f"no records in {folder}/runs/*.jsonl: run a sweep first, with "
+      f"no records in {results}/runs/*.jsonl: run a sweep first, with "
       "python -m experiments.sweep --config=configs/table1.py"
     )
   for page, blocks in pages.items():
     tables.rewrite_blocks(page.with_suffix(".md"), blocks)
+    print(page.with_suffix(".md"))
   return [page.with_suffix(".md") for page in pages]
 
 

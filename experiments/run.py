@@ -98,16 +98,12 @@ def parse_config(
 def _task_class(name: str) -> type[Task]:
   """Imports one task: the libraries of the others take seconds to load."""
   if name == "translation":
-    from experiments.translation.task import Translation
-
-    return Translation
-  if name == "music":
-    from experiments.music.task import MusicTask
-
-    return MusicTask
-  from experiments.graphs.task import Graphs
-
-  return Graphs
+    from experiments.translation.task import Translation as kind
+  elif name == "music":
+    from experiments.music.task import MusicTask as kind
+  else:
+    from experiments.graphs.task import Graphs as kind
+  return kind
 
 
 def defaults(config: Mapping[str, Any]) -> ConfigDict:
@@ -125,13 +121,7 @@ def changes(config: ConfigDict, base: ConfigDict) -> dict[str, object]:
 
 
 def own_values(config: ConfigDict) -> dict[str, object]:
-  """Returns the values that define a run: the changed ones, and its task unless translation.
-
-  >>> config = default.get_config("graphs")
-  >>> config.seed = 3
-  >>> own_values(config)
-  {'task': 'graphs', 'seed': 3}
-  """
+  """Returns the values that define a run: the changed ones, and its task unless translation."""
   task = {} if config.get("task", "translation") == "translation" else dict(task=config.task)
   return task | changes(config, defaults(config))
 

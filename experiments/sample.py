@@ -25,9 +25,7 @@ FLAGS = dict(
   num_tokens=command.Flag(512, "largest number of new tokens", least=1),
   temperature=command.Flag(1.0, "below 1 favours likely tokens; 0 takes the likeliest", least=0),
   top_k=command.Flag(0, "samples from the k likeliest tokens; 0 from all", least=0),
-  top_p=command.Flag(
-    1.0, "samples from the likeliest tokens of this total probability", least=1e-6, most=1
-  ),
+  top_p=command.Flag(1.0, "the likeliest tokens of this total probability", least=1e-6, most=1),
   seed=command.Flag(0, "seed of the samples"),
   average_checkpoints=command.AVERAGE,
 )
@@ -39,11 +37,9 @@ def main(
   prime: str,
   prime_tokens: int,
   num_tokens: int,
-  temperature: float,
-  top_k: int,
-  top_p: float,
   seed: int,
   average_checkpoints: int,
+  **sampling: float,
 ) -> None:
   """Samples a piece, writes it and draws it."""
   picture = out.with_suffix(".png")
@@ -59,11 +55,10 @@ def main(
   from experiments.run import load_run, load_task
   from relpos_jax.decoding.sampling import SamplingParams
 
-  sampling = SamplingParams(temperature, top_k, top_p)
   task = load_task(workdir, "music")
   begun = task.codec.read(prime)[: prime_tokens or None] if prime else np.empty(0, int)
   run = load_run(workdir, average_checkpoints=average_checkpoints)
-  options = dict(num_tokens=num_tokens, seed=seed, sampling=sampling)
+  options = dict(num_tokens=num_tokens, seed=seed, sampling=SamplingParams(**sampling))
   (piece,) = sample_pieces(run.graphdef, run.params, [begun], **options)
   run.vocabulary.write(piece, out)
   print(f"wrote {out}: {len(begun)} tokens of the prime and {len(piece) - len(begun)} more")

@@ -4,6 +4,7 @@ import json
 import pathlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from experiments.translation.scores import GIVEN
 
 METRICS = dict(translation=translation.METRIC, graphs=graphs.METRIC, music=music.METRIC)
 # Shaw et al. 2018: Table 1 is on newstest2014, Tables 2 and 3 on newstest2013.
+_BY_DISTANCE = {0: 12.5, 1: 25.5, 2: 25.8, 4: 25.9, 16: 25.8, 64: 25.9, 256: 25.8}
 _PAPER = {
   "table1": {
     "paper, EN-DE base": dict(relative=26.8, sinusoidal=26.5),
@@ -27,12 +29,7 @@ _PAPER = {
     "paper, EN-FR base": dict(relative=38.7, sinusoidal=38.2),
     "paper, EN-FR big": dict(relative=41.5, sinusoidal=41.2),
   },
-  "table2": {
-    "paper, EN-DE base": {
-      f"k={k}": bleu
-      for k, bleu in {0: 12.5, 1: 25.5, 2: 25.8, 4: 25.9, 16: 25.8, 64: 25.9, 256: 25.8}.items()
-    }
-  },
+  "table2": {"paper, EN-DE base": {f"k={k}": bleu for k, bleu in _BY_DISTANCE.items()}},
   "table3": {
     "paper, EN-DE base": {"keys and values": 25.8, "keys": 25.8, "values": 25.3, "neither": 12.5}
   },
@@ -118,9 +115,7 @@ def _first(rows: Rows) -> Record:
   return next(iter(rows.values()))[0]
 
 
-def _mean_column(
-  rows: Rows, value_of: Callable[[Record], float | None], digits: int = 2
-) -> dict[str, str]:
+def _mean_column(rows: Rows, value_of: Callable, digits: int = 2) -> dict[str, str]:
   return {r: tables.mean_and_interval([*map(value_of, runs)], digits) for r, runs in rows.items()}
 
 
@@ -132,9 +127,7 @@ def _seed_columns(rows: Rows) -> dict[str, dict[str, str]]:
   }
 
 
-def _draw_curves(
-  rows: Rows, measures: Sequence[str], picture: pathlib.Path, start: float = 0.0
-) -> str:
+def _draw_curves(rows: Rows, measures: list[str], picture: pathlib.Path, start: float = 0) -> str:
   """Draws the measures, columns of the curves, over updates; returns the line that shows them."""
   panels = []
   for column, measure in enumerate(measures, start=1):
@@ -149,7 +142,8 @@ def _draw_curves(
 
 
 def _translation(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
-  first, splits = _first(rows), _splits(rows)
+  first = _first(rows)
+  splits = sorted(first["scores"], key=lambda split: split != "test")
   columns = _seed_columns(rows)
   for kind, title in translation.TITLES.items():
     for split in splits[:1] if kind == "paper_bleu" else splits:
@@ -173,22 +167,16 @@ def _translation(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   return _section(rows, parts, facts)
 
 
-def _splits(rows: Rows) -> list[str]:
-  """Returns the splits that the runs were scored on, test first."""
-  return sorted(_first(rows)["scores"], key=lambda split: split != "test")
-
-
 def _sentences(run: Record, splits: Sequence[str]) -> np.ndarray:
   return np.concatenate([np.array(run["sentences"][split]) for split in splits])
 
 
 def _bleu(rows: Rows, split: str) -> dict[str, Scores]:
-  counts = {
-    row: np.stack([sentence_counts(_sentences(run, [split])[:, 1:]) for run in runs])
-    for row, runs in rows.items()
-  }
-  draws = draw_sentences(next(iter(counts.values())).shape[1])
-  return {row: score_seeds(of, draws) for row, of in counts.items()}
+  draws, scores = draw_sentences(len(_first(rows)["sentences"][split])), {}
+  for row, runs in rows.items():
+    counts = [sentence_counts(np.array(run["sentences"][split])[:, 1:]) for run in runs]
+    scores[row] = score_seeds(np.stack(counts), draws)
+  return scores
 
 
 # Valid exact matches (%) at whose first evaluation schemes are compared, by source of the data.
@@ -199,10 +187,11 @@ _NUM_BOLD = 5  # curves of a picture, the best beyond the lengths of training
 
 def _lengths(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   """Returns exact matches at equal valid scores, and at the end by stack and by length."""
-  source, splits = _first(rows)["config"]["data.source"], _splits(rows)
+  first = _first(rows)
+  source, splits = first["config"]["data.source"], first["scores"]
   free, given = ([x for x in splits if x.endswith(GIVEN) == ends] for ends in (False, True))
   ends = {"EOS free": free, "length given": given}
-  facts = {f"sentences of {x}": f"{len(_first(rows)['sentences'][x]):,}" for x in free}
+  facts = {f"sentences of {x}": f"{len(first['sentences'][x]):,}" for x in free}
   parts = [
     _at_level(sweep, rows, _LEVELS[source]),
     _by_stack(sweep, rows, ends),
@@ -261,15 +250,13 @@ def _bands(rows: Rows, splits: Sequence[str], beyond: int, within: int = 1) -> l
   lengths, trained = _sentences(first, splits)[:, 0], first["config"]["batches.max_length"] - 1
   for side, number in ((lengths <= trained, within), (lengths > trained, beyond)):
     ends = np.quantile(lengths[side], np.arange(1, number + 1) / number, method="lower")
-    start = 0
-    for end in np.unique(ends):
-      found.append(side & (start < lengths) & (lengths <= end))
-      start = end
+    band_of = np.searchsorted(ends := np.unique(ends), lengths)
+    found += [side & (band_of == band) for band in range(len(ends))]
   return found
 
 
-def _exact(splits: Sequence[str], mask: np.ndarray) -> Callable[[Record], float]:
-  """Returns the exact matches in percent of the sentences in a mask."""
+def _exact(splits: Sequence[str], mask: Any = ...) -> Callable[[Record], float]:
+  """Returns the percentage of sentences in a mask that match, or of graphs classified right."""
   return lambda run: 100 * _sentences(run, splits)[mask, -1].mean()
 
 
@@ -332,25 +319,14 @@ def _nats(rows: Rows, split: str) -> dict[str, Scores]:
 # Graphs -------------------------------------------------------------------------------------------
 
 
-def _accuracy(*splits: str, size: int | None = None) -> Callable[[Record], float]:
-  """Returns the accuracy in percent over the graphs of these splits, or those of this size."""
-
-  def accuracy(run: Record) -> float:
-    graphs = _sentences(run, splits)
-    return 100 * graphs[graphs[:, 0] == size if size else slice(None), 1].mean()
-
-  return accuracy
-
-
-def _with_guess(rows: Rows, guesses: Sequence[Record], *splits: str) -> dict[str, str]:
-  """Returns the accuracy of each row, and of the most frequent class in the runs `guesses`."""
-  majorities = []
-  for run in guesses:
+def _with_guess(rows: Rows, *splits: str) -> dict[str, str]:
+  """Returns the accuracy of each row, and of the most frequent class, which depends on the fold."""
+  has_folds, majorities = _first(rows)["config"]["data.source"] == "tu", []
+  for run in next(iter(rows.values()))[: None if has_folds else 1]:
     sizes = [len(run["sentences"][split]) for split in splits]
     shares = [run["scores"][split]["majority"] for split in splits]
     majorities.append(float(np.average(shares, weights=sizes)))
-  ours = _mean_column(rows, _accuracy(*splits), 1)
-  return ours | {_GUESS: tables.mean_and_interval(majorities, 1)}
+  return _mean_column(rows, _exact(splits), 1) | {_GUESS: tables.mean_and_interval(majorities, 1)}
 
 
 def _gains(title: str, rows: Rows, score: Callable[[Record], float]) -> str:
@@ -368,22 +344,19 @@ def _gains(title: str, rows: Rows, score: Callable[[Record], float]) -> str:
 def _chains(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   first, longest = _first(rows), graphs.LONGEST_TRAINED
   longer = [k for k in graphs.CTP if k > longest]
-  longest_valid = _accuracy("valid", size=longest)
+  longest_valid = _exact(["valid"], _sentences(first, ["valid"])[:, 0] == longest)
   columns = _seed_columns(rows) | {
-    "valid": _with_guess(rows, [first], "valid"),
+    "valid": _with_guess(rows, "valid"),
     f"valid, {longest}": _mean_column(rows, longest_valid, 1),
-    f"test, {longest}": _with_guess(rows, [first], f"test_{longest}"),
-    f"test, {longer[0]} to {longer[-1]}": _with_guess(
-      rows, [first], *(f"test_{k}" for k in longer)
-    ),
+    f"test, {longest}": _with_guess(rows, f"test_{longest}"),
+    f"test, {longer[0]} to {longer[-1]}": _with_guess(rows, *(f"test_{k}" for k in longer)),
   }
   by_length = {}
   for k, accuracy in graphs.CTP.items():
     name = f"{k} ({len(first['sentences'][f'test_{k}'])}; {_DISTINCT[k]})"
-    by_length[name] = _with_guess(rows, [first], f"test_{k}") | {graphs.NAME: f"{accuracy:.1f}"}
+    by_length[name] = _with_guess(rows, f"test_{k}") | {graphs.NAME: f"{accuracy:.1f}"}
   scores = {
-    row: {k: [_accuracy(f"test_{k}")(run) for run in runs] for k in graphs.CTP}
-    for row, runs in rows.items()
+    row: {k: [*map(_exact([f"test_{k}"]), runs)] for k in graphs.CTP} for row, runs in rows.items()
   }
   picture = graphs.draw_lengths(scores, folder / f"{sweep}-lengths.png")
   parts = [
@@ -396,12 +369,9 @@ def _chains(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
 
 
 def _folds(sweep: str, rows: Rows) -> str:
-  config, guesses = _first(rows)["config"], next(iter(rows.values()))
+  config = _first(rows)["config"]
   columns = {"seeds": _seed_columns(rows)["seeds"]}
-  columns |= {split: _with_guess(rows, guesses, split) for split in ("valid", "test")}
+  columns |= {split: _with_guess(rows, split) for split in ("valid", "test")}
   title = f"{sweep}: {config['data.tu.name']}, {config['data.tu.num_folds']} folds"
-  parts = [
-    tables.column_table(title, [*rows, _GUESS], columns),
-    _gains("test", rows, _accuracy("test")),
-  ]
-  return _section(rows, parts, {})
+  table = tables.column_table(title, [*rows, _GUESS], columns)
+  return _section(rows, [table, _gains("test", rows, _exact(["test"]))], {})

@@ -135,11 +135,7 @@ def plan_cells(file: command.ConfigFile, num_seeds: int, out: pathlib.Path) -> l
 
 
 def slug(text: str) -> str:
-  """Returns a text as lower-case letters, digits and single hyphens, for names of folders.
-
-  >>> slug("relative, k=16")
-  'relative-k-16'
-  """
+  """Returns a text as lower-case letters, digits and single hyphens, for names of folders."""
   return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 

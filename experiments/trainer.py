@@ -20,7 +20,7 @@ from experiments.training.checkpoint import Checkpoints
 from experiments.training.checkpoint_reader import list_steps
 from experiments.training.environment import code_version
 from experiments.training.loop import NonFiniteError, profiled, train
-from experiments.training.metrics import NoReporter, Reporter, logging_to_wandb, read_metrics
+from experiments.training.metrics import NoReporter, Reporter, read_metrics, wandb_run
 from experiments.training.processes import StopOnSignal, Stopped
 from experiments.training.sharding import put_batch
 from experiments.training.step import TrainState, compiling_ahead, naming_attention
@@ -107,12 +107,16 @@ def _train(
     stop.deferred = True
     if start < num_steps or lacks_evaluation:
       on_devices = (put_batch(batch, run.mesh) for batch in prefetch(batches, start, num_steps))
-      on_devices = profiled(on_devices, start, profile_steps, str(workdir / "tensorboard"))
+      if profile_steps:
+        on_devices = profiled(on_devices, start, profile_steps, str(workdir / "tensorboard"))
       with contextlib.ExitStack() as stack:
         reporter = NoReporter()
         if processes.is_first():
-          log = stack.enter_context(logging_to_wandb(run.config.to_dict(), workdir, wandb))
-          reporter = stack.enter_context(Reporter(workdir, start, num_steps, log=log))
+          options = {}
+          if wandb:
+            remote = stack.enter_context(wandb_run(run.config.to_dict(), workdir, wandb))
+            options["log"] = remote.log
+          reporter = stack.enter_context(Reporter(workdir, start, num_steps, **options))
         compiler = stack.enter_context(compiling_ahead())
         stack.enter_context(contextlib.closing(on_devices))
         step = _compile_ahead(training, batches, valid_batches, start, num_steps, compiler)
@@ -154,12 +158,9 @@ def _compile_ahead(
 
   first = firsts(batches, start, num_steps)
   step = naming_attention(training.step, compiler, training.shapes, first)
-
-  def compile_evaluation(batch: Any) -> None:
-    training.eval_step.lower(training.shapes.params, batch).compile()
-
+  params, eval_step = training.shapes.params, training.eval_step
   for batch in firsts(valid, 0, valid.num_per_epoch):
-    compiler(compile_evaluation, batch)
+    compiler(lambda batch: eval_step.lower(params, batch).compile(), batch)
   return step
 
 

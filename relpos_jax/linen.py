@@ -164,15 +164,13 @@ class RelativeAttention(nn.Module):
     if is_cached and self.query_positions is None and query.shape[-3] != key.shape[-3]:
       # The layer has counted this query already.
       at = layer.get_variable("cache", "cache_index").astype(jnp.int32)[None] - 1
+    tensors = query, key, value, bias, mask
     return attend_as_flax(
       self,
       arguments,
-      query,
-      key,
-      value,
-      bias,
-      mask,
-      sow=None if module is None else functools.partial(module.sow, "intermediates"),
+      *tensors,
+      collection="intermediates",
+      module=module,
       is_causal=is_causal,
       input_positions=at,
       dropout_rng=dropout_rng,

@@ -17,7 +17,7 @@ from experiments.benchmark import timing
 from experiments.benchmark.timing import Program, Record, parse_lengths
 from experiments.errors import InputError
 from experiments.evaluation.pictures import CostPanel, cost_curves
-from experiments.evaluation.tables import column_table, markdown_table, rewrite_blocks
+from experiments.evaluation.tables import column_table, markdown_table
 from experiments.files import write_whole
 from experiments.training.environment import environment
 from relpos_jax import RelativePositions, dot_product_attention
@@ -27,7 +27,7 @@ from relpos_jax.attention.inputs import gather_inputs
 
 STOCK, AGAIN = "jax.nn", "jax.nn (again)"
 BLOCKWISE = ("chunked", "pallas_tpu", "pallas_gpu")  # never hold [T, S] weights
-_NOT_COMPILED = (AGAIN, "torch_sdpa")  # for their memory alone
+_NOT_COMPILED = (AGAIN, "torch_sdpa")  # where only memory is measured
 MASKS, PASSES = ("bidirectional", "causal"), ("forward", "backward")
 
 
@@ -77,7 +77,7 @@ def main(**values: Any) -> None:
       pairs.append(dict(name=name, against=other) | times)
     results[part].append(case._asdict() | dict(contestants=rows, pairs=pairs))
     write_whole(path, json.dumps(results) + "\n")
-  write_page(folder.parent)
+  timing.rewrite_page(folder, draw_block)
 
 
 def _cases(values: Mapping[str, Any]) -> list[tuple[str, Case]]:
@@ -140,23 +140,20 @@ def arguments(case: Case) -> tuple:
   return *tokens, RelativePositions(*tables)
 
 
-def _ours(case, query, key, value, relations, *, implementation, related=True):
-  relations = relations if related else None
-  options = dict(is_causal=case.is_causal, implementation=implementation)
-  return dot_product_attention(query, key, value, relations=relations, **options)
+def _ours(case, query, key, value, relations, *, related=True, **options):
+  options |= dict(is_causal=case.is_causal, relations=relations if related else None)
+  return dot_product_attention(query, key, value, **options)
 
 
-def _jax_nn(case, query, key, value, relations, *, bias=None, implementation=None):
-  return jax.nn.dot_product_attention(
-    query, key, value, bias=bias, is_causal=case.is_causal, implementation=implementation
-  )
+def _jax_nn(case, query, key, value, relations, **options):
+  return jax.nn.dot_product_attention(query, key, value, is_causal=case.is_causal, **options)
 
 
-def _dense_bias(case, query, key, value, relations, *, implementation=None):
+def _dense_bias(case, query, key, value, relations, **options):
   """Computes the relative key term of all pairs as jax.nn's bias."""
   inputs = gather_inputs(query, key, value, relations=relations)
   bias = (skew.relative_logits(inputs, *inputs.relations) * inputs.scale).astype(query.dtype)
-  return _jax_nn(case, query, key, value, None, bias=bias, implementation=implementation)
+  return _jax_nn(case, query, key, value, None, bias=bias, **options)
 
 
 def _torch_sdpa(case: Case) -> Program:
@@ -260,26 +257,18 @@ def pairs_of(names: Sequence[str]) -> list[tuple[str, str]]:
 # Page ---------------------------------------------------------------------------------------------
 
 
-def write_page(out: pathlib.Path) -> None:
-  """Draws a picture of each out/attention/*.json and rewrites its block of out/attention.md."""
-  blocks = {}
-  for name, results in timing.read_results(out / "attention").items():
-    contestants = results["contestants"]
-    peers = [name for name, of in contestants.items() if of["relations"] != "keys and values"]
-    cost_curves(_panels(results), peers, out / "attention" / f"{name}.png")
-    blocks[name] = _block(results, f"attention/{name}.png")
-  if blocks:
-    rewrite_blocks(out / "attention.md", blocks)
-
-
-def _block(results: Record, picture: str) -> str:
+def draw_block(results: Record) -> str:
+  """Draws a picture next to the raw results, and returns their block of the page."""
   settings, cases, memory = results["settings"], results["cases"], results["memory"]
+  contestants, picture = results["contestants"], results["path"].with_suffix(".png")
+  peers = [name for name, of in contestants.items() if of["relations"] != "keys and values"]
+  cost_curves(_panels(results), peers, picture)
   parts = [
     timing.provenance(results, ("jax", "jaxlib", "torch")),
     f"{settings['dtype']}, N = {settings['heads']}, H = {settings['width']}, "
     f"k = {settings['max_distance']}, B T = {settings['tokens']:,}; "
     f"repetitions: {settings['repetitions']}.",
-    f"![Time and memory over length]({picture})",
+    f"![Time and memory over length](attention/{picture.name})",
   ]
   for title, some, cells in (
     ("Time", cases, _times),
@@ -291,7 +280,7 @@ def _block(results: Record, picture: str) -> str:
       names = dict.fromkeys(name for of in columns.values() for name in of)
       parts += [f"### {title}, {kind}", column_table("", names, columns)]
   rows = []
-  for name, of in results["contestants"].items():
+  for name, of in contestants.items():
     reasons = (case["contestants"].get(name, {}).get("refused") for case in [*cases, *memory])
     rows.append([name, of["relations"], "; ".join(filter(None, dict.fromkeys(reasons)))])
   header = ["", "relations", "reason for missing figures"]

@@ -193,7 +193,7 @@ def block_of_translation(results: timing.Record) -> str:
 
 def write_pages(out: pathlib.Path) -> None:
   """Rewrites the page of each command, attention's too, that has raw results in a folder."""
-  attention.write_page(out)
+  timing.rewrite_page(out / "attention", attention.draw_block)
   for name, prefix in _PREFIXES.items():
     timing.rewrite_page(out / name, block_of_steps, prefix)
   timing.rewrite_page(out / "translate", block_of_translation)

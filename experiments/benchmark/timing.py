@@ -92,15 +92,13 @@ def publish(
 
 
 def rewrite_page(folder: pathlib.Path, block: Callable[[Record], str], prefix: str = "") -> None:
-  """Rewrites a block of the page FOLDER.md for each of the raw results in the folder."""
-  if results := read_results(folder):
-    blocks = {prefix + stem: block(of) for stem, of in results.items()}
+  """Rewrites a block of FOLDER.md for each of the folder's raw results, given with their `path`."""
+  blocks = {}
+  for path in sorted(folder.glob("*.json")):
+    results = json.loads(path.read_text("utf-8"))
+    blocks[prefix + path.stem] = block(results | dict(path=path))
+  if blocks:
     rewrite_blocks(folder.with_suffix(".md"), blocks)
-
-
-def read_results(folder: pathlib.Path) -> dict[str, Any]:
-  """Returns the raw results of each JSON file in a folder, by the file's stem."""
-  return {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))}
 
 
 def provenance(results: Record, packages: Sequence[str] = ("jax", "jaxlib")) -> str:

@@ -92,12 +92,8 @@ class Schedule:
 
   def first_steps(self, start: int, stop: int) -> list[int]:
     """Returns the first step with a batch of each shape, of those from `start` to `stop` - 1."""
-    found: dict[int, int] = {}
-    for step in range(start, min(stop, start + 2 * self.num_per_epoch)):
-      found.setdefault(self[step][1], step)
-      if len(found) == len(self.shapes):
-        break
-    return [*found.values()]
+    steps = range(start, min(stop, start + 2 * self.num_per_epoch))
+    return sorted({self[step][1]: step for step in reversed(steps)}.values())
 
   def _shuffled(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
     """Returns the examples of each bucket and the batches, in the order of an epoch."""
@@ -123,13 +119,6 @@ class Batches:
   Attributes:
     num_per_epoch, shapes, dropped, first_steps: as in `Schedule`. A step is compiled once for each
       shape.
-
-  >>> batches = Batches([[5, 2], [6, 7, 8, 2], [9, 2]], [[5, 2], [6, 2], [7, 2]],
-  ...                   boundaries=(2, 4), budget=4, seed=0)
-  >>> print(batches)
-  shapes 2x2 1x4, batches per epoch: 2, dropped (above 4): 0, padding: 12%
-  >>> sorted(batches[step].target.tolist() for step in range(2))
-  [[[5, 2], [7, 2]], [[6, 2, 0, 0]]]
   """
 
   def __init__(self, *sides: Any, **options: Any):
@@ -190,9 +179,6 @@ def bucket_boundaries(
   Examples longer than `max_length` are ignored. Every boundary is a `multiple_of` (8 suits TPUs).
 
   Raises InputError: every example is longer than max_length.
-
-  >>> bucket_boundaries(np.array([3, 3, 3, 4, 9, 10]), 2)
-  (4, 10)
   """
   max_length = max_length or int(lengths.max(initial=0))
   _check_any(lengths, max_length)

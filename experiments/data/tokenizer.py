@@ -90,13 +90,7 @@ class Ragged(Sequence):
   def padded(
     self, rows: Int[np.ndarray, "rows"], shape: tuple[int, int], padding: int
   ) -> Int[np.ndarray, "B L"]:
-    """Returns an int32 array of the chosen rows, padded to a shape.
-
-    >>> Ragged.of([[5, 6, 2], [2], [7, 2]]).padded(np.array([2, 0]), (3, 4), 0)
-    array([[7, 2, 0, 0],
-           [5, 6, 2, 0],
-           [0, 0, 0, 0]], dtype=int32)
-    """
+    """Returns an int32 array of the chosen rows, padded on the right and below to a shape."""
     result = np.full(shape, padding, np.int32)
     starts, ends = self.offsets[rows, None], self.offsets[rows + 1, None]
     positions = starts + np.arange(shape[1])
@@ -122,15 +116,12 @@ def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
       (the most frequent words, and of equally frequent ones the first by code points).
     size: the largest number of entries, with the special tokens and, for subwords, the 256 bytes.
 
-  Raises InputError: the size is too small for the special tokens and the bytes or one word.
+  Raises InputError: the size is too small for the special tokens and the bytes.
   """
-  others, what = (1, "one word") if kind == "words" else (len(_ALPHABET), "the bytes")
-  if size < (smallest := len(_SPECIAL) + others):
-    raise InputError(
-      f"vocabulary size {size}: choose at least {smallest}, the special tokens and {what}"
-    )
   if kind == "words":
     return _train_words(lines, size)
+  if size < (smallest := len(_SPECIAL) + len(_ALPHABET)):
+    raise InputError(f"vocabulary size {size}: choose at least {smallest}, for tokens of all bytes")
   options = dict(vocab_size=size, min_frequency=2, show_progress=False)
   options |= dict(special_tokens=_SPECIAL, initial_alphabet=_ALPHABET)
   if kind == "bpe":
@@ -181,13 +172,13 @@ def encode(tokenizer: Tokenizer, lines: Iterable[str]) -> Ragged:
   65,536 entries). Runs on all cores unless TOKENIZERS_PARALLELISM=false.
   """
   dtype = np.uint16 if tokenizer.get_vocab_size() <= 2**16 else np.int32
-  values, lengths = [np.empty(0, dtype)], [np.empty(0, np.int64)]
+  values, lengths = [np.empty(0, dtype)], []
   remaining = iter(lines)
   while chunk := list(itertools.islice(remaining, _LINES_AT_ONCE)):
     rows = [encoding.ids for encoding in tokenizer.encode_batch_fast(chunk)]
-    lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
-    values.append(np.fromiter(itertools.chain.from_iterable(rows), dtype, lengths[-1].sum()))
-  return Ragged.joined(np.concatenate(values), np.concatenate(lengths))
+    values.append(np.fromiter(itertools.chain.from_iterable(rows), dtype))
+    lengths += map(len, rows)
+  return Ragged.joined(np.concatenate(values), lengths)
 
 
 def encode_pairs(tokenizers: Tokenizers, pairs: Iterable[tuple[str, str]]) -> tuple[Ragged, Ragged]:
@@ -214,10 +205,6 @@ def pieces(tokenizer: Tokenizer, ids: _Ids) -> list[str]:
 
   Tokens that are parts of a character become "�". Those of the kind "words" are returned as they
   are.
-
-  >>> tokenizer = train_tokenizer(["ein Mann", "ein Mann"], "bpe", size=300)
-  >>> pieces(tokenizer, encode(tokenizer, ["ein Mann, müde"])[0])
-  ['▁ein', '▁Mann', ',', '▁', 'm', '�', '�', 'd', 'e', '</s>']
   """
   tokens = [tokenizer.id_to_token(token) for token in np.asarray(ids).tolist()]
   if isinstance(tokenizer.model, models.WordLevel):

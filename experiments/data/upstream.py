@@ -80,13 +80,12 @@ class Upstream(NamedTuple):
     remedy = f"to use local files, give --config.data.{self.key}.path=FOLDER with {self.where}"
     try:
       answer = requests.get(url, timeout=20)
+      if answer.ok and _sha256(answer.content) == self.files[name]:
+        return answer.content
+      reason = "it is not the file published" if answer.ok else f"status {answer.status_code}"
     except requests.RequestException as error:
       reason = f"no answer from {urlsplit(url).hostname} ({type(error).__name__})"
-      raise InputError(f"cannot download {url}: {reason}; {remedy}") from None
-    if not answer.ok or _sha256(answer.content) != self.files[name]:
-      reason = "it is not the file published" if answer.ok else f"status {answer.status_code}"
-      raise InputError(f"cannot download {url}: {reason}; {remedy}")
-    return answer.content
+    raise InputError(f"cannot download {url}: {reason}; {remedy}")
 
 
 def _sha256(content: bytes) -> str:

@@ -77,9 +77,6 @@ def sentence_statistics(
 
   The last column is 1 if the sentence equals its reference but for spaces. The sums over any
   selection of sentences determine its BLEU: see `bleu_of_counts`.
-
-  >>> sentence_statistics(["Ein Hund schläft."], ["Der Hund schläft."])
-  array([[4, 4, 3, 2, 1, 0, 0]])
   """
   # effective_order changes no counts, but sacreBLEU warns without it.
   metric = _metric(lowercase=lowercase, tokenize=tokenize, effective_order=True)
@@ -92,11 +89,7 @@ def sentence_statistics(
 
 
 def join_subwords(line: str, mark: str) -> str:
-  """Joins subwords: all but the last of a word end in `mark`, if not empty, such as "@@".
-
-  >>> join_subwords("ein anst@@ arr@@ t@@ er hund@@", "@@")
-  'ein anstarrter hund'
-  """
+  """Joins subwords: all but the last of a word end in `mark`, if not empty, such as "@@"."""
   return re.sub(rf"{re.escape(mark)}(?: |\Z)", "", line) if mark else line
 
 
@@ -122,8 +115,6 @@ def _metric(**options) -> Any:
 
 def _score(metric: Any, hypotheses, references) -> Score:
   if len(hypotheses) != len(references) or len(references) == 0:
-    raise ValueError(
-      f"{len(hypotheses)} hypotheses and {len(references)} references: want equally many, not 0"
-    )
+    raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
   value = metric.corpus_score(hypotheses, [references]).score
   return Score(value, metric.get_signature().format())

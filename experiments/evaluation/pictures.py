@@ -8,16 +8,12 @@ import math
 import textwrap
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from experiments.files import Path, whole_file
 from relpos_jax.typing import ArrayLike, Float
-
-if TYPE_CHECKING:  # which takes a quarter of a second to import
-  import matplotlib.axes
-  import matplotlib.figure
 
 GREY = "#666666"
 # Paul Tol's "bright" and "vibrant" and a brown: colour-blind readers can distinguish these, and the
@@ -205,21 +201,21 @@ def attention_heatmap(panels: Sequence[Panel], path: Path) -> Path:
   return save(figure, path)
 
 
-def make_figure(width: float, height: float) -> "matplotlib.figure.Figure":
+def make_figure(width: float, height: float) -> Any:
   """Returns an empty figure of a size in inches."""
-  from matplotlib.figure import Figure
+  from matplotlib.figure import Figure  # here, as it takes a quarter of a second
 
   return Figure((width, height), dpi=150, layout="constrained")
 
 
-def clean(ax: "matplotlib.axes.Axes") -> None:
+def clean(ax: Any) -> None:
   """Removes the box around curves and draws a pale grid behind them."""
   ax.spines[["top", "right"]].set_visible(False)
   ax.grid(color="#dddddd", linewidth=0.6)
   ax.set_axisbelow(True)
 
 
-def save(figure: "matplotlib.figure.Figure", path: Path) -> Path:
+def save(figure: Any, path: Path) -> Path:
   """Writes a picture and returns its path."""
   with warnings.catch_warnings():
     # The font lacks some scripts; it draws a box for a missing glyph.

@@ -33,7 +33,6 @@ text of the data.
 import hashlib
 import json
 import lzma
-import os
 import pathlib
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,8 +47,7 @@ from experiments.files import read_content, whole_file
 # without one are of version 1, before dropout by a hash of the index and other ends of searches.
 RECIPE = 2
 # Excluded from the digest: the name of a run, and folders of data with verified checksums.
-_FOLDERS = (f"data.{source}.path" for source in ("multi30k", "scan", "clutrr", "chorales"))
-_EXCLUDED = ("name", *_FOLDERS)
+_EXCLUDED = ("name", *(f"data.{x}.path" for x in ("multi30k", "scan", "clutrr", "chorales")))
 _TYPES = dict(row=str, seed=int, digest=str, config=dict)
 _ARCHIVES = ("MUTAG", "Mutagenicity")  # verified data sets of `data.tu`; the first is the default
 Record = Mapping[str, Any]
@@ -148,13 +146,12 @@ def record_files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
   return {file.name.partition(".jsonl")[0]: file for file in files}
 
 
-def read_records(path: str | os.PathLike) -> list[dict[str, Any]]:
+def read_records(path: pathlib.Path) -> list[dict[str, Any]]:
   """Returns the records of a results file, one per line; none if there is no file.
 
   Raises InputError: a line is no record.
   """
-  path, records = pathlib.Path(path), []
-  lines = read_content(path).splitlines() if path.exists() else []
+  records, lines = [], read_content(path).splitlines() if path.exists() else []
   for number, line in enumerate(lines, start=1):
     try:
       record = json.loads(line)
@@ -177,9 +174,7 @@ class Metric(NamedTuple):
   differs_by_seed: bool = False  # whether seeds have different data, such as folds
 
 
-def group_rows(
-  path: str | os.PathLike, records: Sequence[Record], metric: Metric
-) -> dict[str, list[Record]]:
+def group_rows(path: pathlib.Path, records: Sequence[Record], metric: Metric) -> Rows:
   """Checks the records of a results file, and groups them by row in the order of seeds.
 
   Raises InputError: a record's seed, digest or score does not match its config and sentences, two

@@ -134,11 +134,7 @@ def comparison_table(
 
 
 def mean_and_interval(values: Sequence[float | None] | np.ndarray, digits: int = 2) -> str:
-  """Formats the mean of the finite values and, for two or more, half of its 95% interval.
-
-  >>> mean_and_interval([1.0, 2.0, 3.0]), mean_and_interval([1.0, None]), mean_and_interval([])
-  ('2.00 ± 2.48', '1.00 (1 not finite)', '-')
-  """
+  """Formats the mean of the finite values, if any, and for two or more half of its 95% interval."""
   finite = [x for x in values if x is not None and math.isfinite(x)]
   text = format_interval(student_interval(finite), digits) if finite else "-"
   return text + f" ({len(values) - len(finite)} not finite)" * (len(finite) < len(values))

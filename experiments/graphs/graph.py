@@ -188,13 +188,10 @@ def empty_batch(shape: tuple[int, ...], widths: tuple[int, int] = (0, 0)) -> Gra
 
 def _packed(sizes: Int[np.ndarray, "graphs"], capacity: int) -> list[list[int]]:
   """Assigns graphs to rows: first fit, largest first; a graph above capacity has its own row."""
-  rows: list[list[int]] = []
-  room: list[int] = []
-  for graph in np.argsort(-sizes, kind="stable").tolist():
-    row = next((row for row, free in enumerate(room) if sizes[graph] <= free), len(rows))
-    if row == len(rows):
-      rows.append([])
-      room.append(capacity)
+  order = np.argsort(-sizes, kind="stable")
+  rows, room = [[] for _ in order], np.maximum(sizes[order], capacity)
+  for graph in order.tolist():
+    row = int(np.argmax(sizes[graph] <= room))
     rows[row].append(graph)
-    room[row] -= int(sizes[graph])
-  return rows
+    room[row] -= sizes[graph]
+  return [row for row in rows if row]

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 import pathlib
 from collections.abc import Sequence
 
@@ -67,7 +66,7 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
   def midi_files(of):
     return sorted(x for x in of.rglob("*") if x.suffix.lower() in (".mid", ".midi"))
 
-  if any(os.path.isdir(folder / split) for split in SPLITS):
+  if any((folder / split).is_dir() for split in SPLITS):
     found = {split: midi_files(folder / split) for split in SPLITS}
   else:
     files = midi_files(folder)
@@ -118,8 +117,7 @@ class MusicRows:
   seed: int = 0
 
   def __post_init__(self):
-    self._alignment = self.codec.alignment
-    self._size = self.longest // self._alignment * self._alignment
+    self._size = self.longest // self.codec.alignment * self.codec.alignment
     lengths = [self._slice(len(piece), 0.0) for piece in self.pieces]
     if self.random_slices:
       lengths = [np.full(len(row), self._size) if len(row) > 1 else row for row in lengths]
@@ -145,6 +143,6 @@ class MusicRows:
     """
     length = num_tokens + 1
     number = -(-length // self._size)
-    free = (number * self._size - length) // self._alignment
-    shift = int(phase * (free + 1)) * self._alignment
+    free = (number * self._size - length) // self.codec.alignment
+    shift = int(phase * (free + 1)) * self.codec.alignment
     return np.diff(np.clip(np.arange(number + 1) * self._size - shift, 0, length))

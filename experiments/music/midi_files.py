@@ -104,10 +104,8 @@ def write_score(score: Score, path: str | os.PathLike) -> None:
     tracks.append([mido.MetaMessage("track_name", name=part.name), *messages])
   file = mido.MidiFile(type=1, ticks_per_beat=score.ticks_per_quarter)
   for track in tracks:
-    ticks = [0, *(message.time for message in track)]
-    for message, (before, tick) in zip(track, itertools.pairwise(ticks), strict=True):
-      message.time = tick - before
-    file.tracks.append(mido.MidiTrack(track))
+    since = np.diff([message.time for message in track], prepend=0).tolist()
+    file.tracks.append(mido.MidiTrack(x.copy(time=t) for x, t in zip(track, since, strict=True)))
   with whole_file(path) as content:
     file.save(file=content)
 

@@ -11,7 +11,6 @@ have no meaning in their context.
 """
 
 import itertools
-import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,15 +25,6 @@ TIME_SHIFT = NOTE_OFF + 128  # by one step; the longest shift is LONGEST steps
 LONGEST = 100
 VELOCITY = TIME_SHIFT + LONGEST
 VOCAB_SIZE = VELOCITY + 32
-_by_start_and_pitch = operator.attrgetter("start", "pitch")
-
-
-def _bin(velocity: int) -> int:
-  return (velocity - 1) // 4
-
-
-def _middle(velocity_bin: int) -> int:
-  return 4 * velocity_bin + 2
 
 
 def on_grid(score: Score) -> list[Note]:
@@ -45,17 +35,15 @@ def on_grid(score: Score) -> list[Note]:
   """
   notes = np.array([note for part in score.parts for note in part.notes]).reshape(-1, 4)
   steps = np.floor(score.seconds(notes[:, :2]) * STEPS_PER_SECOND + 0.5).astype(int)
-  merged: dict[tuple[int, int], Note] = {}
-  for (start, end), (pitch, velocity) in zip(steps.tolist(), notes[:, 2:].tolist(), strict=True):
-    note = Note(start, max(end, start + 1), pitch, _middle(_bin(velocity)))
-    other = merged.get((pitch, start), note)
-    longest, loudest = max(note.end, other.end), max(note.velocity, other.velocity)
-    merged[pitch, start] = Note(start, longest, pitch, loudest)
-  ordered = [merged[key] for key in sorted(merged)]
-  for index, (note, after) in enumerate(itertools.pairwise(ordered)):
-    if note.pitch == after.pitch:
-      ordered[index] = note._replace(end=min(note.end, after.start))
-  return sorted(ordered, key=_by_start_and_pitch)
+  rows = sorted(np.column_stack([notes[:, 2], steps, notes[:, 3]]).tolist())
+  found: list[Note] = []
+  for (pitch, start), together in itertools.groupby(rows, lambda row: row[:2]):
+    *_, ends, velocities = zip(*together, strict=True)
+    if found and found[-1].pitch == pitch:
+      found[-1] = found[-1]._replace(end=min(found[-1].end, start))
+    middle = (max(velocities) - 1) // 4 * 4 + 2
+    found.append(Note(start, max(start + 1, *ends), pitch, middle))
+  return sorted(found)
 
 
 def encode(notes: Sequence[Note]) -> Int[np.ndarray, "L"]:
@@ -64,20 +52,17 @@ def encode(notes: Sequence[Note]) -> Int[np.ndarray, "L"]:
   >>> encode([Note(0, 150, pitch=60, velocity=82)]).tolist()  # velocity, on, 1 s, 0.5 s, off
   [379, 63, 358, 308, 191]
   """
-  events = sorted(
-    [(note.end, NOTE_OFF, note.pitch, 0) for note in notes]
-    + [(note.start, NOTE_ON, note.pitch, _bin(note.velocity)) for note in notes],
-    key=lambda event: (event[0], event[1] == NOTE_ON, event[2]),
-  )
+  events = [(note.end, False, note.pitch, 0) for note in notes]
+  events += [(note.start, True, note.pitch, (note.velocity - 1) // 4) for note in notes]
   tokens, now, last_velocity = [], 0, None
-  for step, kind, pitch, velocity in events:
+  for step, is_on, pitch, velocity in sorted(events):
     seconds, rest = divmod(step - now, LONGEST)
     tokens += [TIME_SHIFT + LONGEST - 1] * seconds + [TIME_SHIFT + rest - 1] * bool(rest)
     now = step
-    if kind == NOTE_ON and velocity != last_velocity:
+    if is_on and velocity != last_velocity:
       tokens.append(VELOCITY + velocity)
       last_velocity = velocity
-    tokens.append(kind + pitch)
+    tokens.append(pitch + (NOTE_ON if is_on else NOTE_OFF))
   return np.array(tokens, int)
 
 
@@ -85,7 +70,7 @@ def decode(tokens: Sequence[int] | np.ndarray) -> list[Note]:
   """Returns the notes of any stream; `decode(encode(notes))` equals `notes` on the grid.
 
   A repeated note on ends the note before; a note without note off ends with the stream. A note off
-  of a silent pitch and notes without length are skipped. The velocity is 64 until one is given.
+  of a silent pitch and notes without length are skipped. The velocity is 62 until one is given.
   """
   notes: list[Note] = []
   begun: dict[int, tuple[int, int]] = {}
@@ -95,10 +80,10 @@ def decode(tokens: Sequence[int] | np.ndarray) -> list[Note]:
     if start < step:
       notes.append(Note(start, step, pitch, velocity))
 
-  now, velocity = 0, _middle(_bin(64))
+  now, velocity = 0, 62
   for token in strip_special(tokens).tolist():
     if token >= VELOCITY:
-      velocity = _middle(token - VELOCITY)
+      velocity = 4 * (token - VELOCITY) + 2
     elif token >= TIME_SHIFT:
       now += token - TIME_SHIFT + 1
     else:
@@ -108,7 +93,7 @@ def decode(tokens: Sequence[int] | np.ndarray) -> list[Note]:
         begun[pitch] = now, velocity
   for pitch in list(begun):
     end(pitch, now)
-  return sorted(notes, key=_by_start_and_pitch)
+  return sorted(notes)
 
 
 def times(tokens: Sequence[int] | np.ndarray) -> Float[np.ndarray, "L"]:

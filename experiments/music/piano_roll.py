@@ -77,8 +77,7 @@ def _draw_notes(ax: Any, starts, ends, pitches, colours: Sequence[str]) -> None:
   edges = dict(height=0.85, edgecolor="white", linewidth=0.4, zorder=2)
   ax.barh(pitches, ends - starts, left=starts, color=colours, **edges)
   clean(ax)
-  pitches = pitches if pitches.size else np.array([60])
-  lowest, highest = pitches.min() - 2, pitches.max() + 2
+  lowest, highest = min(pitches, default=60) - 2, max(pitches, default=60) + 2
   ax.set_ylim(lowest, highest)
   cs = [pitch for pitch in range(0, 128, 12) if lowest <= pitch <= highest]
   ax.set_yticks(cs, [f"C{pitch // 12 - 1}" for pitch in cs])

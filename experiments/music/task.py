@@ -93,8 +93,7 @@ class MusicTask(tasks.Task):
   def loss(self, model: LanguageModel, batch: Tokens, rngs: nnx.Rngs | None = None) -> Loss:
     """Computes the cross-entropy of each token given the tokens before it."""
     logits = model(shift_right(batch.tokens, BOS), rngs=rngs)
-    smoothing = self.config.training.label_smoothing
-    return cross_entropy(logits, batch.tokens, smoothing=smoothing)
+    return cross_entropy(logits, batch.tokens, smoothing=self.config.training.label_smoothing)
 
   def evaluate(self, run: Run, data: Corpus, workdir: Path) -> Evaluation | None:
     """Computes the likelihood of complete pieces, and draws a piano roll of one."""

@@ -61,11 +61,10 @@ def score(grid: Integer[np.ndarray, "steps 4"]) -> Score:
   """Returns a grid as a score of four named parts, at 80 quarter notes per minute."""
   parts = [Part(name, []) for name in VOICES]
   for part, pitches in zip(parts, grid.T, strict=True):
-    starts = np.flatnonzero(np.diff(pitches, prepend=-2)).tolist()
-    for start, end in itertools.pairwise([*starts, len(grid)]):
+    changes = np.flatnonzero(np.diff(pitches, prepend=-2, append=-2)).tolist()
+    for start, end in itertools.pairwise(changes):
       if (pitch := int(pitches[start])) >= 0:
-        ticks = start * _TICKS_PER_STEP, end * _TICKS_PER_STEP
-        part.notes.append(Note(*ticks, pitch, velocity=80))
+        part.notes.append(Note(start * _TICKS_PER_STEP, end * _TICKS_PER_STEP, pitch, velocity=80))
   return Score(parts, _STEPS_PER_QUARTER * _TICKS_PER_STEP, [(0, 60 / 80)])
 
 
@@ -88,16 +87,12 @@ def grid_of(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]
     problem = f"{name} has {len(parts)} tracks or channels with notes; want four, one per voice"
     raise InputError(f"{problem}; train on other music with --config.data.midi.codec=events")
 
-  def step(tick):
-    return int(np.floor(tick * _STEPS_PER_QUARTER / score.ticks_per_quarter + 0.5))
-
-  notes = [
-    (voice, step(start), max(step(end), step(start) + 1), pitch)
-    for voice, part in enumerate(parts)
-    for start, end, pitch, _ in sorted(part.notes)
-  ]
-  grid = np.full((max(end for _, _, end, _ in notes), len(VOICES)), -1)
-  for voice, start, end, pitch in notes:
+  notes = [(*note, voice) for voice, part in enumerate(parts) for note in sorted(part.notes)]
+  steps = np.array(notes)[:, :2] * _STEPS_PER_QUARTER / score.ticks_per_quarter
+  starts, ends = np.floor(steps + 0.5).astype(int).T
+  ends = np.maximum(ends, starts + 1)
+  grid = np.full((ends.max(), len(VOICES)), -1)
+  for (*_, pitch, _, voice), start, end in zip(notes, starts, ends, strict=True):
     grid[start:end, voice] = pitch
   return grid
 

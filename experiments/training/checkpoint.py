@@ -21,7 +21,7 @@ from experiments.training.checkpoint_reader import Damage, by_name, list_damaged
 from relpos_jax.typing import PyTree
 
 
-class Checkpoints:
+class Checkpoints(contextlib.AbstractContextManager):
   """The checkpoints of one run: a folder with one numbered sub-folder per step.
 
   A state is any pytree of arrays. It is stored as arrays by name (`params.encoder.kernel`) with a
@@ -55,9 +55,6 @@ class Checkpoints:
     self._keep, self._save_every = keep, save_every
     self._rename_damaged = rename_damaged
     self._exit = contextlib.ExitStack()
-
-  def __enter__(self) -> "Checkpoints":
-    return self
 
   def close(self, *_) -> None:
     """Waits for the last save, and raises its error if it failed."""
@@ -232,7 +229,7 @@ class Checkpoints:
       if not (refusal := write_refusal(error, f"a checkpoint in {self.folder}")):
         raise
       for _ in range(10):  # other files of the save may still be written
-        for unfinished in (found := checkpoint_reader.list_unfinished(self.folder)):
+        for unfinished in (found := [*self.folder.glob("*.orbax-checkpoint-tmp*")]):
           shutil.rmtree(unfinished, ignore_errors=True)
         if not found:
           break

@@ -24,15 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.errors import InputError
-from experiments.files import (
-  Path,
-  download,
-  in_bucket,
-  list_folder,
-  rename,
-  whole_file,
-  write_whole,
-)
+from experiments.files import Path, download, in_bucket, list_folder, move, whole_file, write_whole
 from relpos_jax.typing import PyTree
 
 COMPLETE = "commit_success.txt"  # the last file of a step in a bucket, written by Orbax into gs://
@@ -51,17 +43,9 @@ def list_steps(folder: Path) -> list[int]:
 
 def list_damaged(folder: Path) -> dict[Path, str]:
   """Returns the folders that were renamed as damaged, each with its reason."""
-  reasons = {}
-  for path in _folders(folder):
-    if path.name.startswith("damaged-"):
-      file = path / "reason.txt"
-      reasons[path] = file.read_text().strip() if file.exists() else "unknown"
-  return reasons
-
-
-def list_unfinished(folder: Path) -> list[Path]:
-  """Returns the folders of saves that are in progress or were interrupted."""
-  return sorted(folder.glob("*.orbax-checkpoint-tmp*"))
+  damaged = [path for path in _folders(folder) if path.name.startswith("damaged-")]
+  files = {path: path / "reason.txt" for path in damaged}
+  return {path: x.read_text().strip() if x.exists() else "unknown" for path, x in files.items()}
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -76,7 +60,7 @@ def mark_damaged(path: Path, reason: str) -> Path:
   suffixes = itertools.chain([""], (f"-{index}" for index in itertools.count(2)))
   paths = (path.with_name(f"damaged-{path.name}{suffix}") for suffix in suffixes)
   new = next(path for path in paths if not path.exists())
-  rename(path, new)
+  move(path, new)
   write_whole(new / "reason.txt", f"{reason}\n")
   return new
 

@@ -5,7 +5,6 @@ import datetime
 import functools
 import hashlib
 import importlib.metadata
-import itertools
 import os
 import pathlib
 import platform
@@ -30,7 +29,7 @@ def environment(*packages: str) -> dict[str, Any]:
     python=platform.python_version(),
     packages={name: _version(name) for name in (*_PACKAGES, *packages)},
     platform=platform.platform(),
-    cpu=_cpu_model(),
+    cpu=cpuinfo("model name.*: (.*)") or platform.processor() or platform.machine(),
     cpu_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
     devices=f"{len(devices)} x {devices[0].device_kind}",
     processes=jax.process_count(),
@@ -40,8 +39,8 @@ def environment(*packages: str) -> dict[str, Any]:
 def code_version() -> dict[str, str | None]:
   """Returns the versions of packages, and a digest of the sources of this one."""
   root = pathlib.Path(__file__).parents[2]
-  files = (sorted((root / name).rglob("*.py")) for name in ("relpos_jax", "experiments"))
-  sources = b"".join(file.read_bytes() for file in itertools.chain(*files))
+  files = [file for name in ("relpos_jax", "experiments") for file in (root / name).rglob("*.py")]
+  sources = b"".join(file.read_bytes() for file in sorted(files))
   versions = {f"the version of {name}": _version(name) for name in _PACKAGES}
   return versions | {"the digest of relpos_jax": hashlib.sha256(sources).hexdigest()[:12]}
 
@@ -57,10 +56,11 @@ def _version(package: str) -> str | None:
   return None
 
 
-def _cpu_model() -> str:
-  cpuinfo = pathlib.Path("/proc/cpuinfo")
-  found = re.search("model name.*: (.*)", cpuinfo.read_text() if cpuinfo.exists() else "")
-  return found[1] if found else platform.processor() or platform.machine()
+def cpuinfo(pattern: str) -> str:
+  """Returns the first group of a pattern in Linux's description of the CPU, or ""."""
+  path = pathlib.Path("/proc/cpuinfo")
+  found = re.search(pattern, path.read_text() if path.exists() else "", re.MULTILINE)
+  return found[1] if found else ""
 
 
 def _git_commit() -> str | None:

@@ -84,9 +84,6 @@ def train(
 
 def profiled(batches: Iterator, start: int, asked: str, folder: str) -> Iterator:
   """Yields the batches of the steps after `start`, and profiles those `asked`, such as 10:20."""
-  if not asked:
-    yield from batches
-    return
   first, last = map(int, asked.split(":"))
   yield from itertools.islice(batches, max(first - start - 1, 0))
   steps = range(max(first, start + 1), last + 2)

@@ -12,7 +12,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import rich.console
@@ -21,7 +21,6 @@ import rich.progress
 from experiments.errors import InputError
 from experiments.files import Path, in_bucket, upload, write_whole
 
-_Item = TypeVar("_Item")
 # Names of JAX: a program was compiled; it is lowered, and will be compiled.
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
@@ -101,24 +100,21 @@ class Reporter:
     if self._last is not None and now > self._last:
       self._timed.append((now - self._last, metrics["num_tokens"]))
     self._last = now
-    speed, skipped = self._speed(), metrics.get("skipped", 0)
+    speed, skipped = {}, metrics.get("skipped", 0)
+    if num_timed := len(self._timed):
+      seconds, num_tokens = map(sum, zip(*self._timed, strict=True))
+      speed = dict(tokens_per_second=num_tokens / seconds, seconds_per_step=seconds / num_timed)
     self._num_skipped += skipped
     if step % self._log_every == 0 or step == self._num_steps or skipped:
       self._write(step, {**metrics, **speed})
     parts = [f"step {step}/{self._num_steps}", f"loss {metrics['loss']:.3f}"]
     if speed:
       parts.append(f"{speed['tokens_per_second']:,.0f} tokens/s")
-    if len(self._timed) >= _FEW:
+    if num_timed >= _FEW:
       parts.append(f"{_format((self._num_steps - step) * speed['seconds_per_step'])} left")
     if self._num_skipped:
       parts.append(f"{self._num_skipped} skipped")
     self._display.show("  ".join(parts), step)
-
-  def _speed(self) -> dict[str, float]:
-    if not self._timed:
-      return {}
-    seconds, num_tokens = map(sum, zip(*self._timed, strict=True))
-    return dict(tokens_per_second=num_tokens / seconds, seconds_per_step=seconds / len(self._timed))
 
   def values(self, step: int, values: Mapping[str, float | int]) -> None:
     """Reports and shows values such as those of an evaluation."""
@@ -184,23 +180,15 @@ def read_metrics(workdir: Path) -> list[dict[str, Any]]:
     raise InputError(f"damaged {path} ({error}): delete the lines that are damaged") from error
 
 
-@contextlib.contextmanager
-def logging_to_wandb(config: Mapping[str, Any], workdir: Path, project: str) -> Iterator[Callable]:
-  """Yields a function that logs to a run of Weights & Biases, that of the folder if it has one.
-
-  Without a project it logs nothing.
-  """
-  if not project:
-    yield lambda values, step: None
-    return
+def wandb_run(config: Mapping[str, Any], workdir: Path, project: str) -> Any:
+  """Starts a run of Weights & Biases, or resumes that of the folder if it has one."""
   import wandb
 
   file = workdir / "wandb_id.txt"
   if not file.exists():
     write_whole(file, secrets.token_hex(8))
   options = dict(name=config["name"], config=config, resume="allow")
-  with wandb.init(project=project, id=file.read_text(), **options) as run:
-    yield run.log
+  return wandb.init(project=project, id=file.read_text(), **options)
 
 
 def _copy_until(last: int, workdir: Path, target: Path) -> None:
@@ -242,7 +230,7 @@ class _Display(rich.progress.Progress):
     self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def track(items: Iterable[_Item], total: int, what: str) -> Iterator[_Item]:
+def track(items: Iterable, total: int, what: str) -> Iterator:
   """Yields a number of items, and shows on stderr how many are done, a second, and the time left.
 
   Where stderr is no terminal, a line is printed every five seconds.

@@ -6,7 +6,6 @@ import hashlib
 import os
 import pathlib
 import pickle
-import re
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
 from experiments.files import whole_file
-from experiments.training.environment import code_version
+from experiments.training.environment import code_version, cpuinfo
 
 _MOST_BYTES = 2**28  # of the files kept; those used least recently are deleted
 
@@ -41,7 +40,9 @@ def kept(function: Callable, key: str, devices: Sequence[jax.Device]) -> Callabl
     with lock:  # of several threads one compiles
       if (kinds, tree) not in programs:
         names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(args)]
-        file = pathlib.Path(folder, "programs", _digest(key, kinds, names, *devices, *_machine()))
+        settings = {name: x for name, x in jax.config.values.items() if "cache" not in name}
+        parts = key, kinds, names, *devices, *_machine(), settings
+        file = pathlib.Path(folder, "programs", hashlib.sha256(repr(parts).encode()).hexdigest())
         programs[kinds, tree] = _load(file, args, devices) or _compile(file, function, args, static)
     return programs[kinds, tree](*args)
 
@@ -94,15 +95,7 @@ def _delete_old(folder: pathlib.Path) -> None:
 @functools.cache
 def _machine() -> tuple:
   """Returns all else that a program depends on."""
-  cpuinfo = pathlib.Path("/proc/cpuinfo")
-  text = cpuinfo.read_text() if cpuinfo.exists() else ""
-  instructions = re.search(r"^(flags|Features).*", text, re.MULTILINE)
   flags = [os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
   device = jax.devices()[0]
-  chip = device.device_kind, device.client.platform_version, instructions and instructions[0]
+  chip = device.device_kind, device.client.platform_version, cpuinfo("^((?:flags|Features).*)")
   return code_version(), chip, flags
-
-
-def _digest(*parts: Any) -> str:
-  settings = {name: value for name, value in jax.config.values.items() if "cache" not in name}
-  return hashlib.sha256(repr((parts, settings)).encode()).hexdigest()

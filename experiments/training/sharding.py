@@ -9,7 +9,6 @@ Results do not depend on the mesh. On a mesh of `data` alone every device has al
 `ring` the keys and values of a sequence go round its devices; otherwise each gathers them.
 """
 
-import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -75,16 +74,15 @@ def _arranged(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
   """
   are_gpus = devices[0].platform == "gpu"  # for GPUs JAX calls every machine a slice
   num_slices = 1 if are_gpus else len({getattr(device, "slice_index", 0) for device in devices})
+  options = dict(allow_split_physical_axes=True)
   if num_slices == 1:
-    return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    return mesh_utils.create_device_mesh(sizes, devices, **options)
   if sizes[0] % num_slices:
     raise InputError(
       f"config.mesh.data is {sizes[0]}: give a multiple of {num_slices}, the slices of TPUs"
     )
   within, across = (sizes[0] // num_slices, *sizes[1:]), (num_slices, *[1] * (len(sizes) - 1))
-  return mesh_utils.create_hybrid_device_mesh(
-    within, across, devices, allow_split_physical_axes=True
-  )
+  return mesh_utils.create_hybrid_device_mesh(within, across, devices, **options)
 
 
 def mesh_sizes(num_devices: int, *, ring: bool = False, **wanted: int) -> dict[str, int]:
@@ -99,25 +97,20 @@ def mesh_sizes(num_devices: int, *, ring: bool = False, **wanted: int) -> dict[s
   return {name: rest if size == -1 else size for name, size in wanted.items()}
 
 
-def multiple_of_tokens(ring: bool, sequence: int) -> int:
-  """Returns the number that divides the tokens of rows: in a ring they have two parts a device."""
-  return 2 * sequence if ring and sequence > 1 else sequence
+def multiples(sizes: Mapping[str, int], ring: bool) -> tuple[int, int]:
+  """Returns what divides the rows and the tokens of a batch; in a ring a device has two parts."""
+  rows, sequence = math.prod(sizes[name] for name in ROWS), sizes["sequence"]
+  return rows, 2 * sequence if ring and sequence > 1 else sequence
 
 
 def in_ring(loss: Callable[..., Any]) -> Callable[..., Any]:
   """Returns a loss in whose attention the keys of a sequence go round its devices."""
 
-  @functools.wraps(loss)
   def with_ring(*args, **options):
     with mesh_axes(queries="sequence", keys="sequence"):
       return loss(*args, **options)
 
   return with_ring
-
-
-def num_rows_together(sizes: Mapping[str, int]) -> int:
-  """Returns the number of shards of a batch's rows, on a mesh of these sizes."""
-  return math.prod(sizes[name] for name in ROWS)
 
 
 def replicated(mesh: AnyMesh) -> NamedSharding:

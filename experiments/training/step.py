@@ -87,17 +87,10 @@ def compiling_ahead() -> Iterator[Callable]:
   It is meant for compiling programs before their first call: JAX keeps them, so that a call with
   arrays of the same shapes finds them. Processes of one run do not compile ahead.
   """
-  mesh, threads = jax.sharding.get_mesh(), concurrent.futures.ThreadPoolExecutor(1)
-
-  def on_mesh(work: Callable, *args: Any) -> Any:
-    with jax.set_mesh(mesh):
-      return work(*args)
-
-  def start(work: Callable, *args: Any) -> concurrent.futures.Future | None:
-    return threads.submit(on_mesh, work, *args) if jax.process_count() == 1 else None
-
+  on_mesh = dict(initializer=jax.set_mesh, initargs=(jax.sharding.get_mesh(),))
+  threads = concurrent.futures.ThreadPoolExecutor(1, **on_mesh)
   try:
-    yield start
+    yield threads.submit if jax.process_count() == 1 else lambda *_: None
   finally:
     threads.shutdown(wait=False, cancel_futures=True)
 

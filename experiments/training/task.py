@@ -16,7 +16,7 @@ from experiments.config import LARGEST, between, rates
 from experiments.data.batching import Batches, bucket_boundaries
 from experiments.errors import InputError
 from experiments.files import Path
-from experiments.training.sharding import AnyMesh, multiple_of_tokens, num_rows_together
+from experiments.training.sharding import AnyMesh, multiples
 from relpos_jax.typing import Array, Float, Int, PyTree
 
 
@@ -212,9 +212,8 @@ TOKEN_CHECKS = (
 
 def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
   """Raises InputError unless batches of the longest rows divide over mesh and microbatches."""
-  tokens, longest = config.batches.tokens, config.batches.max_length
-  together, num_parts = num_rows_together(sizes), config.training.num_microbatches
-  longest += -longest % multiple_of_tokens(config.mesh.ring, sizes["sequence"])
+  tokens, (_, longest) = config.batches.tokens, longest_shape(config, sizes)
+  (together, _), num_parts = multiples(sizes, config.mesh.ring), config.training.num_microbatches
   if tokens // longest < together * num_parts:
     raise InputError(
       f"config.batches.tokens is {tokens}, {tokens // longest} rows of config.batches.max_length "
@@ -225,9 +224,9 @@ def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
 
 def longest_shape(config: ConfigDict, sizes: Mapping[str, int]) -> tuple[int, int]:
   """Returns rows and tokens of the batches of the longest examples, on a mesh of these sizes."""
-  longest = config.batches.max_length
-  longest += -longest % multiple_of_tokens(config.mesh.ring, sizes["sequence"])
-  together = num_rows_together(sizes) * config.training.num_microbatches
+  together, multiple = multiples(sizes, config.mesh.ring)
+  longest = -(-config.batches.max_length // multiple) * multiple
+  together *= config.training.num_microbatches
   return max(1, -(-(config.batches.tokens // longest) // together)) * together, longest
 
 
@@ -242,12 +241,9 @@ def batch_maker(
 
   A batch has room for one row of the largest length on each device, whatever `max_length` is.
   """
-  boundaries = bucket_boundaries(
-    lengths,
-    config.batches.num_shapes,
-    max_length=max_length or config.batches.max_length,
-    multiple_of=multiple_of_tokens(config.mesh.ring, mesh.shape["sequence"]),
-  )
-  rows = num_rows_together(mesh.shape) * config.training.num_microbatches
+  together, multiple = multiples(mesh.shape, config.mesh.ring)
+  options = dict(max_length=max_length or config.batches.max_length, multiple_of=multiple)
+  boundaries = bucket_boundaries(lengths, config.batches.num_shapes, **options)
+  rows = together * config.training.num_microbatches
   budget = max(config.batches.tokens, boundaries[-1] * rows)
   return functools.partial(kind, boundaries=boundaries, budget=budget, multiple_of=rows)

@@ -15,15 +15,9 @@ from experiments.errors import InputError
 from experiments.files import read_content
 
 # The languages of each source, source-target; any for "pairs" and "scan".
-LANGUAGES = {
-  "embedded": ("en-de",),
-  "multi30k": ("en-de", "de-en", "en-fr", "fr-en"),
-  "scan": (),
-  "wmt14": ("en-de", "de-en", "en-fr", "fr-en"),
-  "pairs": (),
-}
+_FOUR = ("en-de", "de-en", "en-fr", "fr-en")
+LANGUAGES = dict(embedded=("en-de",), multi30k=_FOUR, scan=(), wmt14=_FOUR, pairs=())
 _EMBEDDED = pathlib.Path(__file__).with_name("embedded")
-_BOM = b"\xef\xbb\xbf"
 _READ_AHEAD = 4096
 
 
@@ -133,11 +127,10 @@ def read_lines(path: pathlib.Path) -> list[str]:
 
   Raises InputError: the file is missing, unreadable, or not UTF-8.
   """
-  content = read_content(path).removeprefix(_BOM)
   try:
-    text = content.decode()
+    text = read_content(path).decode("utf-8-sig")
   except UnicodeDecodeError as error:
-    line = content.count(b"\n", 0, error.start) + 1
+    line = error.object.count(b"\n", 0, error.start) + 1
     raise InputError(f"invalid UTF-8 in {path}, line {line}: convert the file to UTF-8") from None
   lines = text.removesuffix("\n").split("\n")
   return [line.removesuffix("\r") for line in lines] if text else []
@@ -157,8 +150,6 @@ def normalize_lines(
 
   >>> normalize_lines(["„Halt!“, rief Dr. Weiß."], "de")
   ['" Halt ! " , rief Dr. Weiß .']
-  >>> normalize_lines(["He doesn't (yet) run."], "en", lowercase=True)
-  ["he doesn 't ( yet ) run ."]
   """
   cased = [line.lower() if lowercase else line for line in lines]
   if not moses:
@@ -198,18 +189,17 @@ test.2016.en 13b5fe3f92f78c54446d66afcaaa0a00a33ab653a8411f16812c9c5ca3795d6d
 test.2016.de 375c20d50f4c486149a78dfcfb161a430a04ddabe2b7d150f0c7811dc455ac60
 """
 _FILES = dict(line.split() for line in _SUMS.strip().split("\n"))
+_RAW = "https://raw.githubusercontent.com"
 CAPTIONS = Upstream(
   "multi30k",
   "data/task1/raw of github.com/multi30k/dataset",
-  "https://raw.githubusercontent.com/multi30k/dataset/"
-  "a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw/",
+  f"{_RAW}/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw/",
   _FILES,
 )
 PREPARED = Upstream(
   "multi30k",
   "data/multi30k-en-de of github.com/LividWo/Revisit-MMT",
-  "https://raw.githubusercontent.com/LividWo/Revisit-MMT/"
-  "dc368d0af8d60270b8f4aaa2f3ac58771c551da3/data/multi30k-en-de/",
+  f"{_RAW}/LividWo/Revisit-MMT/dc368d0af8d60270b8f4aaa2f3ac58771c551da3/data/multi30k-en-de/",
   _FILES,
 )
 _CAPTIONS = dict(train="train.{}.gz", valid="val.{}.gz", test="test_2016_flickr.{}.gz")
@@ -242,8 +232,7 @@ def load_multi30k(languages: str = "en-de", path: str = "", prepared: bool = Fal
 SCAN = Upstream(
   "scan",
   "length_split of github.com/brendenlake/SCAN",
-  "https://raw.githubusercontent.com/brendenlake/SCAN/"
-  "c4b756cbc010d75c912f16c42c8f15dc6b7e6c8f/length_split/",
+  f"{_RAW}/brendenlake/SCAN/c4b756cbc010d75c912f16c42c8f15dc6b7e6c8f/length_split/",
   {
     "tasks_train_length.txt": "b034212dc7cf87ce62f3a067dd6ad49c4d5cd18d51d615d13825516bcb1ebbc2",
     "tasks_test_length.txt": "0760752ed34a75116ae11dcc1ee17526b7500060da1366540730fa24894d7db3",
@@ -264,8 +253,7 @@ def load_scan(path: str = "") -> Corpus:
   def read(name: str) -> list[tuple[str, str]]:
     lines = SCAN.read(name, path).decode().splitlines()
     lines.sort(key=lambda line: hashlib.sha256(line.encode()).digest())
-    sides = (line.removeprefix("IN: ").split(" OUT: ") for line in lines)
-    return [(command, actions) for command, actions in sides]
+    return [tuple(line.removeprefix("IN: ").split(" OUT: ")) for line in lines]
 
   pairs, n = read("tasks_train_length.txt"), _SCAN_HELD_OUT
   splits = dict(train=pairs[2 * n :], valid=pairs[:n], within=pairs[n : 2 * n])

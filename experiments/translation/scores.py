@@ -43,11 +43,8 @@ def evaluate(
   side, and its `sentence_statistics`. Samples and the picture are of the first split.
   """
   if not splits:
-    text = (
-      "no test pairs to score: score some with "
-      f"python -m experiments.evaluate --workdir={workdir} --pairs=source_file,target_file"
-    )
-    return Evaluation(text, {}, {}, {})
+    command = f"python -m experiments.evaluate --workdir={workdir} --pairs=source_file,target_file"
+    return Evaluation(f"no test pairs to score: score some with {command}", {}, {}, {})
   rows, results, scores, sentences = {}, {}, {}, {}
   for split, (pairs, translations, seconds) in splits.items():
     lines = "".join(f"{line}\n" for line in run.task.join(translations))

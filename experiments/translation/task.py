@@ -61,16 +61,6 @@ class Translation(tasks.Task):
 
   def check(self, sizes: Mapping[str, int]) -> None:
     check_values(self.config, _CHOICES, _NUMBERS)
-    self._check_data()
-    if self.config.model.share_embeddings and not self.config.vocabulary.joint:
-      raise InputError(
-        "config.model.share_embeddings needs one vocabulary for both languages: "
-        "set config.vocabulary.joint=True or config.model.share_embeddings=False"
-      )
-    tasks.check_batches(self.config, sizes)
-
-  def _check_data(self) -> None:
-    """Checks that languages, tokens and subword mark fit the source of data."""
     data, mark = self.config.data, self.config.evaluation.subword_mark
     known = LANGUAGES[data.source][: 2 if self._is_prepared else None]
     if not re.fullmatch("|".join(known) or "[a-z]{2,3}-[a-z]{2,3}", data.languages):
@@ -87,6 +77,12 @@ class Translation(tasks.Task):
         f"config.data.moses would separate {mark} from its subword: set config.data.moses=False, "
         "or config.evaluation.subword_mark to nothing"
       )
+    if self.config.model.share_embeddings and not self.config.vocabulary.joint:
+      raise InputError(
+        "config.model.share_embeddings needs one vocabulary for both languages: "
+        "set config.vocabulary.joint=True or config.model.share_embeddings=False"
+      )
+    tasks.check_batches(self.config, sizes)
 
   @property
   def _is_prepared(self) -> bool:

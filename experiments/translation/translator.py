@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments.data.tokenizer import BOS, EOS, PAD, Ragged, Tokenizers, decode, encode
 from experiments.training.programs import kept
@@ -72,8 +72,7 @@ class Translator:
     key: str = "",
     track: Callable[[Iterable, int], Iterable] = lambda lines, number: lines,
   ):
-    automatic = (AxisType.Auto,) * len(mesh.axis_names)
-    mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=automatic)
+    mesh = Mesh(mesh.devices, mesh.axis_names)  # of automatic axes
     self.params = params
     self.tokenizers = tokenizers
     self._num_devices, self._track, self._extra_length = mesh.size, track, extra_length
@@ -86,9 +85,9 @@ class Translator:
       cache = model.init_cache(len(limits), room, beam_size)
       return begin(cache, limits, beam_size=beam_size, max_length=room, bos=BOS, pad=PAD)
 
-    def make_empty(params: PyTree, source: Array, room: int) -> _Batch:
-      model, rows = decoding_model(graphdef, params), len(source)
-      search = start(model, jnp.zeros(rows, jnp.int32), room)
+    def make_empty(params: PyTree, source: Array) -> _Batch:
+      model, (rows, length) = decoding_model(graphdef, params), source.shape
+      search = start(model, jnp.zeros(rows, jnp.int32), room=length + length // 2)
       none = jnp.full(rows, -1), jnp.zeros(rows, bool)
       return _Batch(search, model.empty_memory(source), *none)
 
@@ -154,11 +153,7 @@ class Translator:
     on_devices = functools.partial(jax.shard_map, mesh=mesh, out_specs=by_row, check_vma=False)
     for_host, on_device = (NamedSharding(mesh, spec) for spec in (everywhere, by_row))
     make_empty_jit = jax.jit(
-      lambda *arrays, room: on_devices(
-        functools.partial(make_empty, room=room), in_specs=(everywhere, by_row)
-      )(*arrays),
-      static_argnames="room",
-      out_shardings=on_device,
+      on_devices(make_empty, in_specs=(everywhere, by_row)), out_shardings=on_device
     )
     advance_jit = jax.jit(
       on_devices(advance, in_specs=(everywhere, *4 * [by_row], everywhere)),
@@ -215,13 +210,7 @@ class Translator:
       waiting, length = longer, 2 * length
 
   def _translate(
-    self,
-    params: PyTree,
-    sources: Ragged,
-    limits: Int[np.ndarray, "lines"],
-    length: int,
-    num_rows: int,
-    waiting: list[int],
+    self, params: PyTree, sources: Ragged, limits, length: int, num_rows: int, waiting: list[int]
   ) -> Iterator[list[tuple[int, Int[np.ndarray, "L"] | None]]]:
     """Yields the sources, from the end of those waiting, that are done at once, and their tokens.
 
@@ -229,8 +218,7 @@ class Translator:
     """
     numbered = np.full((self._num_devices, 2 * num_rows), -1)  # the source of each number, if any
     new = np.zeros((self._num_devices, num_rows), int)
-    room = length + length // 2  # for the tokens of a translation
-    batch = self._make_empty(params, np.full((new.size, length), PAD, np.int32), room=room)
+    batch = self._make_empty(params, np.full((new.size, length), PAD, np.int32))
     while waiting or np.any(numbered >= 0):
       number = np.full(new.shape, -1, np.int32)
       with self._taking:

@@ -2,14 +2,12 @@
 
 import importlib.util
 from typing import Any
-from urllib.parse import urlsplit
 
 from experiments.data.upstream import Corpus
 from experiments.errors import InputError
 from experiments.translation.corpus import LazyPairs
 
 _URL = "http://www.statmt.org/wmt14/"
-_SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # our name, and that of TFDS
 
 
 def load(languages: str = "en-de") -> Corpus:
@@ -30,12 +28,13 @@ def load(languages: str = "en-de") -> Corpus:
     return tuple(item[language].decode() for language in pair)
 
   try:
-    sources = {split: builder.as_data_source(name) for split, name in _SPLITS.items()}
+    train, valid, test = map(builder.as_data_source, ("train", "validation", "test"))
   except NotImplementedError:
     raise InputError(
       f"{builder.data_path} is not in array_record format: set TFDS_DATA_DIR to another folder"
     ) from None
-  return Corpus({split: LazyPairs(source, text) for split, source in sources.items()})
+  splits = dict(train=train, valid=valid, test=test)
+  return Corpus({split: LazyPairs(source, text) for split, source in splits.items()})
 
 
 def _prepare(config: str) -> Any:
@@ -66,7 +65,7 @@ def _prepare(config: str) -> Any:
   try:
     requests.head(_URL, timeout=20)  # TFDS retries for minutes
   except requests.RequestException as error:
-    reason = f"no answer from {urlsplit(_URL).hostname} ({type(error).__name__})"
+    reason = f"no answer ({type(error).__name__})"
     raise InputError(f"cannot download {_URL}: {reason}; {remedy}") from None
   # TFDS takes a folder without metadata for prepared data.
   is_partial, mode = builder.data_path.exists(), tfds.GenerateMode

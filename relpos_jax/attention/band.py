@@ -15,6 +15,7 @@ Several relations share one band, from the leftmost of their rows to the rightmo
 no rows: its term is computed from the distance, near and far.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -31,9 +32,19 @@ from relpos_jax.attention.relations import (
   LinearBias,
   RelativePositions,
 )
+from relpos_jax.attention.relations import tables as tables_of
 from relpos_jax.typing import Array, Int
 
 FAR = 2**30  # a distance beyond all keys
+
+# The name of the sum of each table of relations by distance.
+_TABLES = {
+  (RelativePositions, "key"): "key_table",
+  (RelativePositions, "value"): "value_table",
+  (ContentBias, "table"): "content_table",
+  (DistanceBias, "table"): "bias_table",
+  (KeyBias, "table"): "by_key_table",
+}
 
 
 def unsupported(inputs: Inputs, kinds: tuple[type, ...] = (ByDistance, LinearBias)) -> str | None:
@@ -53,18 +64,15 @@ def unsupported_by_kernels(inputs: Inputs) -> str | None:
 
   They take what training a Transformer with Shaw's or T5's positions needs, and nothing else.
   """
-  if inputs.bias is not None:
-    return "a bias is given"
+  options = {"a bias": inputs.bias, "a soft cap": inputs.soft_cap, "a local window": inputs.window}
+  if given := [name for name, x in options.items() if x is not None]:
+    return f"{given[0]} is given"
   if isinstance(inputs.scale, jax.core.Tracer):
     return "scale is traced; it needs a number"
-  if inputs.soft_cap is not None:
-    return "a soft cap is given"
   if (width := inputs.value.shape[3]) != inputs.key.shape[3]:
     return f"values are {width} wide; it needs the keys' width, {inputs.key.shape[3]}"
   if inputs.sinks is not None or inputs.return_residual:
     return "sinks are given, or a residual is asked for"
-  if inputs.window is not None:
-    return "a local window is given"
   has_offset = not isinstance(inputs.query_offset, int) or inputs.query_offset != 0
   if has_offset or not inputs.linear_positions:
     return "positions or query_offset are given; it needs 0, 1, 2, ..."
@@ -172,32 +180,18 @@ def tables(inputs: Inputs) -> dict[str, Array]:
   They have a row for each distance from the first of `distances` to the last. Products with the
   tables of queries and of keys are scaled; numbers, and products with contents, are not.
   """
-  content = _rows(inputs, ContentBias, "table")
+  low, high = distances(inputs)
+  found = {name: [] for name in _TABLES.values()}
+  for relation in [x for x in inputs.relations if isinstance(x, ByDistance)]:
+    labels = relation.labels(jnp.zeros(1, int), jnp.arange(low, high + 1))[0]
+    for field, table in tables_of(relation).items():
+      has_row = (labels >= 0).reshape(-1, *[1] * (table.ndim - 1))
+      found[_TABLES[type(relation), field]].append(jnp.where(has_row, table[labels], 0))
+  content = found.pop("content_table")
+  result = {name: functools.reduce(jnp.add, parts) for name, parts in found.items() if parts}
   if len(content) > 1:  # side by side, as their queries are
     heads = inputs.query.shape[2]
     content = [jnp.broadcast_to(x, (len(x), heads, x.shape[2])) for x in content]
-  found = dict(
-    key_table=_add(_rows(inputs, RelativePositions, "key")),
-    value_table=_add(_rows(inputs, RelativePositions, "value")),
-    content_table=jnp.concatenate(content, axis=-1) if content else None,
-    bias_table=_add(_rows(inputs, DistanceBias, "table")),
-    by_key_table=_add(_rows(inputs, KeyBias, "table")),
-  )
-  return {name: table for name, table in found.items() if table is not None}
-
-
-def _rows(inputs: Inputs, kind: type[ByDistance], field: str) -> list[Array]:
-  """Returns this table's rows of each relation of a kind, for all distances of the call."""
-  low, high = distances(inputs)
-  found = []
-  for relation in [x for x in inputs.relations if isinstance(x, kind)]:
-    table = getattr(relation, field)
-    if table is not None:
-      labels = relation.labels(jnp.zeros(1, int), jnp.arange(low, high + 1))[0]
-      labels = labels.reshape(-1, *[1] * (table.ndim - 1))
-      found.append(jnp.where(labels >= 0, table[labels.ravel()], 0))
-  return found
-
-
-def _add(tables: list[Array]) -> Array | None:
-  return sum(tables[1:], tables[0]) if tables else None
+  if content:
+    result["content_table"] = jnp.concatenate(content, axis=-1)
+  return result

@@ -5,7 +5,6 @@ that only the call's own arrays and their gradients are in memory. Gradients of 
 queries share are added up block by block, always in the same order.
 """
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -14,15 +13,17 @@ import jax.numpy as jnp
 from relpos_jax.attention import dropout, masks, projected, reference
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.partitioned import first_derivatives_only, zeros
-from relpos_jax.attention.relations import KeyBias, Relation
+from relpos_jax.attention.relations import KeyBias
 from relpos_jax.typing import Array, Float, Int
 
 # The most pairs in a block, over all its heads and sequences, unless it has the fewest queries.
 _PAIRS = 2**19
 _FEWEST = 16
 
-# The fields of relations whose arrays have an axis of queries.
-_OF_QUERIES = ("labels", "features", "query", "of_query", "of_pair")
+# The axis of queries of each field, of the inputs or of a relation, that has one.
+_QUERY_AXES = dict.fromkeys(("query", "query_positions", "query_segment_ids"), 1)
+_QUERY_AXES |= dict.fromkeys(("labels", "features", "of_query", "of_pair"), 1)
+_QUERY_AXES |= dict(bias=2, mask=2)
 
 _Arrays = dict[int, Array]  # by their place among the leaves of the inputs
 _slice, _put = jax.lax.dynamic_slice_in_dim, jax.lax.dynamic_update_slice_in_dim
@@ -43,14 +44,17 @@ def attention(
   sinks = inputs.sinks
   if sinks is None:
     sinks = zeros((heads,), inputs.query.astype(wide)) - jnp.inf
-  relations = tuple(_known(inputs, x) for x in inputs.relations)
-  inputs = inputs._replace(relations=relations, sinks=None)
+  relations = list(inputs.relations)
+  for i, x in enumerate(relations):
+    if isinstance(x, KeyBias):  # all keys are projected once
+      relations[i] = projected.ProjectedKeys(projected.project(inputs, x), x.beyond, x.reach[0])
+  inputs = inputs._replace(relations=tuple(relations), sinks=None)
   num_blocks = -(-num_queries // block)
   hides = reference.may_hide(inputs)
   # The products of a block read keys and values by head: they are transposed once for all blocks.
   by_head = dict(key=jnp.swapaxes(inputs.key, 1, 2), value=jnp.swapaxes(inputs.value, 1, 2))
   leaves, structure = jax.tree.flatten(inputs._replace(**by_head))
-  axes = jax.tree.leaves(_query_axes(inputs))
+  axes = [_query_axis(path, x) for path, x in jax.tree.leaves_with_path(inputs)]
   arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, jax.Array)}
   given = {i: x for i, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
   integers = {i: x for i, x in arrays.items() if i not in given}
@@ -61,10 +65,9 @@ def attention(
   def read(arrays: _Arrays, start: Int[Array, ""]) -> _Arrays:
     return {i: x if axes[i] < 0 else _slice(x, start, block, axes[i]) for i, x in arrays.items()}
 
-  def part_of(floats: _Arrays, integers: _Arrays, start: Int[Array, ""]) -> Inputs:
+  def part_of(arrays: _Arrays, start: Int[Array, ""]) -> Inputs:
     """Returns the inputs of one block."""
-    found = [(floats | integers).get(i, leaf) for i, leaf in enumerate(leaves)]
-    part = jax.tree.unflatten(structure, found)
+    part = jax.tree.unflatten(structure, [arrays.get(i, leaf) for i, leaf in enumerate(leaves)])
     lengths, seeds = part.query_lengths, part.dropout_seeds
     return part._replace(
       key=jnp.swapaxes(part.key, 1, 2),
@@ -73,12 +76,11 @@ def attention(
       dropout_seeds=dropout.from_row(seeds, -start),
     )
 
-  def logits_of(floats: _Arrays, integers: _Arrays, start: Int[Array, ""]) -> Array:
-    return reference.masked_logits(part_of(floats, integers, start), projected.relative_logits)
+  def logits_of(arrays: _Arrays, start: Int[Array, ""]) -> Array:
+    return reference.masked_logits(part_of(arrays, start), projected.relative_logits)
 
-  def output_of(weights: Array, floats: _Arrays, integers: _Arrays, start: Int[Array, ""]) -> Array:
-    part = part_of(floats, integers, start)
-    return reference.weighted_sum(part, weights, projected.relative_values)
+  def output_of(weights: Array, arrays: _Arrays, start: Int[Array, ""]) -> Array:
+    return reference.weighted_sum(part_of(arrays, start), weights, projected.relative_values)
 
   @jax.custom_vjp
   def all_blocks(sinks: Array, floats: _Arrays, integers: _Arrays) -> tuple[Array, Array]:
@@ -87,15 +89,15 @@ def attention(
   def forward(sinks: Array, floats: _Arrays, integers: _Arrays) -> tuple[tuple, tuple]:
     def step(index, found):
       start = start_of(index)
-      of_block = read(floats, start), read(integers, start), start
-      logits = logits_of(*of_block)
+      of_block = read(floats | integers, start)
+      logits = logits_of(of_block, start)
       highest = logits.max(-1, keepdims=True)
       maximum = jnp.maximum(highest, jnp.maximum(sinks, masks.LOWEST))
       powers = jnp.exp(logits - maximum)
       total = powers.sum(-1, keepdims=True) + jnp.exp(sinks - maximum)
       if hides:  # all weights of a query that sees no key are zero
         total = jnp.where(highest <= masks.LOWEST / 2, jnp.inf, total)
-      new = output_of(powers / total, *of_block), maximum, total
+      new = output_of(powers / total, of_block, start), maximum, total
       return jax.tree.map(lambda x, part, axis: _put(x, part, start, axis), found, new, (1, 2, 2))
 
     _, _, value, *_ = floats.values()
@@ -116,10 +118,10 @@ def attention(
       is_new = start + jnp.arange(block) >= index * block
       d_rows = jnp.where(is_new[:, None, None], _slice(d_output, start, block, 1), 0)
       own, others = read(floats, start), read(integers, start)
-      logits, of_logits = jax.vjp(lambda x: logits_of(x, others, start), own)
+      logits, of_logits = jax.vjp(lambda x: logits_of(x | others, start), own)
       highest, sums = (_slice(x, start, block, 2) for x in (maximum, total))
       weights = jnp.exp(logits - highest) / sums
-      _, of_output = jax.vjp(lambda w, x: output_of(w, x, others, start), weights, own)
+      _, of_output = jax.vjp(lambda w, x: output_of(w, x | others, start), weights, own)
       d_weights, first = of_output(d_rows)
       delta = (weights * d_weights).sum(-1, keepdims=True)
       delta -= jnp.where(is_new[:, None], _slice(d_residual, start, block, 2), 0)
@@ -141,34 +143,16 @@ def attention(
   return (output, residual[..., 0].swapaxes(1, 2)) if inputs.return_residual else output
 
 
-def _known(inputs: Inputs, relation: Relation) -> Relation:
-  """Projects all keys on the table of a `KeyBias`, once; other relations stay as they are."""
-  if not isinstance(relation, KeyBias):
-    return relation
-  products = projected.project(inputs, relation)
-  return projected.ProjectedKeys(products, relation.beyond, relation.reach[0])
-
-
 def _default_block(pairs_of_a_query: int) -> int:
   """Returns a power of two, at least `_FEWEST`, with at most `_PAIRS` pairs if possible."""
   return max(_FEWEST, 1 << (max(1, _PAIRS // pairs_of_a_query).bit_length() - 1))
 
 
-def _query_axes(inputs: Inputs) -> Inputs:
-  """Returns the axis of queries of every leaf of the inputs, -1 for a leaf that has none."""
-  axes: dict[str, Any] = dict(query=1, relations=tuple(map(_axes_of, inputs.relations)))
-  for name, axis in dict(bias=2, mask=2, query_positions=1, query_segment_ids=1).items():
-    x = getattr(inputs, name)
-    if x is not None and x.shape[axis] > 1:
-      axes[name] = axis
-  return jax.tree.map(lambda _: -1, inputs)._replace(**axes)
-
-
-def _axes_of(relation: Relation) -> Any:
-  """Returns the axis of queries of every leaf of a relation, -1 for a leaf that has none."""
-  given = {name: x for name, x in vars(relation).items() if name in _OF_QUERIES}
-  own = jax.tree.map(lambda _: 1, given)
-  return dataclasses.replace(jax.tree.map(lambda _: -1, relation), **own)
+def _query_axis(path: tuple, x: Any) -> int:
+  """Returns the axis of queries of a leaf of the inputs, -1 for a leaf that has none."""
+  field = path[2] if path[0].name == "relations" else path[0]
+  axis = _QUERY_AXES.get(field.name, -1)
+  return axis if axis >= 0 and x.shape[axis] > 1 else -1
 
 
 def _add(total: Array, part: Array, start: Int[Array, ""], axis: int) -> Array:

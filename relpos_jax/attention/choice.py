@@ -11,7 +11,7 @@ import jax
 
 from relpos_jax.attention import chunked, projected, reference, skew
 from relpos_jax.attention.inputs import Inputs, gather_inputs, is_symbolic
-from relpos_jax.attention.partitioned import axes_of_keys, target_platform
+from relpos_jax.attention.partitioned import axes_of_keys, of_arrays, target_platform
 from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array
 
@@ -52,7 +52,7 @@ PLAIN = "jax.nn"
 
 
 class Rule(NamedTuple):
-  """An implementation, which runs if the rule `applies` and it supports the call."""
+  """An implementation, and whether it is for a call, which it must support."""
 
   implementation: str
   reason: str
@@ -80,6 +80,8 @@ def _is_long(inputs: Inputs) -> bool:
 
   Without a band, which makes `chunked` fast, they are many on a CPU from 16 MiB of weights on.
   """
+  if is_symbolic(inputs.query, inputs.key):
+    return False
   if target_platform() == "cpu" and not chunked.has_band(inputs):
     return _num_pairs(inputs) >= 2**22
   if target_platform() == "cpu":
@@ -109,9 +111,7 @@ RULES: tuple[Rule, ...] = (
     # Forward and backward, on a CPU, it takes 0.66 times as long as jax.nn at 512 tokens (causal:
     # 0.48), and a seventh of the memory: results/attention.md. With a bias it takes three quarters
     # to a tenth of the memory from this number of pairs on.
-    lambda x: (
-      not (x.relations or is_symbolic(x.query, x.key)) and _num_pairs(x) >= 2**20 and _is_long(x)
-    ),
+    lambda x: not x.relations and _is_long(x) and _num_pairs(x) >= 2**20,
   ),
   Rule(
     PLAIN,
@@ -143,18 +143,13 @@ def choose(inputs: Inputs, implementation: str | None = None) -> Rule:
   if implementation is None and axes_of_keys()[1] > 1:  # the others would gather the keys
     implementation, reason = "chunked", "mesh_axes shards the keys, and it passes them round"
   if implementation is None:
-    rules = (rule for rule in RULES if rule.applies(inputs))
-    return next(rule for rule in rules if not _unsupported(rule.implementation, inputs))
+    return next(rule for rule in RULES if rule.applies(inputs))
   if implementation not in IMPLEMENTATIONS:
     known = ", ".join(IMPLEMENTATIONS)
     raise ValueError(f"implementation is {implementation!r}; want None or one of {known}")
-  if why := _unsupported(implementation, inputs):
+  if why := IMPLEMENTATIONS[implementation].unsupported(inputs):
     raise NotImplementedError(f"implementation {implementation!r} cannot do this call: {why}")
   return Rule(implementation, reason)
-
-
-def _unsupported(name: str, inputs: Inputs) -> str | None:
-  return None if name == PLAIN else IMPLEMENTATIONS[name].unsupported(inputs)
 
 
 class Explanation(NamedTuple):
@@ -186,7 +181,13 @@ def explain(*arrays, implementation: str | None = None, **options) -> Explanatio
   pallas_tpu: positions or query_offset are given; it needs 0, 1, 2, ...
   pallas_gpu: positions or query_offset are given; it needs 0, 1, 2, ...
   """
-  inputs = _abstract_inputs(arrays, options)
+  found = []
+
+  def gather(arrays, options):
+    found.append(gather_inputs(*arrays, **options))
+
+  jax.eval_shape(*of_arrays(gather, (arrays, options), lambda x: hasattr(x, "shape")))
+  (inputs,) = found
   chosen, reason, _ = choose(inputs, implementation)
   reasons = {chosen: f"chosen, {reason}"}
   for name, (_, unsupported, device, held) in IMPLEMENTATIONS.items():
@@ -202,17 +203,3 @@ def explain(*arrays, implementation: str | None = None, **options) -> Explanatio
     if large := held(inputs):
       reasons[name] += f"; {large}"
   return Explanation(chosen, reasons)
-
-
-def _abstract_inputs(arguments: tuple, options: dict) -> Inputs:
-  """Returns the inputs of a call with shapes instead of arrays."""
-  leaves, structure = jax.tree.flatten((arguments, options))
-  found = []
-
-  def gather(arrays):
-    full = [arrays.get(index, leaf) for index, leaf in enumerate(leaves)]
-    arguments, options = jax.tree.unflatten(structure, full)
-    found.append(gather_inputs(*arguments, **options))
-
-  jax.eval_shape(gather, {i: leaf for i, leaf in enumerate(leaves) if hasattr(leaf, "shape")})
-  return found[0]

@@ -162,8 +162,7 @@ def _flash(plan: ChunkPlan, floats: Arrays, visibility: Arrays) -> tuple[Array, 
 
 
 def _flash_forward(plan: ChunkPlan, floats: Arrays, visibility: Arrays) -> tuple[tuple, tuple]:
-  kernel, operands = _kernel(plan, _forward), floats | visibility
-  outputs = over_devices(kernel, AXES, operands, plan.shards, precision=plan.precision)
+  outputs = _on_devices(plan, _forward, floats | visibility)
   inverse = outputs["inverse_total"]
   log_total = jnp.where(inverse > 0, -jnp.log(jnp.where(inverse > 0, inverse, 1)), -jnp.inf)
   residual = (outputs["maximum"] + log_total).swapaxes(1, 2)
@@ -181,16 +180,16 @@ def _flash_backward(plan: ChunkPlan, residuals: tuple, cotangents: tuple) -> tup
     delta -= d_residual.swapaxes(1, 2) * outputs["inverse_total"]
   saved = {name: x for name, x in outputs.items() if name not in ("output", "inverse_total")}
   arrays = floats | visibility | saved | dict(d_output=d_output, delta=delta)
-  kernel = _kernel(plan, _backward)
-  grads = over_devices(kernel, AXES, arrays, plan.shards, precision=plan.precision)
+  grads = _on_devices(plan, _backward, arrays)
   return {name: grads[f"d_{name}"].astype(x.dtype) for name, x in floats.items()}, None
 
 
-def _kernel(plan: ChunkPlan, compute: Callable) -> Callable:
-  """Returns what one device computes of its arrays, which may have to go round a ring for it."""
+def _on_devices(plan: ChunkPlan, compute: Callable, arrays: Arrays) -> Arrays:
+  """Runs `compute` on each device's shard; keys that are sharded go round a ring."""
+  kernel = functools.partial(compute, plan)
   if plan.ring:
-    return functools.partial(ring.around, plan, compute)
-  return functools.partial(compute, plan)
+    kernel = functools.partial(ring.around, plan, compute)
+  return over_devices(kernel, AXES, arrays, plan.shards, precision=plan.precision)
 
 
 _flash.defvjp(_flash_forward, _flash_backward)
@@ -206,11 +205,7 @@ def _forward(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
   query = arrays["query"]
   sizes = dict(zip("BTNV", (*query.shape[:3], arrays["value"].shape[3]), strict=True))
   outputs = {name: zeros([sizes[x] for x in AXES[name]], query) for name in names}
-
-  def step(pairs, block, keys, of_keys):
-    return (attend(pairs, block, keys), of_keys)
-
-  return _over_heads(plan, arrays, first_query, outputs, step, _write)
+  return _over_heads(plan, arrays, first_query, outputs, attend, _write)
 
 
 def _backward(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
@@ -225,8 +220,8 @@ def _over_heads(
 ) -> Arrays:
   """Computes results, a few heads at a time.
 
-  A step computes those of a block of queries, and adds to the gradients of its keys; `_write` or
-  `_add` stores them.
+  `step`, `attend` or `differentiate`, computes those of a block of queries; `store`, `_write` or
+  `_add`, puts them in place.
   """
   batch, num_queries, heads, _ = arrays["query"].shape
   sharing = heads // arrays["key"].shape[2]
@@ -320,19 +315,14 @@ def _widen(x: Array, groups: int, head: ArrayLike) -> Array:
 
 def _read(arrays: Arrays, region: Region) -> Arrays:
   """Returns the slice of each array in a region: heads first, and without the batch axis."""
-  found = read(arrays, region)
-  for name, x in found.items():
-    order, batch = _heads_first(name)
-    found[name] = x.transpose(order).squeeze(batch)
-  return found
+  parts = read(arrays, region)
+  return {name: x.transpose(_heads_first(name)).squeeze(0) for name, x in parts.items()}
 
 
 def _write(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:
   """Overwrites a region of the arrays with parts that have the axes `_read` returns."""
-  in_order = {}
-  for name, part in parts.items():
-    order, batch = _heads_first(name)
-    in_order[name] = jnp.expand_dims(part, batch).transpose(np.argsort(order))
+  orders = {name: np.argsort(_heads_first(name)) for name in parts}
+  in_order = {name: x[None].transpose(orders[name]) for name, x in parts.items()}
   return write(arrays, in_order, region)
 
 
@@ -343,8 +333,7 @@ def _add(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:
   return _write(arrays, new, region)
 
 
-def _heads_first(name: str) -> tuple[list[int], tuple[int, ...]]:
-  """Returns the permutation of axes to the batch, heads, all others; and the axis of the batch."""
+def _heads_first(name: str) -> list[int]:
+  """Returns the permutation of an array's axes to the batch, heads, all others."""
   letters = AXES[name]
-  order = sorted(range(len(letters)), key=lambda axis: letters[axis] not in "ABNK")
-  return order, (0,) if letters[0] in "AB" else ()
+  return sorted(range(len(letters)), key=lambda axis: letters[axis] not in "ABNK")

@@ -81,11 +81,9 @@ def read(arrays: Arrays, region: Region) -> Arrays:
 
 def write(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:
   """Overwrites a region of the arrays."""
-  new = dict(arrays)
-  for name, part in parts.items():
-    starts, _ = starts_and_sizes(name, arrays[name], region)
-    new[name] = jax.lax.dynamic_update_slice(arrays[name], part, starts)
-  return new
+  starts = {name: starts_and_sizes(name, arrays[name], region)[0] for name in parts}
+  put = jax.lax.dynamic_update_slice
+  return arrays | {name: put(arrays[name], x, starts[name]) for name, x in parts.items()}
 
 
 class ChunkPlan(NamedTuple):
@@ -146,16 +144,6 @@ class Pairs(NamedTuple):
     return self.columns[:, None] - self.rows[None]
 
   @property
-  def is_left(self) -> Bool[Array, "S T"]:
-    """Returns True for the pairs left of the band."""
-    return self.columns[:, None] < self.rows[None] + self.plan.first
-
-  @property
-  def is_right(self) -> Bool[Array, "S T"]:
-    """Returns True for the pairs right of the band."""
-    return self.columns[:, None] >= self.rows[None] + self.plan.right
-
-  @property
   def ends(self) -> Int[Array, " G"]:
     """Returns the position that follows the last near key of each group."""
     return self.rows[self.plan.group_size - 1 :: self.plan.group_size] + self.plan.right
@@ -180,7 +168,7 @@ def _read(pairs: Pairs, keys: Arrays) -> list[Float[Array, "N S W"]]:
   return found
 
 
-def attend(pairs: Pairs, block: Arrays, keys: Arrays) -> Arrays:
+def attend(pairs: Pairs, block: Arrays, keys: Arrays, of_keys: Arrays) -> tuple[Arrays, Arrays]:
   """Returns a block's output, and what `differentiate` needs to compute the weights again.
 
   A weight is exp(logit - maximum) * inverse_total. The two are stored separately: in a logsumexp
@@ -206,7 +194,7 @@ def attend(pairs: Pairs, block: Arrays, keys: Arrays) -> Arrays:
     by_row = jnp.concatenate([by_row, row_sums[:, None]], axis=1)
     output += jnp.einsum("NRT,NRV->NTV", by_row, block["value_table"])
     outputs |= dict(right_sums=by_row[:, -2], row_sums=row_sums)
-  return outputs | dict(output=output * inverse_total[..., None])
+  return outputs | dict(output=output * inverse_total[..., None]), of_keys
 
 
 def differentiate(pairs: Pairs, block: Arrays, keys: Arrays, of_keys: Arrays) -> tuple:
@@ -275,7 +263,7 @@ def _d_kept(pairs: Pairs, block: Arrays, value: Float[Array, "N S W"]) -> Float[
   d_output = block["d_output"]
   if "value_table" not in block:
     return _scores(value, d_output)
-  d_sums = _project(block, "value_table", "d_output")
+  d_sums = jnp.einsum("NRV,NTV->NRT", block["value_table"], d_output)
   # Computed apart from the others: read from a row of theirs, it would be strided.
   d_row_sums = jnp.einsum("NV,NTV->NT", block["value_table"][:, -1], d_output)
   d_kept = _scores(value, d_output, d_sums[:, -2])
@@ -285,14 +273,10 @@ def _d_kept(pairs: Pairs, block: Arrays, value: Float[Array, "N S W"]) -> Float[
 # Terms and sums by row of the band.
 
 
-def _project(block: Arrays, table: str, queries: str) -> Float[Array, "N R T"]:
-  """Computes the products of a table's rows and the block's queries."""
-  return jnp.einsum("NRH,NTH->NRT", block[table], block[queries])
-
-
 def _terms(block: Arrays) -> Float[Array, "#N R #T"] | None:
   """Returns the logits of the block's queries, by row, the left's first; None if there are none."""
-  terms = [_project(block, *pair) for pair in _PRODUCTS.items() if pair[0] in block]
+  products = [(block[table], block[x]) for table, x in _PRODUCTS.items() if table in block]
+  terms = [jnp.einsum("NRH,NTH->NRT", *pair) for pair in products]
   if "bias_table" in block:
     terms.append(block["bias_table"][..., None])
   if "row_logits" in block:
@@ -429,7 +413,8 @@ def _logits(pairs: Pairs, block: Arrays, key: Array, terms: Array | None) -> Flo
     right = jnp.maximum(terms[:, -1], masks.LOWEST)  # 0 times -inf would be NaN
     logits = _add_near(pairs, _scores(key, block["query"], right), terms[:, 1:])
     if pairs.plan.window is None or -pairs.plan.window[0] < pairs.plan.first:
-      logits += jnp.where(pairs.is_left, terms[:, :1], 0)
+      is_left = pairs.columns[:, None] < pairs.rows[None] + pairs.plan.first
+      logits += jnp.where(is_left, terms[:, :1], 0)
   for term in _added(block, pairs).values():
     logits += term
   logits = masks.cap(logits, pairs.plan.soft_cap)
@@ -440,8 +425,8 @@ def _logits(pairs: Pairs, block: Arrays, key: Array, terms: Array | None) -> Flo
 def _added(arrays: Arrays, pairs: Pairs) -> dict[str, Float[Array, "#N #S #T"]]:
   """Returns the terms of a block's logits that are linear in one array and have no row, by name."""
   terms = dict(
-    left_logits=lambda x: jnp.where(pairs.is_left, x[..., None], 0),
-    right_logits=lambda x: jnp.where(pairs.is_right, x[..., None], 0),
+    left_logits=lambda x: jnp.where(pairs.distances < pairs.plan.first, x[..., None], 0),
+    right_logits=lambda x: jnp.where(pairs.distances >= pairs.plan.right, x[..., None], 0),
     slopes=lambda x: -x[:, None, None] * jnp.abs(pairs.distances)[None],
     bias=lambda x: _slice_keys(x, pairs),
   )

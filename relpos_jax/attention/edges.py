@@ -133,13 +133,6 @@ def pair_features(
   The features of a pair are the multi-hot vector of its labels and the mean of its edges' features,
   so the kernels are the tables and kernels of `edge_attention`, concatenated. Takes O(T T (E + F))
   memory.
-
-  >>> senders, receivers, labels = jnp.array([[0, 0], [1, 1], [0, 2]])
-  >>> features, mask = pair_features(
-  ...   senders, receivers, labels, jnp.zeros((2, 0)), num_labels=3, num_nodes=2)
-  >>> features[1, 0], mask.astype(int)
-  (Array([1., 0., 1.], dtype=float32), Array([[0, 0],
-         [1, 0]], dtype=int32))
   """
   if senders.ndim > 1:
     one = functools.partial(pair_features, num_labels=num_labels, num_nodes=num_nodes)
@@ -165,10 +158,6 @@ def sum_over_pairs(
   """Adds up x, for every edge, over the edges that join the same pair.
 
   Takes O(M log M) comparisons. The result at padding is arbitrary.
-
-  >>> senders, receivers = jnp.array([0, 1, 0]), jnp.array([1, 0, 1])
-  >>> sum_over_pairs(senders, receivers, jnp.array([[1.0], [5.0], [2.0]]), num_nodes=2)[:, 0]
-  Array([3., 5., 3.], dtype=float32)
   """
   if senders.ndim > 1:  # sorted by graph, which needs nothing of other devices
     one = functools.partial(sum_over_pairs, num_nodes=num_nodes)

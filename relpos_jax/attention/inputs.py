@@ -147,8 +147,7 @@ def gather_inputs(
   scale = width**-0.5 if scale is None else scale
   validation.check_numbers(scale, dropout_rate, dropout_key, logits_soft_cap)
   if sinks is not None:
-    sinks = validation.as_array("sinks", sinks)
-    validation.check_array("sinks", sinks, jnp.floating, (heads,))
+    sinks = validation.check_array("sinks", sinks, jnp.floating, (heads,))
     sinks = sinks.astype(jnp.promote_types(query.dtype, jnp.float32))
   num_keys = key.shape[-3]
   of_queries = (*batch, num_queries), (num_queries,)
@@ -217,7 +216,13 @@ def _of_logits(name: str, x: ArrayLike | None, logits: tuple[int, ...]) -> Array
   """
   if x is None:
     return None
-  x, batch = validation.check_logits_like(name, validation.as_array(name, x), logits), logits[:-3]
+  x, batch = validation.as_array(name, x), logits[:-3]
+  sizes = zip(x.shape[::-1], logits[::-1], strict=False)
+  if x.ndim > len(logits) or any(n not in (1, m) for n, m in sizes):
+    raise ValueError(f"{name} has shape {x.shape}; want one that broadcasts to {logits}")
+  if name == "mask" and x.dtype != bool:
+    raise ValueError(f"mask has dtype {x.dtype}; want bool, True where a key may be seen")
+  x = jnp.expand_dims(x, (*range(len(logits) - x.ndim),))
   num_own = max((i + 1 for i, n in enumerate(x.shape[:-3]) if n != 1), default=0)
   if num_own and name == "mask":
     num_own = len(batch)
@@ -233,8 +238,7 @@ def _given(name: str, x: ArrayLike | None, rank: int, *shapes: tuple[int, ...]) 
   """
   if x is None:
     return None
-  x = validation.as_array(name, x)
-  validation.check_array(name, x, jnp.integer, *shapes)
+  x = validation.check_array(name, x, jnp.integer, *shapes)
   is_wide = isinstance(x, jax.core.Tracer) and x.dtype.itemsize == 8
   return _batched(x.astype(jnp.int64 if is_wide else jnp.int32), rank)
 

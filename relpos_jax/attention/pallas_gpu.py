@@ -111,12 +111,11 @@ def _attend_backward(plan: KernelPlan, residuals: tuple, d_results: tuple) -> tu
   d_output, d_weights = d_results
   # Of a wide output: an error of delta enters all of a query's gradients.
   delta = jnp.einsum("BTNH,BTNH->BNT", d_output, outputs["output"], precision=plan.precision)
-  cotangents = {name: outputs[name] for name in ("maximum", "inverse_total")}
-  cotangents["d_output"] = d_output.astype(operands["value"].dtype)
   if plan.has_values:
     delta += (d_weights * outputs["band_weights"]).sum(-1)
-    cotangents["d_band_weights"] = d_weights
-  operands = operands | cotangents | dict(delta=delta)
+    operands = operands | dict(d_band_weights=d_weights)
+  operands = operands | {name: outputs[name] for name in ("maximum", "inverse_total")}
+  operands |= dict(d_output=d_output.astype(operands["value"].dtype), delta=delta)
   kernel = functools.partial(backward, plan)
   gradients = over_devices(kernel, AXES, operands, plan.shards, precision=plan.precision)
   gradients = {name.removeprefix("d_"): x for name, x in gradients.items()}

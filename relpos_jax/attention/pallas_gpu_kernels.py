@@ -36,9 +36,6 @@ AXES |= dict.fromkeys(("band_weights", "d_band_weights"), "BNtr")  # after dropo
 AXES |= dict(key_mask="BS", query_segments="Bt", key_segments="BS", seeds="BN")
 AXES |= dict.fromkeys(("maximum", "inverse_total", "delta"), "BNt")
 
-# Results of which a kernel writes some entries, in an array that is filled before.
-_IN_PLACE = "band_weights", "d_band_logits"
-
 Arrays = dict[str, Any]
 
 
@@ -49,10 +46,10 @@ def forward(plan: KernelPlan, operands: Arrays, _: ArrayLike) -> Arrays:
   wide = jnp.promote_types(query.dtype, jnp.float32)
   row = jax.ShapeDtypeStruct((batch, heads, length), wide)
   shapes = dict(output=row.update(shape=query.shape), maximum=row, inverse_total=row)
+  in_place = {}
   if plan.has_values:
-    band = jnp.full((*row.shape, plan.num_rows), masks.LOWEST, wide)
-    operands = operands | dict(band_weights=band)
-  outputs = _call(_output_kernel, plan, "t", operands, shapes)
+    in_place["band_weights"] = jnp.full((*row.shape, plan.num_rows), masks.LOWEST, wide)
+  outputs = _call(_output_kernel, plan, "t", operands, shapes, in_place)
   if plan.has_values:  # within the band they are logits
     weights, columns = outputs["band_weights"], jnp.arange(plan.num_rows)
     is_beside = (columns == 0) | (columns == plan.num_rows - 1)
@@ -65,14 +62,12 @@ def forward(plan: KernelPlan, operands: Arrays, _: ArrayLike) -> Arrays:
 def backward(plan: KernelPlan, operands: Arrays, _: ArrayLike) -> Arrays:
   """Computes gradients by two kernels: of the query and the band, wide, and of key and value."""
   query, key, delta = operands["query"], operands["key"], operands["delta"]
-  band = operands.get("band_logits")
+  band, in_place = operands.get("band_logits"), {}
   if band is not None:
-    zeros = jnp.zeros((*delta.shape, plan.num_rows), delta.dtype)
-    operands = operands | dict(d_band_logits=zeros)
+    in_place["d_band_logits"] = jnp.zeros((*delta.shape, plan.num_rows), delta.dtype)
   shapes = dict(d_query=jax.ShapeDtypeStruct(query.shape, delta.dtype))
-  gradients = _call(_d_query_kernel, plan, "t", operands, shapes)
+  gradients = _call(_d_query_kernel, plan, "t", operands, shapes, in_place)
   if band is not None:
-    del operands["d_band_logits"]
     shared = [axis for axis in range(3) if band.shape[axis] == 1]
     gradients["d_band_logits"] = gradients["d_band_logits"].sum(shared, keepdims=True)
   batch, _, heads, width = query.shape
@@ -80,33 +75,33 @@ def backward(plan: KernelPlan, operands: Arrays, _: ArrayLike) -> Arrays:
   dtype = key.dtype if heads == key.shape[2] else delta.dtype
   of_keys = jax.ShapeDtypeStruct((batch, key.shape[1], heads, width), dtype)
   shapes = dict(d_key=of_keys, d_value=of_keys)
-  return gradients | _call(_d_key_kernel, plan, "S", operands, shapes)
+  return gradients | _call(_d_key_kernel, plan, "S", operands, shapes, {})
 
 
-def _call(kernel, plan: KernelPlan, blocked: str, operands: Arrays, results: Arrays) -> Arrays:
+def _call(
+  kernel, plan: KernelPlan, blocked: str, operands: Arrays, results: Arrays, in_place: Arrays
+) -> Arrays:
   """Runs a kernel for every block of one axis of every head; it reads all of the other axes.
 
-  Its results have these shapes; those of `_IN_PLACE` that are operands are results, too.
+  Its results have these shapes. It writes some entries of the arrays `in_place`, results, too.
   """
   query, key = operands["query"], operands["key"]
   batch, length, heads, width = query.shape
   size, total = (plan.block[0], length) if blocked == "t" else (plan.block[1], key.shape[1])
   group = heads // key.shape[2]
-  operands = align_manual_axes(operands)
-  in_place = {name: operands[name] for name in _IN_PLACE if name in operands}
+  operands = align_manual_axes(operands | in_place)
   results |= {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in in_place.items()}
 
   def spec(name, x):
     axes = list(zip(AXES[name], x.shape, strict=True))
-
-    def size_of(axis, n):
-      return {"B": None, "N": None, "K": None, blocked: min(size, n)}.get(axis, n)
+    squeezed = dict.fromkeys("BNK")  # axes that the kernel does not see
+    shape = [min(size, n) if axis == blocked else squeezed.get(axis, n) for axis, n in axes]
 
     def index(i, n, b):
       at = {"B": b, "N": n, "K": lax.div(n, jnp.int32(group)), blocked: i}
       return tuple(at.get(axis, 0) if n > 1 else 0 for axis, n in axes)
 
-    return pl.BlockSpec(tuple(size_of(*axis) for axis in axes), index)
+    return pl.BlockSpec(shape, index)
 
   return pl.pallas_call(
     functools.partial(kernel, plan),
@@ -128,12 +123,11 @@ def _call(kernel, plan: KernelPlan, blocked: str, operands: Arrays, results: Arr
 
 def _output_kernel(plan: KernelPlan, operands: Arrays, outputs: Arrays):
   query, dtype = operands["query"][...], outputs["maximum"].dtype
-  start, zeros = pl.program_id(0) * plan.block[0], jnp.zeros(plan.block[0], dtype)
+  zeros = jnp.zeros(plan.block[0], dtype)
 
-  def visit(side: str, t: Array, state: tuple) -> tuple:
+  def visit(tile: _Tile, state: tuple) -> tuple:
     """Adds a tile to an online softmax, whose sums are relative to exp(maximum)."""
     old_maximum, total, output, beside = state
-    tile = _tile(plan, start, t * plan.block[1], "t", side)
     logits = _logits(plan, operands, tile, query, operands["key"][tile.keys])
     maximum = jnp.maximum(old_maximum, logits.max(1))
     correction = jnp.exp(old_maximum - maximum)
@@ -151,43 +145,42 @@ def _output_kernel(plan: KernelPlan, operands: Arrays, outputs: Arrays):
 
   beside = (zeros, zeros) if plan.has_values else None
   state = jnp.full_like(zeros, masks.LOWEST), zeros, jnp.zeros(query.shape, dtype), beside
-  maximum, total, output, beside = _over_keys(plan, operands, start, visit, state)
+  maximum, total, output, beside = _over_tiles(plan, operands, "t", visit, state)
   has_key = maximum > masks.LOWEST / 2
   inverse_total = jnp.where(has_key, 1 / jnp.where(has_key, total, 1), 0)
   outputs["output"][...] = output * (inverse_total / (1 - plan.dropout_rate))[:, None]
   outputs["maximum"][...] = maximum
   outputs["inverse_total"][...] = inverse_total
   if plan.has_values:
-    _write_beside(plan, outputs["band_weights"], beside)
+    band = outputs["band_weights"]
+    band[:, 0], band[:, plan.num_rows - 1] = beside
 
 
 def _d_query_kernel(plan: KernelPlan, operands: Arrays, gradients: Arrays):
   query, d_output = operands["query"][...], operands["d_output"][...]
-  start, with_band = pl.program_id(0) * plan.block[0], "band_logits" in operands
+  d_band = gradients.get("d_band_logits")
 
-  def visit(side: str, t: Array, carry: tuple) -> tuple:
+  def visit(tile: _Tile, carry: tuple) -> tuple:
     d_query, beside = carry
-    tile = _tile(plan, start, t * plan.block[1], "t", side)
     key, value = operands["key"][tile.keys], operands["value"][tile.keys]
     _, d_logits = _d_logits(plan, operands, tile, query, key, value, d_output)
-    if with_band:
-      _scatter(plan, gradients["d_band_logits"], tile, d_logits)
+    if d_band is not None:
+      _scatter(plan, d_band, tile, d_logits)
       beside = _add_beside(plan, tile, beside, d_logits)
     return d_query + _dot(d_logits.astype(key.dtype), key, 1, 0), beside
 
   zeros = jnp.zeros(query.shape, gradients["d_query"].dtype)
-  beside = (jnp.zeros(plan.block[0], zeros.dtype),) * 2 if with_band else None
-  d_query, beside = _over_keys(plan, operands, start, visit, (zeros, beside))
+  beside = None if d_band is None else (jnp.zeros(plan.block[0], zeros.dtype),) * 2
+  d_query, beside = _over_tiles(plan, operands, "t", visit, (zeros, beside))
   gradients["d_query"][...] = plan.scale * d_query
-  if with_band:
-    _write_beside(plan, gradients["d_band_logits"], beside)
+  if d_band is not None:
+    d_band[:, 0], d_band[:, plan.num_rows - 1] = beside
 
 
 def _d_key_kernel(plan: KernelPlan, operands: Arrays, gradients: Arrays):
-  key, value, start = operands["key"][...], operands["value"][...], pl.program_id(0) * plan.block[1]
+  key, value = operands["key"][...], operands["value"][...]
 
-  def visit(side: str, t: Array, carry: tuple) -> tuple:
-    tile = _tile(plan, t * plan.block[0], start, "S", side)
+  def visit(tile: _Tile, carry: tuple) -> tuple:
     query, d_output = operands["query"][tile.queries], operands["d_output"][tile.queries]
     weights, d_logits = _d_logits(plan, operands, tile, query, key, value, d_output)
     return (
@@ -195,12 +188,10 @@ def _d_key_kernel(plan: KernelPlan, operands: Arrays, gradients: Arrays):
       carry[1] + _dot(weights.astype(d_output.dtype), d_output, 0, 0),
     )
 
-  num_tiles = operands["query"].shape[0] // plan.block[0]
-  runs = _runs(start, *plan.block[::-1], num_tiles, -plan.high, -plan.low)[::-1]
-  carry = (jnp.zeros(key.shape, operands["delta"].dtype),) * 2
-  carry = _visit_runs(plan, visit, carry, runs)
-  gradients["d_key"][...] = (plan.scale * carry[0]).astype(gradients["d_key"].dtype)
-  gradients["d_value"][...] = carry[1].astype(gradients["d_value"].dtype)
+  zeros = jnp.zeros(key.shape, operands["delta"].dtype)
+  d_key, d_value = _over_tiles(plan, operands, "S", visit, (zeros, zeros))
+  gradients["d_key"][...] = (plan.scale * d_key).astype(gradients["d_key"].dtype)
+  gradients["d_value"][...] = d_value.astype(gradients["d_value"].dtype)
 
 
 def _d_logits(plan: KernelPlan, operands: Arrays, tile: "_Tile", query, key, value, d_output):
@@ -244,46 +235,39 @@ class _Tile(NamedTuple):
     return self.columns - self.rows
 
 
-def _tile(plan: KernelPlan, row: Array, column: Array, blocked: str, side: str) -> _Tile:
-  """Returns a tile of a kernel for every block of one axis."""
-  first = (0, column) if blocked == "t" else (row, 0)
-  slices = (pl.ds(start, size) for start, size in zip(first, plan.block, strict=True))
-  return _Tile(row, column, *slices, side, plan.block)
+def _over_tiles(
+  plan: KernelPlan, operands: Arrays, blocked: str, visit: Callable, carry: tuple
+) -> tuple:
+  """Calls `visit(tile, carry)` for all tiles with visible pairs of a block of one axis.
 
-
-_Visit = Callable[[str, Array, tuple], tuple]  # of a side, the number of a tile, and the carry
-
-
-def _over_keys(plan: KernelPlan, operands: Arrays, start: Array, visit: _Visit, carry: tuple):
-  """Visits all tiles of keys that a block of queries sees."""
-  num_tiles = operands["key"].shape[0] // plan.block[1]
-  runs = _runs(start, *plan.block, num_tiles, plan.low, plan.high)
-  return _visit_runs(plan, visit, carry, runs)
-
-
-def _visit_runs(plan: KernelPlan, visit: _Visit, carry: tuple, runs: tuple) -> tuple:
-  """Visits the tiles of the left, mixed and right runs; in a causal call the last are hidden."""
-  left, mixed, right = runs
-  by_side = dict(right=right, mixed=mixed, left=left)
-  if plan.is_causal or plan.high == FAR:
-    del by_side["right"]
-  for side, (begin, end) in by_side.items():
-    carry = lax.fori_loop(begin, end, functools.partial(visit, side), carry)
-  return carry
-
-
-def _runs(start: Array, block: int, size: int, num_tiles: int, low: int, high: int) -> tuple:
-  """Returns the low, mixed and high tiles of one axis for a block of the other: begin, end.
-
-  A tile is low if all differences to the block are at most `low`, high if all are at least `high`.
+  Those right of the band are first, unless they are hidden, and those left of it last.
   """
+  block, size = plan.block if blocked == "t" else plan.block[::-1]
+  low, high = (plan.low, plan.high) if blocked == "t" else (-plan.high, -plan.low)
+  start = pl.program_id(0) * block
+  num_tiles = operands["key" if blocked == "t" else "query"].shape[0] // size
 
   def floor(x):
     return lax.div(jnp.clip(x, 0, num_tiles * size), jnp.int32(size))
 
+  # Differences from the block are at most `low` in the first tiles, at least `high` in the last.
   low_end = floor(start + (low + 1))
   high_begin = jnp.maximum(floor(start + (block + high + size - 2)), low_end)
-  return (0, low_end), (low_end, high_begin), (high_begin, num_tiles)
+  runs = (0, low_end), (low_end, high_begin), (high_begin, num_tiles)
+  left, mixed, right = runs if blocked == "t" else runs[::-1]
+  by_side = dict(right=right, mixed=mixed, left=left)
+  if plan.is_causal or plan.high == FAR:
+    del by_side["right"]
+
+  def visit_tile(side, t, carry):
+    row, column = (start, t * size) if blocked == "t" else (t * size, start)
+    queries = pl.ds(0 if blocked == "t" else row, plan.block[0])
+    keys = pl.ds(column if blocked == "t" else 0, plan.block[1])
+    return visit(_Tile(row, column, queries, keys, side, plan.block), carry)
+
+  for side, (begin, end) in by_side.items():
+    carry = lax.fori_loop(begin, end, functools.partial(visit_tile, side), carry)
+  return carry
 
 
 def _logits(plan: KernelPlan, operands: Arrays, tile: _Tile, query: Array, key: Array) -> Array:
@@ -328,11 +312,6 @@ def _add_beside(plan: KernelPlan, tile: _Tile, sides: tuple, x: Array) -> tuple[
     right += jnp.where(tile.distances >= plan.high, x, 0).sum(1)
     return left, right
   return (left + x.sum(1), right) if tile.side == "left" else (left, right + x.sum(1))
-
-
-def _write_beside(plan: KernelPlan, reference: Any, sides: tuple[Array, Array]) -> None:
-  """Writes the sums beside the band to the first and the last column of [T, R]."""
-  reference[:, 0], reference[:, plan.num_rows - 1] = sides
 
 
 def _indices(plan: KernelPlan, tile: _Tile) -> tuple[Int[Array, "Q S"], Int[Array, "Q S"]]:

@@ -55,11 +55,8 @@ def attention(
   longest = max(length, inputs.key.shape[1])
   block = block or (16 if interpret else next((x for x in _BLOCKS if x >= longest), _BLOCKS[-1]))
   plan = TpuPlan.of(inputs, block, interpret)
-
-  def padded(x):
-    return jnp.moveaxis(band.pad(x, 1, block), 1, 3)
-
-  floats = {name: padded(getattr(inputs, name)) for name in ("query", "key", "value")}
+  floats = dict(query=inputs.query, key=inputs.key, value=inputs.value)
+  floats = {name: jnp.moveaxis(band.pad(x, 1, block), 1, 3) for name, x in floats.items()}
   for name, rows in band.tables(inputs).items():
     # The row of distance d, from `low` on, becomes row d % period.
     rows = jnp.roll(band.pad(rows, 0, plan.period), plan.low, axis=0).swapaxes(0, 1)

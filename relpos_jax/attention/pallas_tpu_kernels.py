@@ -243,11 +243,9 @@ def _logits(plan: TpuPlan, operands: Arrays, scratch: Arrays, offset: Array, sid
 
 def _keep(plan: TpuPlan, operands: Arrays, query_block: Array, key_block: Array) -> Array:
   """Returns the dropout mask of a tile, True where a weight is kept."""
-  shapes = (plan.block, 1), (1, plan.block)
-  keys, queries = (
-    block * plan.block + jax.lax.broadcasted_iota(jnp.int32, shapes[axis], axis)
-    for axis, block in enumerate((key_block, query_block))
-  )
+  iota = functools.partial(jax.lax.broadcasted_iota, jnp.int32)
+  keys = key_block * plan.block + iota((plan.block, 1), 0)
+  queries = query_block * plan.block + iota((1, plan.block), 1)
   return dropout.keep(operands["seeds"][0, 0], queries, keys, plan.dropout_rate)
 
 

@@ -20,13 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap, sequential_vmap
-from jax.experimental.custom_partitioning import (
-  ArrayMapping,
-  CompoundFactor,
-  SdyShardingRule,
-  custom_partitioning,
-)
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from relpos_jax.typing import Array, ArrayLike
 
@@ -72,14 +67,14 @@ def mesh_axes(
   if keys is not None and (queries is None or _tuple(keys) != _tuple(queries)):
     raise ValueError(f"keys is {keys!r}; want None or the axes of queries, {queries!r}")
   given = dict(B=batch, N=heads, T=queries, S=keys)
-  return _GIVEN(tuple((x, names if names is None else _tuple(names)) for x, names in given.items()))
+  return _GIVEN(tuple((x, _tuple(names)) for x, names in given.items() if names is not None))
 
 
 def axes_in_context() -> dict[str, tuple[str, ...]]:
   """Returns the automatic axes of the mesh in context, by the letter of what they shard."""
   mesh = jax.sharding.get_abstract_mesh()
-  free = [name for name in _names(mesh, AxisType.Auto) if mesh.shape[name] > 1]
-  given = {letter: names for letter, names in _GIVEN.value or () if names is not None}
+  free = [name for name in mesh.auto_axes if mesh.shape[name] > 1]
+  given = dict(_GIVEN.value or ())
   missing = {*itertools.chain(*given.values())}.difference(mesh.axis_names)
   if missing and mesh.axis_names:
     raise ValueError(f"mesh_axes has {sorted(missing)}; the mesh in context {mesh.axis_names}")
@@ -107,7 +102,7 @@ def target_platform() -> str:
 def explicit_axes(query: ArrayLike) -> Shards:
   """Returns the explicit mesh axes that shard the query, [B, T, N, H] or [T, N, H], by letter."""
   sharding = jax.typeof(query).sharding
-  if not _names(sharding.mesh, AxisType.Explicit):
+  if not sharding.mesh.explicit_axes:
     return ()
   letters = "BTNH"[-jnp.ndim(query) :]
   return tuple((x, _tuple(names)) for x, names in zip(letters, sharding.spec, strict=True))
@@ -120,42 +115,47 @@ def with_automatic_axes(
 
   The axes of the results, of letters `result`, are sharded as those of the query.
   """
-  leaves, structure = jax.tree.flatten(arguments)
-  arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, jax.Array)}
+  automatic, arrays = of_arrays(attend, arguments, lambda x: isinstance(x, jax.Array))
   meshes = (jax.typeof(x).sharding.mesh for x in arrays.values())
-  mesh = next((mesh for mesh in meshes if _names(mesh, AxisType.Explicit)), None)
+  mesh = next((mesh for mesh in meshes if mesh.explicit_axes), None)
   if mesh is None:
     return attend(*arguments)
 
-  def automatic(arrays):
-    full = [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
-    return attend(*jax.tree.unflatten(structure, full))
-
   spec = dict(explicit_axes(query))
-  first = "B" if jnp.ndim(query) == 3 else ""  # the letter that is absent
 
   def sharding(letters: str) -> NamedSharding:
-    names = (spec.get(letter) or None for letter in letters.removeprefix(first))
-    return NamedSharding(mesh, PartitionSpec(*names))
+    names = [spec.get(letter) or None for letter in letters]
+    return NamedSharding(mesh, PartitionSpec(*names[jnp.ndim(query) == 3 :]))  # [T, N, H]: no B
 
   out = jax.tree.map(sharding, result)
-  names = tuple(_names(mesh, AxisType.Explicit))
-  return jax.sharding.auto_axes(automatic, axes=names, out_sharding=out)(arrays)
+  return jax.sharding.auto_axes(automatic, axes=mesh.explicit_axes, out_sharding=out)(arrays)
+
+
+def of_arrays(
+  function: Callable, arguments: tuple, is_array: Callable[[Any], bool]
+) -> tuple[Callable, dict[int, Any]]:
+  """Returns a function of the arrays among its arguments alone, and these, by index."""
+  leaves, structure = jax.tree.flatten(arguments)
+
+  def call(arrays):
+    full = [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
+    return function(*jax.tree.unflatten(structure, full))
+
+  return call, {i: x for i, x in enumerate(leaves) if is_array(x)}
 
 
 def axes_of_query(explicit: Shards) -> Shards | None:
   """Returns the mesh axes that shard the query; None to follow it, in XLA's partitioner."""
   mesh, is_given = jax.sharding.get_abstract_mesh(), _GIVEN.value is not None
-  automatic, manual = (_names(mesh, kind) for kind in (AxisType.Auto, AxisType.Manual))
   if not is_given:
     # Its callback does not work on TPUs, nor where `jax.shard_map` left some axes automatic.
-    is_followed = not manual and target_platform() != "tpu"
-    if is_followed or not automatic:
+    is_followed = not mesh.manual_axes and target_platform() != "tpu"
+    if is_followed or not mesh.auto_axes:
       return None
     if explicit:
       return explicit
   axes = axes_in_context()
-  unknown = {name for name in automatic if mesh.shape[name] > 1}.difference(*axes.values())
+  unknown = {x for x in mesh.auto_axes if mesh.shape[x] > 1}.difference(*axes.values())
   if not is_given and unknown:
     warnings.warn(
       f"attention gathers over the mesh axes {sorted(unknown)}: name what they shard in a context "
@@ -170,7 +170,7 @@ def align_manual_axes(x: Any) -> Any:
   varying = frozenset().union(*(_varying(leaf) for leaf in jax.tree.leaves(x)))
 
   def cast(leaf):
-    missing = tuple(varying - _varying(leaf)) if isinstance(leaf, jax.Array) else ()
+    missing = tuple(sorted(varying - _varying(leaf))) if isinstance(leaf, jax.Array) else ()
     return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
 
   return jax.tree.map(cast, x)
@@ -193,11 +193,6 @@ def _varying(x: Any) -> frozenset[str]:
 
 def _tuple(names: str | tuple[str, ...] | None) -> tuple[str, ...]:
   return (names,) if isinstance(names, str) else tuple(names or ())
-
-
-def _names(mesh: Mesh | AbstractMesh, kind: AxisType) -> list[str]:
-  types = zip(mesh.axis_names, mesh.axis_types, strict=True)
-  return [name for name, type in types if type == kind]
 
 
 def over_devices(
@@ -227,78 +222,70 @@ def over_devices(
   unsharded = jax.jit(lambda operands: kernel(operands, 0), inline=True)
   results = jax.eval_shape(unsharded, operands)
 
-  def named(arrays):
-    return dict(zip(operands, arrays, strict=True))
-
-  of_query = [*operands].index("query")
-
   def shard(mesh, wanted):
     """Returns what one device runs on its shards, and the specs of operands and results."""
     shards = _even_shards(wanted, mesh, axes, operands)
     reductions = {name: _reduction(shards, axes[name], x, mesh) for name, x in results.items()}
 
-    def on_one_device(*arrays):
+    def on_one_device(arrays):
       if shards["T"]:
-        num_queries = arrays[of_query].shape[axes["query"].index("T")]
-        outputs = kernel(named(arrays), jax.lax.axis_index(shards["T"]) * num_queries)
+        num_queries = arrays["query"].shape[axes["query"].index("T")]
+        outputs = kernel(arrays, jax.lax.axis_index(shards["T"]) * num_queries)
       else:
-        outputs = unsharded(named(arrays))
-      return tuple(reduce(outputs[name]) for name, (_, reduce) in reductions.items())
+        outputs = unsharded(arrays)
+      return {name: reduce(outputs[name]) for name, (_, reduce) in reductions.items()}
 
-    in_specs = tuple(_spec(shards, axes[name], x.shape) for name, x in operands.items())
-    return on_one_device, in_specs, tuple(spec for spec, _ in reductions.values())
+    in_specs = {name: _spec(shards, axes[name], x.shape) for name, x in operands.items()}
+    return on_one_device, (in_specs,), {name: spec for name, (spec, _) in reductions.items()}
 
   context = jax.sharding.get_abstract_mesh()
 
   def shard_as_query(mesh, given, _):
-    sharding, rank = given[of_query].sharding, len(axes["query"])
+    sharding, rank = given[0]["query"].sharding, len(axes["query"])
     if mesh.empty:  # no argument of the program is sharded over one
       mesh, spec = _mesh_and_spec(sharding, context, rank)
     else:
-      spec = (*sharding.spec, *[None] * (rank - len(sharding.spec)))
+      spec = sharding.spec
     function, *specs = shard(mesh, dict(zip(axes["query"], map(_tuple, spec), strict=True)))
     ins, outs = jax.tree.map(functools.partial(NamedSharding, mesh), specs)
 
-    def without_mesh(*arrays):  # the context still has explicit axes; these arrays have none
+    def without_mesh(arrays):  # the context still has explicit axes; these arrays have none
       with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-        return function(*arrays)
+        return function(arrays)
 
     return mesh, without_mesh, outs, ins
 
-  def complete(*arrays):
-    return tuple(unsharded(named(arrays)).values())
-
-  automatic = _names(context, AxisType.Auto)
-  if shards is not None and automatic:
+  if shards is not None and context.auto_axes:
     function, in_specs, out_specs = shard(context, dict(shards))
     # All automatic axes: kernels for TPUs refuse a mesh with any left, even one of size 1.
+    names = {*context.auto_axes}
     on_shards = jax.shard_map(
-      function, in_specs=in_specs, out_specs=out_specs, axis_names={*automatic}, check_vma=False
+      function, in_specs=in_specs, out_specs=out_specs, axis_names=names, check_vma=False
     )
 
     # Unchecked, it forgets which axes of a `jax.shard_map` around it the results vary over.
-    def function(*arrays):
-      return align_manual_axes((on_shards(*arrays), arrays))[0]
-  elif _names(context, AxisType.Manual):
-    function = complete  # the arrays are shards already
+    def function(arrays):
+      return align_manual_axes((on_shards(arrays), arrays))[0]
+  elif context.manual_axes:
+    function = unsharded  # the arrays are shards already
   else:
-    function = custom_partitioning(complete)
-    function.def_partition(partition=shard_as_query, sharding_rule=_rule(axes, operands, results))
+    function = custom_partitioning(unsharded)
+    function.def_partition(shard_as_query, **_rule(axes, operands, results))
   function = custom_vmap(function)
 
   @function.def_vmap
-  def map_over(size, is_mapped, *arrays):
+  def map_over(size, is_mapped, arrays):
     """Merges the mapped axis into the batch; maps arrays without a batch one by one."""
-    call, mapped = functools.partial(over_devices, kernel, axes, shards=shards), named(is_mapped)
+    call, (mapped,) = functools.partial(over_devices, kernel, axes, shards=shards), is_mapped
     if all(axes[name][0] in "AB" for name in operands if mapped[name]):
-      merged = _merge(axes, operands, results, size, mapped, named(arrays))
+      merged = _merge(axes, operands, results, size, mapped, arrays)
       outputs = {name: _split(x, size, results[name]) for name, x in call(merged).items()}
     else:  # tables of the kernels for TPUs
-      in_turn = sequential_vmap(lambda *arrays: call(named(arrays)))
-      outputs = jax.vmap(in_turn, [0 if mapped else None for mapped in is_mapped])(*arrays)
-    return tuple(outputs.values()), (True,) * len(results)
+      in_axes = {name: 0 if mapped[name] else None for name in operands}
+      outputs = jax.vmap(sequential_vmap(call), (in_axes,))(arrays)
+    return outputs, dict.fromkeys(results, True)
 
-  return dict(zip(results, first_derivatives_only(function)(*operands.values()), strict=True))
+  return first_derivatives_only(function)(operands)
 
 
 FIRST_DERIVATIVES_ONLY = (
@@ -401,8 +388,7 @@ def _reduction(
   if keys < 0 or shape[keys] % math.prod(mesh.shape[name] for name in of_queries):
     summed += of_queries
   elif of_queries:
-    scattered = of_queries
-    spec = PartitionSpec(*spec[:keys], of_queries, *spec[keys + 1 :])
+    scattered, spec = of_queries, _spec({**shards, "S": of_queries}, letters, shape)
 
   def reduce(x):
     x = jax.lax.psum(x, summed)
@@ -413,7 +399,7 @@ def _reduction(
   return spec, reduce
 
 
-def _rule(axes: Mapping[str, str], operands: Mapping, results: Mapping) -> SdyShardingRule:
+def _rule(axes: Mapping[str, str], operands: Mapping, results: Mapping) -> dict[str, Any]:
   """Returns the propagation rule: along B, T, N and K; an axis N has K groups if K < N.
 
   Biases that are fewer than the sequences have an axis of their own: they may not divide evenly.
@@ -421,21 +407,22 @@ def _rule(axes: Mapping[str, str], operands: Mapping, results: Mapping) -> SdySh
   num_heads = operands["query"].shape[axes["query"].index("N")]
   key_heads = operands["key"].shape[axes["key"].index("K")]
   grouped = 1 < key_heads < num_heads
-  factors = dict(N=CompoundFactor("K", "G") if grouped else "N", K="K" if grouped else "N")
+  factors = dict(N="(K G)") if grouped else dict(K="N")
   if "bias" in operands and len(operands["bias"]) == len(operands["query"]):
     factors["A"] = "B"
   ones, replicated = itertools.count(), {}  # a dict keeps the order of appearance
 
-  def factor(letter: str, size: int):
+  def factor(letter: str, size: int) -> str:
     if size == 1:
       return f"one{next(ones)}"
     if letter not in "ABNKT":
       replicated[letter] = None
     return factors.get(letter, letter)
 
-  mappings = [
-    tuple(ArrayMapping(*map(factor, axes[name], x.shape)) for name, x in arrays.items())
-    for arrays in (operands, results)
-  ]
-  groups = dict(G=num_heads // key_heads) if grouped else {}
-  return SdyShardingRule(*mappings, need_replication_factors=tuple(replicated), **groups)
+  def mapping(arrays: Mapping) -> str:
+    shapes = [(axes[name], arrays[name].shape) for name in sorted(arrays)]  # as leaves of a tree
+    return ", ".join(" ".join(map(factor, letters, shape)) for letters, shape in shapes)
+
+  rule = f"{mapping(operands)} -> {mapping(results)}"
+  sizes = dict(G=num_heads // key_heads) if grouped else {}
+  return dict(sharding_rule=rule, need_replication_factors=tuple(replicated), **sizes)

@@ -6,7 +6,7 @@ Positions without a table, turned into queries and keys before the call, are in 
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +59,6 @@ def _deberta_table(buckets: ArrayLike, max_distance: int) -> Float[Array, "R ...
   return buckets[np.clip(rows + num_rows // 2, 0, num_rows - 1)]
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RelativePositions(ByDistance):
   """The signed distance j - i from query i to key j, with a vector for each in a table.
@@ -105,7 +104,6 @@ class RelativePositions(ByDistance):
     return cls(_deberta_table(buckets, max_distance), None)
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EdgeLabels:
   """The label of the edge from i to j in a directed graph, with a vector for each in a table.
@@ -131,7 +129,6 @@ class EdgeLabels:
   value: Any
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EdgeFeatures:
   """Features of the edge from i to j, mapped to a vector by a trained kernel.
@@ -154,7 +151,6 @@ class EdgeFeatures:
   value: Any
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DistanceBias(ByDistance):
   """A number for each signed distance j - i, added to the logit and not multiplied by the scale.
@@ -208,7 +204,6 @@ class DistanceBias(ByDistance):
     return cls(buckets[np.concatenate([before[::-1], after])], left=max_distance)
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LinearBias:
   """The distance times a negative slope, -slope abs(j - i): ALiBi, of any reach and not scaled.
@@ -241,7 +236,6 @@ class LinearBias:
     return cls(jnp.asarray(2 ** (-8 * steps / power)))
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ContentBias(ByDistance):
   """The product p_i . w[row(j - i)] of another query vector and a table; not scaled.
@@ -268,7 +262,6 @@ class ContentBias(ByDistance):
   left: int | None = dataclasses.field(default=None, metadata={"static": True})
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KeyBias(ByDistance):
   """The product k_j . w[row(j - i)] of the key and a table, multiplied by the scale.
@@ -300,7 +293,6 @@ class KeyBias(ByDistance):
     return cls(_deberta_table(buckets, max_distance))
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LabelBias:
   """A number for the label of each pair, added to the logit and not multiplied by the scale.
@@ -324,7 +316,6 @@ class LabelBias:
   table: Any
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FunctionBias:
   """Any function of a query's and a key's positions and data, added to the logit and not scaled.
@@ -365,6 +356,8 @@ Numbers = DistanceBias | LabelBias  # whose tables have a number in each row, an
 Unscaled = Numbers | LinearBias | ContentBias | FunctionBias
 Relation = Vectors | Unscaled | KeyBias
 Relations = Relation | tuple[Relation, ...]
+for _kind in get_args(Relation):
+  jax.tree_util.register_dataclass(_kind)
 
 
 def rows_of(labels: Integer[Array, "..."], num_rows: int) -> Int[Array, "..."]:

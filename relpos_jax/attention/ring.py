@@ -76,7 +76,6 @@ def _all_rounds(
   if num_chunks > 1:
     arrays = _deal(plan, arrays)
   travelling = {name: x for name, x in arrays.items() if _travels(name, x)}
-  staying = {name: x for name, x in arrays.items() if name not in travelling}
   forth = [(i, (i + 1) % size) for i in range(size)]
 
   def run_round(number, carry):
@@ -90,7 +89,7 @@ def _all_rounds(
       first_query = _chunk(here, of_queries, num_chunks, size) * num_queries - first_key
 
       def run(results):
-        part = read(staying | travelling, region)
+        part = read(arrays | travelling, region)
         part["first_key"] = first_key[None]
         return store(results, _attend(plan, compute, part, first_query), region)
 

@@ -43,8 +43,8 @@ def rotate(
   *batch, length, _, width = x.shape
   if width % 2:
     raise ValueError(f"x has shape {x.shape}; want heads of an even width")
-  positions = validation.as_array("positions", positions)
-  validation.check_array("positions", positions, jnp.number, (*batch, length), (length,))
+  shapes = (*batch, length), (length,)
+  positions = validation.check_array("positions", positions, jnp.number, *shapes)
   wide = jnp.promote_types(x.dtype, jnp.float32)
   if frequencies is None:
     frequencies = base ** (-jnp.arange(width // 2, dtype=wide) / (width // 2))

@@ -87,15 +87,13 @@ def _by_key(x: Array, inputs: Inputs, relation: ByDistance) -> Float[Array, "#B 
   first = 1 - num_queries - inputs.query_offset
   last = num_keys - 1 - inputs.query_offset
   last = max(min(last, 0), first) if inputs.is_causal else last
-  # Not jnp.pad: the transpose of an edge padding moves data between devices.
-  ends = x[..., :1], x[..., -1:]
-  if is_zero:
-    ends = jax.tree.map(jnp.zeros_like, ends)
 
-  def widen(end, columns):
+  # Not jnp.pad: the transpose of an edge padding moves data between devices.
+  def repeated(end, columns):
+    end = jnp.zeros_like(end) if is_zero else end
     return jnp.broadcast_to(end, (*x.shape[:-1], max(0, columns)))
 
-  before = widen(ends[0], min(last + 1, -left) - first)
-  after = widen(ends[1], last - max(first - 1, right))
+  before = repeated(x[..., :1], min(last + 1, -left) - first)
+  after = repeated(x[..., -1:], last - max(first - 1, right))
   middle = x[..., max(first, -left) + left : max(min(last, right) + left + 1, 0)]
   return skew(jnp.concatenate([before, middle, after], axis=-1), num_keys)

@@ -30,25 +30,20 @@ Shape = tuple[int, ...]
 
 
 def as_array(name: str, x: ArrayLike) -> Array:
-  """Returns an array or nested lists of numbers as an array, without losing bits of integers."""
+  """Returns an array or nested lists of numbers as an array.
+
+  Raises if concrete integers do not fit in int32: jnp.asarray would truncate them silently.
+  """
   if isinstance(x, Relation):
     raise ValueError(f"{name} is {_describe(x)}; want an array: give relations=")
-  check_32_bits(name, x)
-  return jnp.asarray(x)
-
-
-def check_32_bits(name: str, x: object) -> None:
-  """Raises if concrete integers do not fit in int32: jnp.asarray would truncate them silently."""
-  leaves = jax.tree.leaves(x)
-  if not leaves or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-    return
-  if hasattr(x, "dtype") and (x.dtype.kind not in "iu" or np.can_cast(x.dtype, np.int32)):
-    return
-  array = np.asarray(x)
-  if array.dtype.kind in "iuO" and array.size:
-    low, high = array.min(), array.max()
+  is_traced = x is None or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x))
+  fits = hasattr(x, "dtype") and (x.dtype.kind not in "iu" or np.can_cast(x.dtype, np.int32))
+  found = None if is_traced or fits else np.asarray(x)
+  if found is not None and found.dtype.kind in "iuO" and found.size:
+    low, high = found.min(), found.max()
     if low < -(2**31) or high >= 2**31:
       raise ValueError(f"{name} goes from {low} to {high}; want 32-bit integers")
+  return jnp.asarray(x)
 
 
 def check_shapes(query: Array, key: Array, value: Array) -> None:
@@ -71,24 +66,15 @@ def check_shapes(query: Array, key: Array, value: Array) -> None:
     raise ValueError(f"{found}; want the query's, {query.dtype}")
 
 
-def check_logits_like(name: str, array: Array, shape: Shape) -> Array:
-  """Returns a bias or mask with all axes of the logits, each of the full size or 1."""
-  if array.ndim > len(shape) or any(
-    n not in (1, m) for n, m in zip(array.shape[::-1], shape[::-1], strict=False)
-  ):
-    raise ValueError(f"{name} has shape {array.shape}; want one that broadcasts to {shape}")
-  if name == "mask" and array.dtype != bool:
-    raise ValueError(f"mask has dtype {array.dtype}; want bool, True where a key may be seen")
-  return jnp.expand_dims(array, (*range(len(shape) - array.ndim),))
-
-
-def check_array(name: str, array: Array, kind: type, *shapes: Shape) -> None:
-  """Checks that an array has one of these shapes and a dtype of this kind."""
+def check_array(name: str, x: ArrayLike, kind: type, *shapes: Shape) -> Array:
+  """Returns x as an array, checked to have one of these shapes and a dtype of this kind."""
+  array = as_array(name, x)
   if array.shape not in shapes:
     want = " or ".join(str(shape) for shape in dict.fromkeys(shapes))
     raise ValueError(f"{name} has shape {array.shape}; want {want}")
   if not jnp.issubdtype(array.dtype, kind):
     raise ValueError(f"{name} has dtype {array.dtype}; want {kind.__name__} numbers")
+  return array
 
 
 def check_relations(
@@ -220,14 +206,13 @@ def _with_arrays(
   if not tables:
     raise ValueError(f"{name} has neither a key nor a value table; want one or both")
   for field, table in tables.items():
-    match relation:
-      case _ if isinstance(relation, Numbers):
-        row = ()
-      case ContentBias():
-        row = jnp.shape(relation.query)[-1:]
-      case _:
-        width = widths[field == "value"]
-        row = jnp.shape(table)[-1:] if width is None else (width,)
+    width = widths[field == "value"]
+    if isinstance(relation, Numbers):
+      row = ()
+    elif isinstance(relation, ContentBias):
+      row = relation.query.shape[-1:]
+    else:
+      row = table.shape[-1:] if width is None else (width,)
     shaped = table.ndim > len(row) and table.shape[1:] in (row, (heads, *row)) and len(table)
     if not shaped or not jnp.issubdtype(table.dtype, jnp.floating):
       want = ["R", *row], ["R", heads, *row]
@@ -236,11 +221,10 @@ def _with_arrays(
         f"{name}.{field} is {_describe(table)}; want floating numbers of shape "
         f"{shared}, shared by the heads, or {own}"
       )
-  num_rows = {len(table) for table in tables.values()}
-  if len(num_rows) > 1:
+  num_rows, *others = {len(table) for table in tables.values()}
+  if others:
     found = " and ".join(str(table.shape) for table in tables.values())
     raise ValueError(f"{name}.key and {name}.value have shapes {found}; want as many rows")
-  (num_rows,) = num_rows
   match relation:
     case ByDistance(beyond=beyond, left=left):
       if left is None and num_rows % 2 == 0:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.typing import Array, Bool, Float, Int, Key, PyTree
+from relpos_jax.typing import Array, Float, Int, Key, PyTree
 
 # Maps M more tokens and the cache to the logits after each, and the new cache.
 Decode = Callable[[Int[Array, "B M"], PyTree], tuple[Float[Array, "B M V"], PyTree]]
@@ -79,14 +79,12 @@ def sample(
     logits, cache = decode(latest[:, None], cache)
     return step + 1, tokens.at[:, step].set(latest), is_live, logits[:, 0], cache
 
-  def goes_on(state: tuple) -> Bool[Array, ""]:
-    step, _, is_live, *_ = state
-    return jnp.any(is_live) & (step < max_length)
-
   logits, cache = prefill(decode, cache, primes, pad=pad)
   tokens = jnp.full((len(primes), max_length), pad, primes.dtype)
   first = jnp.int32(0), tokens, limits > 0, logits, cache
-  return jax.lax.while_loop(goes_on, advance, first)[1]
+  return jax.lax.while_loop(
+    lambda state: jnp.any(state[2]) & (state[0] < max_length), advance, first
+  )[1]
 
 
 def prefill(

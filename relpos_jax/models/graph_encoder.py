@@ -121,20 +121,19 @@ class GraphEncoder(nnx.Module):
   def __call__(self, graphs: GraphBatch, rngs: nnx.Rngs | None = None) -> Float[Array, "B X C"]:
     """Returns float32 logits of G graphs or queries, or of T nodes, in every row."""
     x = self.embedding(graphs, rngs)
-    options = self._options(complete(graphs, self.config), graphs.segment_ids)
+    options = self._options(*complete(graphs, self.config), graphs.segment_ids)
     for index in range(self.config.num_layers):
       layer = self.layers[index % len(self.layers)]
       x = layer(x, rngs, **options[index % len(options)])
     return self.head(self.norm(x), graphs, rngs)
 
-  def _options(self, edges: "Edges", segment_ids: Int[Array, "B T"]) -> list[dict]:
+  def _options(self, senders, receivers, labels, features, segment_ids) -> list[dict]:
     """Returns the options of attention for each set of tables, or for all layers without tables."""
     if self.config.implementation == "edge_list":
-      ends = dict(senders=edges.senders, receivers=edges.receivers)
-      return [ends | tables.of_list(edges) for tables in self.tables] or [ends]
-    features, mask = pair_features(
-      *edges, num_labels=self.config.num_table_rows, num_nodes=segment_ids.shape[1]
-    )
+      ends = dict(senders=senders, receivers=receivers)
+      return [ends | tables.of_list(labels, features) for tables in self.tables] or [ends]
+    sizes = dict(num_labels=self.config.num_table_rows, num_nodes=segment_ids.shape[1])
+    features, mask = pair_features(senders, receivers, labels, features, **sizes)
     if self.config.sees == "all":
       mask = (segment_ids[:, :, None] == segment_ids[:, None, :]) & (segment_ids >= 0)[:, None, :]
     mask = mask[:, None]
@@ -183,12 +182,12 @@ class EdgeTables(nnx.Module):
     self.value_kernel = make(config.relative_values, num_features)
     self.dtype = config.dtype
 
-  def of_list(self, edges: "Edges") -> dict[str, EdgeLabels | EdgeFeatures]:
+  def of_list(self, labels: Array, features: Array) -> dict[str, EdgeLabels | EdgeFeatures]:
     """Returns the options `labels` and, if there are features, `features` of `edge_attention`."""
     key, value, key_kernel, value_kernel = self._cast()
-    options: dict = dict(labels=EdgeLabels(edges.labels, key, value))
-    if edges.features.shape[-1]:
-      options["features"] = EdgeFeatures(edges.features, key_kernel, value_kernel)
+    options: dict = dict(labels=EdgeLabels(labels, key, value))
+    if features.shape[-1]:
+      options["features"] = EdgeFeatures(features, key_kernel, value_kernel)
     return options
 
   def of_pairs(self, features: Float[Array, "B T T R"]) -> EdgeFeatures:
@@ -233,18 +232,10 @@ class Head(nnx.Module):
     return self.out(drop(hidden, self.dropout_rate, rngs)).astype(jnp.float32)
 
 
-class Edges(NamedTuple):
-  """Edges: the receiver sees the sender."""
-
-  senders: Int[Array, "B M"]
-  receivers: Int[Array, "B M"]
-  labels: Int[Array, "B M"]
-  features: Float[Array, "B M F"]
-
-
-def complete(graphs: GraphBatch, config: GraphEncoderConfig) -> Edges:
+def complete(graphs: GraphBatch, config: GraphEncoderConfig) -> tuple[Array, Array, Array, Array]:
   """Adds an edge from each node to itself and, if asked for, reversed edges.
 
+  Returns the senders, receivers and labels of all edges, [B, M], and their features, [B, M, F].
   M edges of T nodes become M + T, or 2 M + T with reversed edges. A reversed edge has its edge's
   label plus E; edges from a node to itself have the last label.
 
@@ -261,14 +252,14 @@ def complete(graphs: GraphBatch, config: GraphEncoderConfig) -> Edges:
   node = jnp.where(graphs.nodes >= 0, jnp.arange(num_nodes), -1)
   no_terms = jnp.zeros((rows, num_nodes, terms.shape[-1] * config.num_directions), terms.dtype)
   parts = [
-    Edges(senders, receivers, labels, jnp.concatenate([terms, zeros], -1)),
-    Edges(node, node, jnp.full_like(node, config.num_table_rows - 1), no_terms),
+    (senders, receivers, labels, jnp.concatenate([terms, zeros], -1)),
+    (node, node, jnp.full_like(node, config.num_table_rows - 1), no_terms),
   ]
   if config.reverse_edges == "own_label":
     labels = jnp.where(labels >= 0, labels + config.num_edge_labels, -1)
-    parts.append(Edges(receivers, senders, labels, jnp.concatenate([zeros, terms], -1)))
-  edges: Edges = jax.tree.map(lambda *xs: jnp.concatenate(xs, 1), *parts)
-  sums = sum_over_pairs(edges.senders, edges.receivers, edges.features, num_nodes=num_nodes)
-  sums = sums.reshape(*edges.senders.shape, config.num_directions, features.shape[-1] + 1)
+    parts.append((receivers, senders, labels, jnp.concatenate([zeros, terms], -1)))
+  senders, receivers, labels, terms = (jnp.concatenate(xs, 1) for xs in zip(*parts, strict=True))
+  sums = sum_over_pairs(senders, receivers, terms, num_nodes=num_nodes)
+  sums = sums.reshape(*senders.shape, config.num_directions, features.shape[-1] + 1)
   means = sums[..., :-1] / jnp.maximum(sums[..., -1:], 1)
-  return edges._replace(features=means.reshape(*edges.senders.shape, -1))
+  return senders, receivers, labels, means.reshape(*senders.shape, -1)

@@ -98,9 +98,8 @@ class Transformer(nnx.Module):
 
   def empty_memory(self, source: Int[Array, "B S"]) -> tuple[Memory, ...]:
     """Returns memories like those of a source, all zeros, without running the encoder."""
-    width = self.source_embedding.table.shape[1]
-    memories = self._memories(jnp.zeros((*source.shape, width)), source)
-    return jax.tree.map(jnp.zeros_like, memories)
+    x = jnp.zeros((*source.shape, self.source_embedding.table.shape[1]))
+    return jax.tree.map(jnp.zeros_like, self._memories(x, source))
 
   def _memories(self, x: Float[Array, "B S D"], source: Int[Array, "B S"]) -> tuple[Memory, ...]:
     layers, mask = self.decoder.layers, (source != PAD)[:, None, None]

@@ -1,7 +1,6 @@
 """Relative positions in your own model: an `attention_fn` for Flax's attention layers."""
 
 import contextlib
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -106,7 +105,6 @@ class RelativeAttention(nnx.Module):
     bias: ArrayLike | None = None,
     mask: ArrayLike | None = None,
     *,
-    module: nnx.Module | None = None,
     qk_attn_weights_einsum: object = ...,
     **options,
   ) -> Float[Array, "*B T N H"]:
@@ -120,17 +118,8 @@ class RelativeAttention(nnx.Module):
         "a Linen layer was given relpos_jax.nn.RelativeAttention, whose tables would not train: "
         "give it relpos_jax.linen.RelativeAttention"
       )
-    return attend_as_flax(
-      self,
-      self.tables.arguments,
-      query,
-      key,
-      value,
-      bias,
-      mask,
-      sow=None if module is None else functools.partial(module.sow, nnx.Intermediate),
-      **options,
-    )
+    tensors, arguments = (query, key, value, bias, mask), self.tables.arguments
+    return attend_as_flax(self, arguments, *tensors, collection=nnx.Intermediate, **options)
 
 
 def attend_as_flax(
@@ -142,7 +131,8 @@ def attend_as_flax(
   bias: ArrayLike | None,
   mask: ArrayLike | None,
   *,
-  sow: Callable | None,
+  collection: Any,
+  module: Any = None,
   is_causal: bool = False,
   input_positions: ArrayLike | None = None,
   key_positions: ArrayLike | None = None,
@@ -157,8 +147,8 @@ def attend_as_flax(
   """Calls the operator with flax's arguments: any batch axes, numbers as masks, a `dtype`.
 
   Takes positions and implementation of the `hook`, an NNX or Linen `RelativeAttention`, unless
-  positions are given; `arguments` is that of `Positions`. Raises NotImplementedError for settings
-  that the operator does not have.
+  positions are given; `arguments` is that of `Positions`. Sows weights in the `collection` of a
+  `module`. Raises NotImplementedError for settings that the operator does not have.
   """
   for name, setting in unsupported.items():
     if setting is not None:
@@ -195,8 +185,8 @@ def attend_as_flax(
   with _precision_context(precision):
     names = "query_positions", "key_positions", "query_offset"
     options |= dict(query=q, key=k) | arguments(q, k, *map(options.get, names))
-    if sow is not None:
-      sow("attention_weights", attention_weights(**options).astype(dtype))
+    if module is not None:
+      module.sow(collection, "attention_weights", attention_weights(**options).astype(dtype))
     if not deterministic:
       options |= dict(dropout_rate=dropout_rate, dropout_key=dropout_rng)
     return dot_product_attention(value=v, **options, implementation=hook.implementation)

@@ -102,9 +102,7 @@ def shard_leading(x: Array, letters: str) -> Array:
   mesh, shards = jax.sharding.get_abstract_mesh(), axes_in_context()
   if not any(shards.values()) or x.ndim <= len(letters):
     return x
-  spec: list[tuple[str, ...] | None] = []
-  for letter, size in zip(letters, x.shape, strict=False):
-    axes = shards[letter]
-    even = size % math.prod(mesh.shape[name] for name in axes) == 0
-    spec.append(axes if axes and even else None)
+  axes = [shards[letter] or None for letter in letters]
+  sizes = [math.prod(mesh.shape[name] for name in names or ()) for names in axes]
+  spec = [None if n % size else names for n, size, names in zip(x.shape, sizes, axes, strict=False)]
   return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))

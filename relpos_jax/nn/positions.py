@@ -9,13 +9,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from relpos_jax.attention.relations import Relations, RelativePositions
+from relpos_jax.attention.relations import Relations, RelativePositions, tables
 from relpos_jax.typing import Array, ArrayLike, Float, Int
 
 
-def init_table(
-  key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
-) -> Float[Array, "R ..."]:
+def init_table(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
   """Draws a table from Glorot's uniform distribution over [R, N*H], or [R, H], as Tensor2Tensor."""
   out_axes = range(1, len(shape))
   glorot = jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform", 0, out_axes)
@@ -119,21 +117,12 @@ class RelativePositionTables(Positions):
     param_dtype: DTypeLike = jnp.float32,
   ) -> "RelativePositionTables":
     """Returns tables to be trained that start as those of `relations`, of any length."""
-    given = [table for table in (relations.key, relations.value) if table is not None]
-    rest = iter(given)
-    return cls(
-      relations.reach[1],
-      given[0].shape[-1],
-      left=relations.left,
-      num_heads=given[0].shape[1] if given[0].ndim == 3 else None,
-      keys=relations.key is not None,
-      values=relations.value is not None,
-      beyond=relations.beyond,
-      dtype=dtype,
-      param_dtype=param_dtype,
-      table_init=lambda key, shape, dtype: jnp.asarray(next(rest), dtype),
-      rngs=nnx.Rngs(0),
-    )
+    given = tables(relations)
+    options = dict(keys="key" in given, values="value" in given, beyond=relations.beyond)
+    made = cls(0, 1, left=relations.left, **options, dtype=dtype, rngs=nnx.Rngs(0))
+    for name, table in given.items():
+      setattr(made, name, nnx.Param(jnp.asarray(table, param_dtype)))
+    return made
 
   def __call__(self) -> RelativePositions:
     """Returns the relation of these tables, in the compute dtype."""

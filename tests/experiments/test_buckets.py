@@ -12,11 +12,10 @@ import pytest
 from faults import flip_bits
 from test_train import _interrupt_at, metrics, results
 
-from experiments import command
+from experiments import command, files
 from experiments import trainer as trainer_module
 from experiments.errors import InputError
 from experiments.files import to_path
-from experiments.training import bucket_lock
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.checkpoint_reader import COMPLETE, list_damaged, list_steps
 from experiments.training.metrics import read_metrics
@@ -179,7 +178,7 @@ def test_what_is_not_there_is_one_line_before_anything_is_compiled(root, train, 
 def test_one_that_is_alive_holds_the_lock_and_that_of_a_killed_one_is_taken(
   root, monkeypatch, capsys
 ):
-  monkeypatch.setattr(bucket_lock, "_RENEW_SECONDS", 0.3)
+  monkeypatch.setattr(files, "_RENEW_SECONDS", 0.3)
   folder = to_path(f"{root}/locked")
   (folder / ".lock").write_text("someone, long ago")
   with command.lock_folder(folder, "workdir"):

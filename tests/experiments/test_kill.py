@@ -15,13 +15,7 @@ from test_launch import is_alive
 from test_train import metrics, results
 
 from experiments.launch.__main__ import environments
-from experiments.training.checkpoint_reader import (
-  check_digests,
-  list_damaged,
-  list_steps,
-  list_unfinished,
-  read,
-)
+from experiments.training.checkpoint_reader import check_digests, list_damaged, list_steps, read
 
 pytestmark = pytest.mark.chaos
 
@@ -120,7 +114,8 @@ def wait_for(moment, rng, since, process, workdir) -> None:
     end = time.monotonic() + rng.uniform(0, 6)
     until(lambda: has_stepped() or time.monotonic() > end, process, workdir)
   elif moment == "save":
-    until(lambda: is_newer(*list_unfinished(workdir / "checkpoints")), process, workdir)
+    saving = "checkpoints/*.orbax-checkpoint-tmp*"
+    until(lambda: is_newer(*workdir.glob(saving)), process, workdir)
     time.sleep(rng.uniform(0, 0.2))
   else:
     step = NUM_STEPS if moment == "end" else rng.randrange(70)

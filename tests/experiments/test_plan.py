@@ -43,7 +43,7 @@ def test_a_chip_holds_the_state_and_its_rows_and_takes_its_time_at_the_peak(fast
   flops, traffic = (step.cost_analysis()[name] for name in ("flops", "bytes accessed"))
   assert 0.8 < flops / (6 * num * tokens) < 2  # attention's come on top
   # Computing takes a second, memory traffic half of one.
-  chip = plan.Chip(flops=flops, hbm=16e9, hbm_bandwidth=2 * traffic, source="")
+  chip = plan.Chip(flops=flops, hbm=16e9, hbm_bandwidth=2 * traffic)
   shown = plan.figures(chip, step, 3600)
   assert (shown["time of compute"], shown["time of memory"]) == ("1000.0 ms", "500.0 ms")
   assert shown["time without the network"] == "1000.0 to 1500.0 ms"

@@ -164,12 +164,12 @@ def test_accuracies_of_graphs_are_those_of_the_seeds():
 
 def test_a_fold_may_have_more_updates_in_all_rows(tmp_path):
   records = copy.deepcopy(committed("graph-tu"))
-  (page,) = report.write_all(write_runs(tmp_path, "graph-tu", records))
+  (page,) = report.main(write_runs(tmp_path, "graph-tu", records))
   assert "\n- updates: 120, 160\n" in page.read_text("utf-8")
   records[-1]["budget"]["updates"] += 40
   write_runs(tmp_path, "graph-tu", records)
   with pytest.raises(InputError, match="not the same budget as line"):
-    report.write_all(tmp_path)
+    report.main(tmp_path)
 
 
 def test_likelihoods_of_music_are_those_of_the_seeds_that_did_not_diverge(tmp_path):
@@ -178,7 +178,7 @@ def test_likelihoods_of_music_are_those_of_the_seeds_that_did_not_diverge(tmp_pa
   lost = next(run for run in records if (run["row"], run["seed"]) == ("sinusoidal", 2))
   lost["scores"]["valid"]["nll"] = lost["sentences"]["valid"][0][1] = float("nan")
   of["sinusoidal"].pop()
-  (page,) = report.write_all(write_runs(tmp_path, "music", records))
+  (page,) = report.main(write_runs(tmp_path, "music", records))
   tables = tables_of(page, "music")
   cells = {row: cells["valid, a token"] for row, cells in tables["music"].items()}
   assert cells["relative"] == interval(of["relative"], 3)
@@ -191,7 +191,7 @@ def test_likelihoods_of_music_are_those_of_the_seeds_that_did_not_diverge(tmp_pa
 def test_hand_written_text_stays_and_pictures_are_drawn(tmp_path):
   page = tmp_path / "report.md"
   page.write_text("Ours.\n<!-- begin table3 -->\nold\n<!-- end table3 -->\nA conclusion.\n")
-  report.write_all(write_runs(tmp_path, "table3", committed("table3")))
+  report.main(write_runs(tmp_path, "table3", committed("table3")))
   text = page.read_text("utf-8")
   assert text.startswith("Ours.\n<!-- begin table3 -->\n| table3 |") and "old" not in text
   assert "<!-- end table3 -->\nA conclusion.\n" in text
@@ -234,7 +234,7 @@ def test_the_committed_pages_match_the_committed_records(tmp_path):
   names = ("runs", "report.md", "graphs.md", "music.md", "positions.md", "lengths.md")
   for name in names:
     (shutil.copytree if "." not in name else shutil.copy)(RESULTS / name, tmp_path / name)
-  report.write_all(tmp_path)
+  report.main(tmp_path)
   for name in names[1:]:
     assert (tmp_path / name).read_text("utf-8") == (RESULTS / name).read_text("utf-8")
     pictures = re.findall(r"!\[.*?\]\((.*?)\)", (RESULTS / name).read_text("utf-8"))
