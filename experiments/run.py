@@ -2,7 +2,6 @@
 
 import functools
 import math
-import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -53,7 +52,7 @@ _NUMBERS = (
 def parse_config(
   values: Mapping[str, Any] | ConfigDict,
   num_devices: int | None = None,
-  given: Mapping[str, Any] = types.MappingProxyType({}),
+  given: Mapping[str, Any] | None = None,
   is_trained: bool = False,
 ) -> Task:
   """Returns the task of a config, checked in a second and without reading any data.
@@ -69,7 +68,7 @@ def parse_config(
   check_keys(flatten(values), config)
   try:
     config.update(values)
-    config.update_from_flattened_dict(given)
+    config.update_from_flattened_dict(given or {})
   except TypeError as error:
     raise InputError(f"config: {' '.join(str(error).split())}") from error
   check_values(config, _CHOICES, _NUMBERS)

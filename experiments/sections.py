@@ -92,17 +92,17 @@ def config_table(rows: Rows) -> str:
   return tables.column_table("config", rows, columns)
 
 
-def curve_points(runs: Sequence[Record], column: int, start: float = 0.0) -> list[tuple]:
-  """Returns (step, lowest, mean, highest) over the runs for a column of their curves.
+def curve_values(runs: Sequence[Record], column: int, start: float) -> dict[int, list[float]]:
+  """Returns the values of the runs by step, from `start` on, for a column of their curves.
 
-  >>> curve_points([dict(curve=[[9, 2.0, None]]), dict(curve=[[9, 4.0, None]])], column=1)
-  [(9, 2.0, 3.0, 4.0)]
+  >>> curve_values([dict(curve=[[9, 2.0], [99, None]]), dict(curve=[[9, 4.0]])], column=1, start=0)
+  {9: [2.0, 4.0]}
   """
   values: dict[int, list[float]] = {}
   for point in (point for run in runs for point in run["curve"]):
     if point[column] is not None and point[0] >= start:
       values.setdefault(point[0], []).append(point[column])
-  return [(step, min(of), statistics.fmean(of), max(of)) for step, of in sorted(values.items())]
+  return dict(sorted(values.items()))
 
 
 def _section(rows: Rows, parts: Sequence[str], facts: Mapping[str, object]) -> str:
@@ -131,7 +131,7 @@ def _draw_curves(rows: Rows, measures: list[str], picture: pathlib.Path, start: 
   """Draws the measures, columns of the curves, over updates; returns the line that shows them."""
   panels = []
   for column, measure in enumerate(measures, start=1):
-    curves = {row: curve_points(runs, column, start) for row, runs in rows.items()}
+    curves = {row: curve_values(runs, column, start) for row, runs in rows.items()}
     panels.append(SpreadPanel("updates", f"validation {measure}", curves))
   spread_curves(panels, picture)
   sweep = picture.stem.removesuffix("-learning")
@@ -266,11 +266,11 @@ def _draw_exact(rows: Rows, ends: Mapping[str, Sequence[str]], picture: pathlib.
   mark = _first(rows)["config"]["batches.max_length"] - 0.5, "longest in training"
   panels, beyond = [], dict.fromkeys(rows, 0.0)
   for name, splits in ends.items():
-    lengths, curves = _sentences(_first(rows), splits)[:, 0], {row: [] for row in rows}
+    lengths, curves = _sentences(_first(rows), splits)[:, 0], {row: {} for row in rows}
     for band in _bands(rows, splits, beyond=8, within=4):
       for row, runs in rows.items():
         exact, x = [*map(_exact(splits, band), runs)], lengths[band].mean()
-        curves[row].append((x, min(exact), statistics.fmean(exact), max(exact)))
+        curves[row][x] = exact
         beyond[row] += (x > mark[0]) * statistics.fmean(exact)
     panels.append(SpreadPanel(f"length in tokens, {name}", "exact (%)", curves, mark))
   faint = sorted(rows, key=lambda row: -beyond[row])[_NUM_BOLD:]

@@ -44,7 +44,8 @@ def run(
   Exits if it is stopped. The arguments are those of the command.
   """
   processes.join_processes(distributed)
-  with processes.only_first_prints(), StopOnSignal() as stop:
+  output = sys.stdout if processes.is_first() else None  # one process prints
+  with contextlib.redirect_stdout(output), StopOnSignal() as stop:
     try:
       with contextlib.ExitStack() as stack:
         values = {f"config.{key}": x for key, x in flatten(config).items()}

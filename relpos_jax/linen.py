@@ -49,9 +49,8 @@ class RelativePositionTables(nn.Module):
     else:
       shape = table_shape(self.max_distance, self.left, self.num_heads, head_width)
     names = ["key"] * self.keys + ["value"] * self.values
-    tables = {name: self.param(name, self.table_init, shape, self.param_dtype) for name in names}
-    tables = dict(key=None, value=None) | tables
-    return RelativePositions(**tables, beyond=self.beyond, left=self.left)
+    new = {name: self.param(name, self.table_init, shape, self.param_dtype) for name in names}
+    return RelativePositions(new.get("key"), new.get("value"), beyond=self.beyond, left=self.left)
 
 
 class RelativeAttention(nn.Module):

@@ -119,10 +119,13 @@ def _compiled(attention, backend: str | None = None, **options: Any) -> Callable
     if backend not in (None, jax.default_backend()):
       raise NotImplementedError(f"it needs a {backend.upper()}")
     function = functools.partial(attention, case, **options)
-    if case.backward:
-      function = timing.with_gradients(function)
+
+    def both(cotangent, *arguments):
+      result, pull_back = jax.vjp(function, *arguments)
+      return result, pull_back(cotangent)
+
     shapes = jax.eval_shape(functools.partial(arguments.__wrapped__, case))
-    compiled = jax.jit(function).lower(*shapes).compile()
+    compiled = jax.jit(both if case.backward else function).lower(*shapes).compile()
     memory = compiled.memory_analysis()
     sizes = memory.temp_size_in_bytes, memory.argument_size_in_bytes, memory.output_size_in_bytes
     return Program(lambda: compiled(*arguments(case)), sizes[0], sum(sizes))

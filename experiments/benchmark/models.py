@@ -33,9 +33,6 @@ BASELINE, AGAIN = "sinusoidal", "sinusoidal (again)"
 _PREFIXES = dict(steps="", positions="cost-")  # of blocks, by the folder of the raw results
 
 
-# Training steps -----------------------------------------------------------------------------------
-
-
 def time_steps(config: ConfigDict, length: int, repetitions: int, out: str) -> None:
   """Times the training steps of three models in turns."""
   relative = config.model.get("positions")  # which a config of graphs has not
@@ -124,9 +121,6 @@ def _ratio(seconds: Sequence[float], against: Sequence[float] | np.ndarray) -> t
   options = dict(n_resamples=10_000, method="percentile", rng=np.random.default_rng(12345))
   interval = scipy.stats.bootstrap((ratios,), np.median, **options).confidence_interval
   return f"{median:.3f} ({low:.3f} to {high:.3f})", "{:.3f} to {:.3f}".format(*interval)
-
-
-# Translation --------------------------------------------------------------------------------------
 
 
 def time_translation(workdir: Path, input: Path, lines: int, repetitions: int, out: str) -> None:

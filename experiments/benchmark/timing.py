@@ -47,16 +47,6 @@ def quartiles(values: Sequence[float] | np.ndarray) -> list[float]:
   return np.quantile(values, (0.25, 0.5, 0.75)).tolist()
 
 
-def with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns a function of a cotangent and the arguments, of the result and all gradients."""
-
-  def both(cotangent, *arguments):
-    result, pull_back = jax.vjp(function, *arguments)
-    return result, pull_back(cotangent)
-
-  return both
-
-
 class Program(NamedTuple):
   """A compiled function, its temporary memory (None if unknown), and all memory that it needs."""
 
@@ -93,10 +83,8 @@ def publish(
 
 def rewrite_page(folder: pathlib.Path, block: Callable[[Record], str], prefix: str = "") -> None:
   """Rewrites a block of FOLDER.md for each of the folder's raw results, given with their `path`."""
-  blocks = {}
-  for path in sorted(folder.glob("*.json")):
-    results = json.loads(path.read_text("utf-8"))
-    blocks[prefix + path.stem] = block(results | dict(path=path))
+  read = {path: json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))}
+  blocks = {prefix + path.stem: block(of | dict(path=path)) for path, of in read.items()}
   if blocks:
     rewrite_blocks(folder.with_suffix(".md"), blocks)
 

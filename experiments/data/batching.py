@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
-from experiments.data.tokenizer import PAD, Ragged
+from experiments.data.tokenizer import PAD
 from experiments.errors import InputError
 from relpos_jax.typing import Array, Int
 
@@ -40,12 +40,6 @@ class Schedule:
     buckets: the examples of each bucket, in the order of `shapes`.
     dropped: the number of examples larger than the last boundary, which are left out.
     cells: the size of all batches of an epoch, with padding.
-
-  >>> schedule = Schedule(np.array([2, 4, 1, 9]), boundaries=(2, 4), budget=4, seed=None)
-  >>> print(schedule)
-  shapes 2x2 1x4, batches per epoch: 2, dropped (above 4): 1
-  >>> [(examples.tolist(), bucket) for examples, bucket in (schedule[0], schedule[1])]
-  [([0, 2], 0), ([1], 1)]
   """
 
   def __init__(
@@ -124,14 +118,12 @@ class Batches:
   def __init__(self, *sides: Any, **options: Any):
     """Schedules the examples; the options and errors are those of `Schedule`.
 
-    Args:
-      sides: sources and targets, with the same number of rows, of which a `Batch` is made; or only
-        one, for `Tokens`. Each is a sequence of integer rows, or an object with `in_epoch(epoch)`,
-        the rows of an epoch as `Ragged`, and `lengths`, the largest of each row in any epoch.
+    `sides` are sources and targets, with the same number of rows, of which a `Batch` is made; or
+    only one, for `Tokens`. Each is `Ragged`, or has `in_epoch(epoch)`, the rows of an epoch as
+    `Ragged`, and `lengths`, the largest length of each row in any epoch.
     """
-    self._sides = [side if hasattr(side, "in_epoch") else Ragged.of(side) for side in sides]
-    self._kind = Batch if len(sides) == 2 else Tokens
-    self._schedule = Schedule(pair_lengths(*self._sides), **options)
+    self._sides, self._kind = sides, Batch if len(sides) == 2 else Tokens
+    self._schedule = Schedule(pair_lengths(*sides), **options)
     self.num_per_epoch = self._schedule.num_per_epoch
     self.shapes, self.dropped = self._schedule.shapes, self._schedule.dropped
     self.first_steps = self._schedule.first_steps
@@ -167,11 +159,7 @@ def pair_lengths(*sides: Any) -> Int[np.ndarray, "pairs"]:
 
 
 def bucket_boundaries(
-  lengths: Int[np.ndarray, "examples"],
-  number: int,
-  *,
-  max_length: int | None = None,
-  multiple_of: int = 1,
+  lengths: Int[np.ndarray, "n"], number: int, *, max_length: int | None = None, multiple_of: int = 1
 ) -> tuple[int, ...]:
   """Computes the boundaries, at most `number`, that need the least padding.
 

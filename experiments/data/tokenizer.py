@@ -28,7 +28,7 @@ from tokenizers import (
 
 from experiments.errors import InputError
 from experiments.files import Path, write_whole
-from relpos_jax.typing import Array, Int, Integer
+from relpos_jax.typing import Int, Integer
 
 KINDS = ("bpe", "wordpiece", "words")
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
@@ -45,8 +45,6 @@ _LINES_AT_ONCE = 16_384
 _END = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", EOS)])
 _JOINT = ("tokenizer.json",)
 _SEPARATE = ("tokenizer.source.json", "tokenizer.target.json")
-
-_Ids = Integer[Array | np.ndarray, "L"] | Sequence[int]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,9 +64,7 @@ class Ragged(Sequence):
     return cls.joined(np.concatenate([np.empty(0, np.int32), *arrays]), [*map(len, arrays)])
 
   @classmethod
-  def joined(
-    cls, values: Integer[np.ndarray, "tokens"], lengths: Sequence | np.ndarray
-  ) -> "Ragged":
+  def joined(cls, values: Integer[np.ndarray, "n"], lengths: Sequence | np.ndarray) -> "Ragged":
     """Splits values into rows of these lengths."""
     return cls(values, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
 
@@ -189,7 +185,7 @@ def encode_pairs(tokenizers: Tokenizers, pairs: Iterable[tuple[str, str]]) -> tu
   )
 
 
-def decode(tokenizer: Tokenizer, ids: _Ids) -> str:
+def decode(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> str:
   """Returns the text of the tokens before the first EOS, without PAD and BOS.
 
   For subwords, decoding inverts encoding, including all spaces. Bytes that form no character become
@@ -200,7 +196,7 @@ def decode(tokenizer: Tokenizer, ids: _Ids) -> str:
   return tokenizer.decode(text, skip_special_tokens=False)
 
 
-def pieces(tokenizer: Tokenizer, ids: _Ids) -> list[str]:
+def pieces(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> list[str]:
   """Returns the text of each token, for labels of plots; a space becomes "▁".
 
   Tokens that are parts of a character become "�". Those of the kind "words" are returned as they

@@ -5,6 +5,7 @@ The suffix of a picture's path selects its format.
 
 import itertools
 import math
+import statistics
 import textwrap
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -43,11 +44,11 @@ class Panel(NamedTuple):
 
 
 class SpreadPanel(NamedTuple):
-  """Curves with their spread: points (x, lowest, mean, highest) for each name."""
+  """Curves with their spread: the values at each x, for each name."""
 
   x: str
   y: str
-  curves: Mapping[str, Sequence[tuple[float, float, float, float]]]
+  curves: Mapping[str, Mapping[float, Sequence[float]]]
   mark: tuple[float, str] | None = None  # a dotted line at this x, and its label
 
 
@@ -69,12 +70,12 @@ def learning_curves(metrics: Sequence[Mapping[str, Any]], path: Path, score: str
   return spread_curves([loss, *(panel for panel in others if any(panel.curves.values()))], path)
 
 
-def _stretches(metrics: Sequence[Mapping[str, Any]], name: str) -> list[tuple]:
-  """Returns at most 40 points (step, lowest, mean, highest), of stretches of finite values."""
+def _stretches(metrics: Sequence[Mapping[str, Any]], name: str) -> dict[float, list[float]]:
+  """Returns the finite values in at most 40 stretches, by the mean step of each."""
   values = [(line["step"], line[name]) for line in metrics if line.get(name) is not None]
   finite = np.array([pair for pair in values if np.isfinite(pair[1])], float).reshape(-1, 2)
   stretches = np.array_split(finite, min(40, len(finite)) or 1)
-  return [(x.mean(), y.min(), y.mean(), y.max()) for x, y in (of.T for of in stretches) if len(x)]
+  return {x.mean(): y.tolist() for x, y in (of.T for of in stretches) if len(x)}
 
 
 def cost_curves(rows: Sequence[Sequence[CostPanel]], dashed: Collection[str], path: Path) -> Path:
@@ -113,17 +114,17 @@ def cost_curves(rows: Sequence[Sequence[CostPanel]], dashed: Collection[str], pa
 def spread_curves(panels: Sequence[SpreadPanel], path: Path, faint: Collection[str] = ()) -> Path:
   """Draws panels side by side with one legend, and returns the path.
 
-  Each curve is in a band from its lowest to its highest values, except the `faint` ones, which are
-  thin and without one. A name has the same colour in all panels.
+  A curve shows the means, in a band from the lowest to the highest values; the `faint` curves are
+  thin and have no band. A name has the same colour in all panels.
   """
   from matplotlib.ticker import MaxNLocator
 
   names = list(dict.fromkeys(name for panel in panels for name in panel.curves))
   figure = make_figure(max(5.5, 4.6 * len(panels)), 3.9 + 0.2 * len(names) / len(panels))
   for ax, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-    for name, points in panel.curves.items():
-      style = _style(names.index(name), is_dashed=False)
-      x, low, mean, high = np.array(points, float).reshape(-1, 4).T
+    for name, values in panel.curves.items():
+      style, x = _style(names.index(name), is_dashed=False), [*values]
+      low, mean, high = ([*map(of, values.values())] for of in (min, statistics.fmean, max))
       if name in faint:
         style |= dict(linewidth=0.8, markersize=2.5, zorder=2)
       else:
@@ -166,13 +167,9 @@ def attention_heatmap(panels: Sequence[Panel], path: Path) -> Path:
   widths = [len(panel.columns) * cell for panel in panels]
   # Inches of the cells, the labels and a margin; a letter is 0.6 of the font size wide.
   letter = 0.6 * fontsize / 72
-
-  def inches(words, others):
-    return len(words) * cell + max(map(len, others)) * letter
-
   figure = make_figure(
-    1.0 + sum(inches(panel.columns, panel.rows) + 0.6 for panel in panels),
-    1.0 + max(inches(panel.rows, panel.columns) for panel in panels),
+    1.0 + sum(len(x.columns) * cell + max(map(len, x.rows)) * letter + 0.6 for x in panels),
+    1.0 + max(len(x.rows) * cell + max(map(len, x.columns)) * letter for x in panels),
   )
   axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
   highest = float(max(np.max(panel.weights) for panel in panels))

@@ -29,18 +29,6 @@ class Scores(NamedTuple):
   samples: Float[np.ndarray, "samples"]
 
 
-class Comparison(NamedTuple):
-  """The difference between two systems, and its p-value under the paired bootstrap."""
-
-  difference: Interval
-  p_value: float
-
-  def is_clear(self) -> bool:
-    """Returns whether the 95% interval over seeds excludes zero and the p-value is below 5%."""
-    mean, half_width = self.difference
-    return half_width is not None and abs(mean) > half_width and self.p_value < 0.05
-
-
 def student_interval(values: _Values, *minus: _Values) -> Interval:
   """Computes the mean of independent values and its 95% interval by Student's t.
 
@@ -59,10 +47,8 @@ def student_interval(values: _Values, *minus: _Values) -> Interval:
   return Interval(mean, float(stdtrit(freedom, (1 + 0.95) / 2) * np.sqrt(total)))
 
 
-def draw_sentences(
-  num_sentences: int, num_samples: int = 1000
-) -> Int[np.ndarray, "samples sentences"]:
-  """Draws bootstrap samples of sentences as sacreBLEU does; returns the counts of each sentence."""
+def draw_sentences(num_sentences: int, num_samples: int = 1000) -> Int[np.ndarray, "samples n"]:
+  """Draws bootstrap samples of n sentences as sacreBLEU does; returns each sentence's counts."""
   drawn = np.random.default_rng(12345).choice(num_sentences, (num_samples, num_sentences))
   drawn += num_sentences * np.arange(num_samples)[:, None]
   return np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape)
@@ -78,15 +64,21 @@ def score_seeds(
   return Scores(bleu_of_counts(counts.sum(axis=1)), samples)
 
 
-def compare_scores(first: Scores, second: Scores) -> Comparison:
-  """Compares two systems that were scored on the same draws of the same sentences.
+def compare_scores(first: Scores, second: Scores) -> tuple[Interval, float]:
+  """Returns the difference of two systems, scored on the same draws, and its p-value.
 
   The p-value is that of the paired bootstrap (Koehn 2004), as sacreBLEU computes it.
   """
   difference = student_interval(first.seeds, second.seeds)
   sampled = np.abs(first.samples - second.samples)
   exceeding = np.sum(sampled - sampled.mean() > abs(difference.mean))
-  return Comparison(difference, (int(exceeding) + 1) / (len(sampled) + 1))
+  return difference, (int(exceeding) + 1) / (len(sampled) + 1)
+
+
+def is_clear(difference: Interval, p_value: float) -> bool:
+  """Returns whether the 95% interval over seeds excludes zero and the p-value is below 5%."""
+  mean, half_width = difference
+  return half_width is not None and abs(mean) > half_width and p_value < 0.05
 
 
 # Tables -------------------------------------------------------------------------------------------
@@ -122,10 +114,9 @@ def comparison_table(
   def cell(a: str, b: str) -> str:
     if not {a, b} <= {*scores}:
       return "-"
-    comparison = compare_scores(scores[a], scores[b])
-    bold = "**" if comparison.is_clear() else ""
-    difference = format_interval(comparison.difference, digits, sign="+")
-    return f"{bold}{difference}{bold}, p {comparison.p_value:.3f}"
+    difference, p_value = compare_scores(scores[a], scores[b])
+    bold = "**" if is_clear(difference, p_value) else ""
+    return f"{bold}{format_interval(difference, digits, sign='+')}{bold}, p {p_value:.3f}"
 
   if len(names) <= _MOST_PAIRED:
     return pair_table(title, names, cell)

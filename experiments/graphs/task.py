@@ -210,10 +210,6 @@ def _check_names(names: GraphNames, data: GraphData) -> None:
 
 def draw_lengths(scores: Mapping[str, Mapping[int, Sequence[float]]], path: Path) -> Path:
   """Draws accuracies by row and length, over the runs, beside those of CTP."""
-  scores = {**scores, NAME: {k: [accuracy] for k, accuracy in CTP.items()}}
-  curves = {
-    row: [(k, min(of), statistics.fmean(of), max(of)) for k, of in by_length.items()]
-    for row, by_length in scores.items()
-  }
+  curves = {**scores, NAME: {k: [accuracy] for k, accuracy in CTP.items()}}
   mark = LONGEST_TRAINED + 0.5, "longest in training"
   return spread_curves([SpreadPanel("relations in the chain", "accuracy (%)", curves, mark)], path)

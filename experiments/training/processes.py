@@ -114,11 +114,6 @@ def print_once(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def only_first_prints() -> contextlib.AbstractContextManager:
-  """Drops what other processes than the first print on stdout; stderr is left alone."""
-  return contextlib.redirect_stdout(sys.stdout if is_first() else None)
-
-
 class Stopped(BaseException):
   """The run was stopped by a signal.
 

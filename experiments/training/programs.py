@@ -24,26 +24,26 @@ def kept(function: Callable, key: str, devices: Sequence[jax.Device]) -> Callabl
   """Returns a jitted function whose programs are kept in JAX's compilation cache, in `programs/`.
 
   A program is found again by the key, the code of this project, versions, settings, devices and the
-  kinds of its arguments: arrays by position, and static values by keyword. The key must name all
-  that the function closes over. A file that cannot be read is made again. Without a key or a local
-  cache, or in several processes, nothing is kept.
+  kinds of its arguments, which are arrays. The key must name all that the function closes over. A
+  file that cannot be read is made again. Without a key or a local cache, or in several processes,
+  nothing is kept.
   """
   folder = jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir
   if not key or not folder or "://" in folder or jax.process_count() > 1:
     return function
   programs, lock = {}, threading.Lock()
 
-  def call(*args, **static):
+  def call(*args):
     leaves, tree = jax.tree.flatten(args)
     kinds = [(x.shape, x.dtype, getattr(x, "sharding", None)) for x in leaves]
-    kinds = (*kinds, *static.items(), jax.sharding.get_abstract_mesh())
+    kinds = (*kinds, jax.sharding.get_abstract_mesh())
     with lock:  # of several threads one compiles
       if (kinds, tree) not in programs:
         names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(args)]
         settings = {name: x for name, x in jax.config.values.items() if "cache" not in name}
         parts = key, kinds, names, *devices, *_machine(), settings
         file = pathlib.Path(folder, "programs", hashlib.sha256(repr(parts).encode()).hexdigest())
-        programs[kinds, tree] = _load(file, args, devices) or _compile(file, function, args, static)
+        programs[kinds, tree] = _load(file, args, devices) or _compile(file, function, args)
     return programs[kinds, tree](*args)
 
   return call
@@ -60,7 +60,7 @@ def _load(file: pathlib.Path, args: tuple, devices: Sequence[jax.Device]) -> Cal
   return None
 
 
-def _compile(file: pathlib.Path, function: Any, args: tuple, static: dict[str, Any]) -> Callable:
+def _compile(file: pathlib.Path, function: Any, args: tuple) -> Callable:
   """Compiles a program, and keeps it in a file if it can be kept.
 
   JAX's cache is switched off meanwhile: on CPUs a program that was read from it loses functions
@@ -69,7 +69,7 @@ def _compile(file: pathlib.Path, function: Any, args: tuple, static: dict[str, A
   jax.config.update("jax_enable_compilation_cache", False)
   compilation_cache.reset_cache()
   try:
-    compiled = function.lower(*args, **static).compile()
+    compiled = function.lower(*args).compile()
   finally:
     jax.config.update("jax_enable_compilation_cache", True)
     compilation_cache.reset_cache()

@@ -195,7 +195,6 @@ def model_values(config: ConfigDict) -> dict[str, Any]:
   return {key: None if none.get(key) == x else x for key, x in config.model.items()}
 
 
-# Checks of the values of layers and batches.
 LAYER_CHECKS = (
   between(1, LARGEST, "batches.tokens", "batches.max_length", "batches.num_shapes"),
   between(1, 1000, "model.num_layers"),  # each layer is traced

@@ -147,9 +147,6 @@ def normalize_lines(
 
   `language` is a two-letter code; unknown ones get English abbreviations, as in Moses. `lowercase`
   converts to lower case first. Without `moses`, punctuation and tokens stay.
-
-  >>> normalize_lines(["„Halt!“, rief Dr. Weiß."], "de")
-  ['" Halt ! " , rief Dr. Weiß .']
   """
   cased = [line.lower() if lowercase else line for line in lines]
   if not moses:
@@ -188,19 +185,16 @@ valid.de eeb95680d6a06eafb13e3494eed9f9fa99783b892f4a3c72dd36e7ce2e000b68
 test.2016.en 13b5fe3f92f78c54446d66afcaaa0a00a33ab653a8411f16812c9c5ca3795d6d
 test.2016.de 375c20d50f4c486149a78dfcfb161a430a04ddabe2b7d150f0c7811dc455ac60
 """
-_FILES = dict(line.split() for line in _SUMS.strip().split("\n"))
 _RAW = "https://raw.githubusercontent.com"
 CAPTIONS = Upstream(
   "multi30k",
   "data/task1/raw of github.com/multi30k/dataset",
   f"{_RAW}/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw/",
-  _FILES,
+  dict(line.split() for line in _SUMS.strip().split("\n")),
 )
-PREPARED = Upstream(
-  "multi30k",
-  "data/multi30k-en-de of github.com/LividWo/Revisit-MMT",
-  f"{_RAW}/LividWo/Revisit-MMT/dc368d0af8d60270b8f4aaa2f3ac58771c551da3/data/multi30k-en-de/",
-  _FILES,
+PREPARED = CAPTIONS._replace(
+  where="data/multi30k-en-de of github.com/LividWo/Revisit-MMT",
+  url=f"{_RAW}/LividWo/Revisit-MMT/dc368d0af8d60270b8f4aaa2f3ac58771c551da3/data/multi30k-en-de/",
 )
 _CAPTIONS = dict(train="train.{}.gz", valid="val.{}.gz", test="test_2016_flickr.{}.gz")
 _PREPARED = dict(train="train.{}", valid="valid.{}", test="test.2016.{}")

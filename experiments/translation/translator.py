@@ -43,11 +43,9 @@ class Translator:
 
   Args:
     graphdef, params: the model, split.
-    tokenizers: those of source and target.
     mesh: the rows of a batch are sharded over all its devices, whatever the types of its axes.
     beam_size: hypotheses per sentence; 1 is greedy.
-    length_penalty: alpha of ((5 + length) / 6) ** alpha (Wu et al. 2016), 0.6 in the paper.
-    stop: when the search for a sentence ends, "present" or "bound": see `beam_search`.
+    length_penalty, stop: see `beam_search`.
     extra_length: a translation has at most this many tokens more than its source.
     never_ends: no token ends a translation, which has as many tokens as its limit.
     token_budget: padded source tokens per batch; by default 2,560 / beam_size on a CPU, whose
@@ -197,12 +195,9 @@ class Translator:
       alike = [i for i in reversed(waiting) if lengths[i] <= length]
       longer = [i for i in waiting if lengths[i] > length]
       num_rows = max(1, self._token_budget // length // self._num_devices)  # of a device
-      few = len(alike) <= num_rows * self._num_devices
-      streams = [
-        self._translate(params, sources, limits, length, num_rows, alike)
-        for _ in range(1 if few else self._num_threads)
-      ]
-      for i, tokens in _merged(streams):
+      num_streams = 1 if len(alike) <= num_rows * self._num_devices else self._num_threads
+      stream = functools.partial(self._translate, params, sources, limits, length, num_rows, alike)
+      for i, tokens in _merged([stream() for _ in range(num_streams)]):
         if tokens is None:
           longer.append(i)
         else:

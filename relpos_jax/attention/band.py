@@ -142,7 +142,7 @@ def kernel_masks(inputs: Inputs, queries: int, keys: int) -> dict[str, Int[Array
   They are padded to multiples of the queries and keys of a tile; padding is hidden.
   """
   found, num_keys = {}, inputs.key.shape[1]
-  mask = masks.combine(inputs.mask, inputs.key_mask())
+  mask = masks.combine(inputs.mask, inputs.key_mask)
   if mask is not None or num_keys % keys:
     mask = jnp.ones((1, num_keys), bool) if mask is None else mask[:, 0, 0]
     mask = jnp.broadcast_to(mask, (len(mask), num_keys))

@@ -14,7 +14,7 @@ from relpos_jax.attention import dropout, masks, projected, reference
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.partitioned import first_derivatives_only, zeros
 from relpos_jax.attention.relations import KeyBias
-from relpos_jax.typing import Array, Float, Int
+from relpos_jax.typing import Array, Int
 
 # The most pairs in a block, over all its heads and sequences, unless it has the fewest queries.
 _PAIRS = 2**19
@@ -23,15 +23,13 @@ _FEWEST = 16
 # The axis of queries of each field, of the inputs or of a relation, that has one.
 _QUERY_AXES = dict.fromkeys(("query", "query_positions", "query_segment_ids"), 1)
 _QUERY_AXES |= dict.fromkeys(("labels", "features", "of_query", "of_pair"), 1)
-_QUERY_AXES |= dict(bias=2, mask=2)
+_QUERY_AXES |= dict(bias=2, mask=2, query_mask=2)
 
 _Arrays = dict[int, Array]  # by their place among the leaves of the inputs
 _slice, _put = jax.lax.dynamic_slice_in_dim, jax.lax.dynamic_update_slice_in_dim
 
 
-def attention(
-  inputs: Inputs, block: int | None = None
-) -> Float[Array, "B T N V"] | tuple[Array, Float[Array, "B T N"]]:
+def attention(inputs: Inputs, block: int | None = None) -> Array | tuple[Array, Array]:
   """Computes attention, and its residual if the inputs ask for it.
 
   A block has `block` queries, by default a number for the call.
@@ -68,12 +66,10 @@ def attention(
   def part_of(arrays: _Arrays, start: Int[Array, ""]) -> Inputs:
     """Returns the inputs of one block."""
     part = jax.tree.unflatten(structure, [arrays.get(i, leaf) for i, leaf in enumerate(leaves)])
-    lengths, seeds = part.query_lengths, part.dropout_seeds
     return part._replace(
       key=jnp.swapaxes(part.key, 1, 2),
       value=jnp.swapaxes(part.value, 1, 2),
-      query_lengths=None if lengths is None else lengths - start,
-      dropout_seeds=dropout.from_row(seeds, -start),
+      dropout_seeds=dropout.from_row(part.dropout_seeds, -start),
     )
 
   def logits_of(arrays: _Arrays, start: Int[Array, ""]) -> Array:

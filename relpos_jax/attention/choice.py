@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import jax
 
-from relpos_jax.attention import chunked, projected, reference, skew
+from relpos_jax.attention import band, chunked, projected, reference, skew
 from relpos_jax.attention.inputs import Inputs, gather_inputs, is_symbolic
 from relpos_jax.attention.partitioned import axes_of_keys, of_arrays, target_platform
 from relpos_jax.attention.relations import RelativePositions
@@ -78,11 +78,11 @@ def _num_pairs(inputs: Inputs) -> int:
 def _is_long(inputs: Inputs) -> bool:
   """Returns whether keys are many: 64 on a CPU (512 for few queries), else 1 GiB of weights.
 
-  Without a band, which makes `chunked` fast, they are many on a CPU from 16 MiB of weights on.
+  Without a band, which makes `chunked` twice as fast, they are many on a CPU from 16 MiB on.
   """
   if is_symbolic(inputs.query, inputs.key):
     return False
-  if target_platform() == "cpu" and not chunked.has_band(inputs):
+  if target_platform() == "cpu" and band.unsupported(inputs):
     return _num_pairs(inputs) >= 2**22
   if target_platform() == "cpu":
     return inputs.key.shape[1] >= (512 if reference.has_few_queries(inputs) else 64)

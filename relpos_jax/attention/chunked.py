@@ -15,20 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from relpos_jax.attention import band as bands
-from relpos_jax.attention import blocks, dropout, ring
-from relpos_jax.attention.chunked_block import (
-  AXES,
-  FLOATS,
-  Arrays,
-  ChunkPlan,
-  Region,
-  attend,
-  differentiate,
-  pairs_at,
-  read,
-  starts_and_sizes,
-  write,
-)
+from relpos_jax.attention import blocks, chunked_block, dropout, ring
+from relpos_jax.attention.chunked_block import AXES, Arrays, ChunkPlan, Region, starts_and_sizes
 from relpos_jax.attention.inputs import Inputs, is_symbolic
 from relpos_jax.attention.partitioned import axes_of_keys, axes_of_query, over_devices, zeros
 from relpos_jax.attention.relations import ContentBias, LinearBias
@@ -55,11 +43,6 @@ def unsupported(inputs: Inputs) -> str | None:
   return None
 
 
-def has_band(inputs: Inputs) -> bool:
-  """Returns whether the algorithm of the band computes a call, which is twice as fast."""
-  return not bands.unsupported(inputs)
-
-
 def attention(
   inputs: Inputs, block: int | None = None, group: int = _GROUP
 ) -> Float[Array, "B T N V"] | tuple[Array, Array]:
@@ -68,7 +51,7 @@ def attention(
   The queries of a block are in groups (chunked_block.py) of `group` or more. A call without a band
   has the algorithm of blocks.py.
   """
-  if not has_band(inputs):
+  if bands.unsupported(inputs):
     return blocks.attention(inputs, block)
   tables, (low, high) = bands.tables(inputs), bands.distances(inputs)
   shards, (of_keys, num_devices) = axes_of_query(inputs.explicit), axes_of_keys()
@@ -91,8 +74,8 @@ def attention(
   )
   visibility = _not_none(
     mask=inputs.mask,
-    query_mask=inputs.query_mask(),
-    key_mask=inputs.key_mask(),
+    query_mask=inputs.query_mask,
+    key_mask=inputs.key_mask,
     query_segments=inputs.query_segment_ids,
     key_segments=inputs.key_segment_ids,
     seeds=dropout.from_row(inputs.dropout_seeds, inputs.query_offset),
@@ -186,10 +169,8 @@ def _flash_backward(plan: ChunkPlan, residuals: tuple, cotangents: tuple) -> tup
 
 def _on_devices(plan: ChunkPlan, compute: Callable, arrays: Arrays) -> Arrays:
   """Runs `compute` on each device's shard; keys that are sharded go round a ring."""
-  kernel = functools.partial(compute, plan)
-  if plan.ring:
-    kernel = functools.partial(ring.around, plan, compute)
-  return over_devices(kernel, AXES, arrays, plan.shards, precision=plan.precision)
+  kernel = functools.partial(ring.around, compute) if plan.ring else compute
+  return over_devices(kernel, AXES, arrays, plan)
 
 
 _flash.defvjp(_flash_forward, _flash_backward)
@@ -205,14 +186,14 @@ def _forward(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
   query = arrays["query"]
   sizes = dict(zip("BTNV", (*query.shape[:3], arrays["value"].shape[3]), strict=True))
   outputs = {name: zeros([sizes[x] for x in AXES[name]], query) for name in names}
-  return _over_heads(plan, arrays, first_query, outputs, attend, _write)
+  return _over_heads(plan, arrays, first_query, outputs, chunked_block.attend, _write)
 
 
 def _backward(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
   """Computes the gradients of all differentiable arrays."""
-  floats = {name: arrays[name] for name in FLOATS if name in arrays}
+  floats = {name: arrays[name] for name in chunked_block.FLOATS if name in arrays}
   grads = {f"d_{name}": zeros(x.shape, arrays["query"]) for name, x in floats.items()}
-  return _over_heads(plan, arrays, first_query, grads, differentiate, _add)
+  return _over_heads(plan, arrays, first_query, grads, chunked_block.differentiate, _add)
 
 
 def _over_heads(
@@ -290,7 +271,7 @@ def _run_stretch(
       is_new = jnp.arange(plan.block) >= start - row
       block["delta"] = jnp.where(is_new[None], block["delta"], 0)
       block["d_output"] = jnp.where(is_new[None, :, None], block["d_output"], 0)
-    pairs = pairs_at(plan, first_query + block.get("query_offset", plan.offset) + row)
+    pairs = chunked_block.pairs_at(plan, first_query + block.get("query_offset", plan.offset) + row)
     of_block, of_keys = step(pairs, block, keys, of_keys)
     return store(results, of_block, queries), of_keys
 
@@ -315,7 +296,7 @@ def _widen(x: Array, groups: int, head: ArrayLike) -> Array:
 
 def _read(arrays: Arrays, region: Region) -> Arrays:
   """Returns the slice of each array in a region: heads first, and without the batch axis."""
-  parts = read(arrays, region)
+  parts = chunked_block.read(arrays, region)
   return {name: x.transpose(_heads_first(name)).squeeze(0) for name, x in parts.items()}
 
 
@@ -323,7 +304,7 @@ def _write(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:
   """Overwrites a region of the arrays with parts that have the axes `_read` returns."""
   orders = {name: np.argsort(_heads_first(name)) for name in parts}
   in_order = {name: x[None].transpose(orders[name]) for name, x in parts.items()}
-  return write(arrays, in_order, region)
+  return chunked_block.write(arrays, in_order, region)
 
 
 def _add(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:

@@ -83,8 +83,11 @@ def _edge_attention(
   known = not any(isinstance(x, jax.core.Tracer) for x in given)
   with jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
     senders = validation.as_array("senders", senders)
-    receivers = validation.as_array("receivers", receivers)
-    validation.check_edge_list(senders, receivers, query.shape[:-2], key.shape[-3])
+    shape = *query.shape[:-3], *senders.shape[-1:]
+    validation.check_array("senders", senders, jnp.integer, shape)
+    receivers = validation.check_array("receivers", receivers, jnp.integer, shape)
+    validation.check_range("senders", senders, key.shape[-3])
+    validation.check_range("receivers", receivers, query.shape[-3])
     sizes = senders.shape, query.shape[-2], (query.shape[-1], value.shape[-1])
     labels = validation.check_edge_relation("labels", labels, *sizes)
     if not query.size or not key.size or not senders.size:
@@ -197,8 +200,7 @@ def _sorted(
   senders, receivers = number(senders, num_keys), number(receivers, num_queries)
   labels = jnp.full_like(senders, -1)
   if relation is not None:
-    num_rows = len(relation.value if relation.key is None else relation.key)
-    labels = rows_of(relation.labels, num_rows).reshape(-1)
+    labels = rows_of(relation).reshape(-1)
   order = jnp.lexsort((labels, senders, receivers))
   senders, receivers, labels = senders[order], receivers[order], labels[order]
   is_first = _changes(senders) | _changes(receivers)

@@ -53,8 +53,8 @@ class Inputs(NamedTuple):
   query_offset: int | Int[Array, "#B"]  # an int is static
   query_positions: Int[Array, "#B T"]
   key_positions: Int[Array, "#B S"]
-  query_lengths: Int[Array, " B"] | None
-  key_lengths: Int[Array, " B"] | None
+  query_mask: Bool[Array, "#B 1 T 1"] | None  # False past the lengths
+  key_mask: Bool[Array, "#B 1 1 S"] | None
   query_segment_ids: Int[Array, "#B T"] | None
   key_segment_ids: Int[Array, "#B S"] | None
   dropout_rate: float
@@ -64,7 +64,7 @@ class Inputs(NamedTuple):
 
   def pair_mask(self) -> Bool[Array, "#B #N #T #S"] | None:
     """Combines mask, causality, window, lengths and segments; returns None if nothing is hidden."""
-    found = [self.mask, self.key_mask(), self.query_mask()]
+    found = [self.mask, self.key_mask, self.query_mask]
     if self.is_causal:
       found.append(masks.causal(self.query_positions, self.key_positions))
     if self.window is not None:
@@ -83,21 +83,11 @@ class Inputs(NamedTuple):
       return self.bias
     return self.bias.repeat(batch // self.bias.shape[0], 0)
 
-  def query_mask(self) -> Bool[Array, "#B 1 T 1"] | None:
-    """Returns False for the queries past their row's length; None without lengths."""
-    mask = masks.within(self.query_lengths, self.query.shape[1])
-    return None if mask is None else mask.swapaxes(2, 3)
-
-  def key_mask(self) -> Bool[Array, "#B 1 1 S"] | None:
-    """Returns False for the keys past their row's length; None without lengths."""
-    return masks.within(self.key_lengths, self.key.shape[1])
-
   def edges(self, relation: Relation) -> Array:
     """Returns the table row of each pair of query and key, or the pair's features."""
     match relation:
       case EdgeLabels() | LabelBias():
-        num_rows = len(next(iter(tables(relation).values())))
-        return rows_of(relation.labels, num_rows)
+        return rows_of(relation)
       case EdgeFeatures():
         return relation.features
       case _:
@@ -173,6 +163,9 @@ def gather_inputs(
     else:
       query_offset = offsets.clip(-_FAR, _FAR).astype(jnp.int32)
       query_positions += query_offset[:, None]
+  query_lengths = _given("query_seq_lengths", query_seq_lengths, 0, tuple(batch))
+  query_mask = masks.within(query_lengths, num_queries)
+  key_lengths = _given("key_value_seq_lengths", key_value_seq_lengths, 0, tuple(batch))
   seeds = None
   if dropout_rate:  # a seed for every head; `dropout.keep` derives the rest
     bits = jax.random.bits(dropout_key, (*batch, heads), "uint32")
@@ -193,8 +186,8 @@ def gather_inputs(
     query_offset=query_offset,
     query_positions=query_positions,
     key_positions=_given("key_positions", key_positions, 1, *of_keys),
-    query_lengths=_given("query_seq_lengths", query_seq_lengths, 0, tuple(batch)),
-    key_lengths=_given("key_value_seq_lengths", key_value_seq_lengths, 0, tuple(batch)),
+    query_mask=None if query_mask is None else query_mask.swapaxes(2, 3),
+    key_mask=masks.within(key_lengths, num_keys),
     query_segment_ids=_given("query_segment_ids", query_segment_ids, 1, *of_queries),
     key_segment_ids=_given("key_segment_ids", key_segment_ids, 1, *of_keys),
     dropout_rate=dropout_rate,

@@ -65,8 +65,8 @@ def attention(
   output = output[:, :length, :, :width]
   if plan.has_values:
     output += reference.product("BNTR,RNH->BTNH", weights[:, :, :length], tables["value_table"])
-  if inputs.query_lengths is not None:
-    output = jnp.where(jnp.moveaxis(inputs.query_mask(), 1, 2), output, 0)
+  if inputs.query_mask is not None:
+    output = jnp.where(jnp.moveaxis(inputs.query_mask, 1, 2), output, 0)
   return output.astype(inputs.value.dtype)
 
 
@@ -101,8 +101,7 @@ def _attend(plan: KernelPlan, floats: Arrays, masks: Arrays) -> tuple[Array, Arr
 
 def _attend_forward(plan: KernelPlan, floats: Arrays, masks: Arrays) -> tuple:
   operands = floats | masks | dict(query=floats["query"].astype(floats["key"].dtype))
-  kernel = functools.partial(forward, plan)
-  outputs = over_devices(kernel, AXES, operands, plan.shards, precision=plan.precision)
+  outputs = over_devices(forward, AXES, operands, plan)
   return (outputs["output"], outputs.get("band_weights")), (operands, outputs)
 
 
@@ -116,8 +115,7 @@ def _attend_backward(plan: KernelPlan, residuals: tuple, d_results: tuple) -> tu
     operands = operands | dict(d_band_weights=d_weights)
   operands = operands | {name: outputs[name] for name in ("maximum", "inverse_total")}
   operands |= dict(d_output=d_output.astype(operands["value"].dtype), delta=delta)
-  kernel = functools.partial(backward, plan)
-  gradients = over_devices(kernel, AXES, operands, plan.shards, precision=plan.precision)
+  gradients = over_devices(backward, AXES, operands, plan)
   gradients = {name.removeprefix("d_"): x for name, x in gradients.items()}
   for name in ("key", "value"):  # summed over the query heads that share a key head
     batch, num_keys, key_heads, width = operands[name].shape

@@ -65,8 +65,8 @@ def attention(
   masks = band.kernel_masks(inputs, block, block)
   masks = {name: jnp.expand_dims(x, new_axes[name]) for name, x in masks.items()}
   output = jnp.moveaxis(_attend(plan, floats, masks)[..., :length], 3, 1)
-  if inputs.query_lengths is not None:
-    output = jnp.where(jnp.moveaxis(inputs.query_mask(), 1, 2), output, 0)
+  if inputs.query_mask is not None:
+    output = jnp.where(jnp.moveaxis(inputs.query_mask, 1, 2), output, 0)
   return output.astype(inputs.value.dtype)
 
 
@@ -81,8 +81,7 @@ def _attend(plan: TpuPlan, floats: Arrays, masks: Arrays) -> Float[Array, "B N H
 
 
 def _attend_forward(plan: TpuPlan, floats: Arrays, masks: Arrays) -> tuple[Array, tuple]:
-  kernel = functools.partial(forward, plan)
-  outputs = over_devices(kernel, AXES, floats | masks, plan.shards)
+  outputs = over_devices(forward, AXES, floats | masks, plan)
   return outputs["output"], (floats, masks, outputs)
 
 
@@ -92,7 +91,7 @@ def _attend_backward(plan: TpuPlan, residuals: tuple, d_output: Array) -> tuple[
   delta = (d_output * outputs["output"]).sum(2, keepdims=True)
   operands = floats | masks | {name: outputs[name] for name in ("maximum", "inverse_total")}
   operands |= dict(d_output=d_output.astype(floats["value"].dtype), delta=delta)
-  gradients = over_devices(functools.partial(backward, plan), AXES, operands, plan.shards)
+  gradients = over_devices(backward, AXES, operands, plan)
   gradients = {name: gradients[f"d_{name}"] for name in floats}
   for name in [x for x in TABLES if x in floats]:
     of_heads = gradients[name].sum(0)

@@ -195,31 +195,24 @@ def _tuple(names: str | tuple[str, ...] | None) -> tuple[str, ...]:
   return (names,) if isinstance(names, str) else tuple(names or ())
 
 
-def over_devices(
-  kernel: Callable[[Arrays, ArrayLike], Arrays],
-  axes: Mapping[str, str],
-  operands: Arrays,
-  shards: Shards | None,
-  *,
-  precision: str | None = None,
-) -> Arrays:
-  """Returns `kernel(operands, 0)`, sharded over the batch, heads and queries.
+def over_devices(kernel: Callable, axes: Mapping[str, str], operands: Arrays, plan: Any) -> Arrays:
+  """Returns `kernel(plan, operands, 0)`, sharded over the batch, heads and queries.
 
   Args:
-    kernel: a function of named arrays and of the index of their first query, which computes each
-      sequence, head and query by itself. Results are summed over these where they have size 1 and
-      the query has not, or no axis of queries: the gradients of a shared bias, and of keys.
+    kernel: a function of the plan, the arrays and the index of their first query, which computes
+      each sequence, head and query by itself. Results are summed over these where they have size 1
+      and the query has not, or no axis of queries: the gradients of a shared bias, and of keys.
     axes: a letter for each axis of each operand and result; only B, N, K and T are sharded in
-      operands, where they are larger than 1, and S if `shards` has it.
+      operands, where they are larger than 1, and S if the plan's shards have it.
     operands: the arrays, including "query" and "key".
-    shards: the mesh axes that shard the query by letter; None follows its sharding.
-    precision: the default precision of the kernel's products, by default the one in force now.
-      Partitioning may trace the kernel later, where another is in force.
+    plan: its `shards` are the mesh axes that shard the query by letter; None follows its sharding.
+      Its `precision` is the default of the kernel's products, or None for the one in force now:
+      partitioning may trace the kernel later, where another is in force.
   """
-  default = jax.default_matmul_precision(precision or jax.config.jax_default_matmul_precision)
-  kernel = default(kernel)
+  default = jax.default_matmul_precision(plan.precision or jax.config.jax_default_matmul_precision)
+  compute = default(functools.partial(kernel, plan))
   # Traced once, for its shapes and for its results.
-  unsharded = jax.jit(lambda operands: kernel(operands, 0), inline=True)
+  unsharded = jax.jit(lambda operands: compute(operands, 0), inline=True)
   results = jax.eval_shape(unsharded, operands)
 
   def shard(mesh, wanted):
@@ -230,7 +223,7 @@ def over_devices(
     def on_one_device(arrays):
       if shards["T"]:
         num_queries = arrays["query"].shape[axes["query"].index("T")]
-        outputs = kernel(arrays, jax.lax.axis_index(shards["T"]) * num_queries)
+        outputs = compute(arrays, jax.lax.axis_index(shards["T"]) * num_queries)
       else:
         outputs = unsharded(arrays)
       return {name: reduce(outputs[name]) for name, (_, reduce) in reductions.items()}
@@ -255,8 +248,8 @@ def over_devices(
 
     return mesh, without_mesh, outs, ins
 
-  if shards is not None and context.auto_axes:
-    function, in_specs, out_specs = shard(context, dict(shards))
+  if plan.shards is not None and context.auto_axes:
+    function, in_specs, out_specs = shard(context, dict(plan.shards))
     # All automatic axes: kernels for TPUs refuse a mesh with any left, even one of size 1.
     names = {*context.auto_axes}
     on_shards = jax.shard_map(
@@ -276,7 +269,7 @@ def over_devices(
   @function.def_vmap
   def map_over(size, is_mapped, arrays):
     """Merges the mapped axis into the batch; maps arrays without a batch one by one."""
-    call, (mapped,) = functools.partial(over_devices, kernel, axes, shards=shards), is_mapped
+    call, (mapped,) = functools.partial(over_devices, kernel, axes, plan=plan), is_mapped
     if all(axes[name][0] in "AB" for name in operands if mapped[name]):
       merged = _merge(axes, operands, results, size, mapped, arrays)
       outputs = {name: _split(x, size, results[name]) for name, x in call(merged).items()}

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from relpos_jax.typing import Array, ArrayLike, Float, Int, Integer
+from relpos_jax.typing import Array, ArrayLike, Float, Int
 
 
 class ByDistance:
@@ -360,8 +360,9 @@ for _kind in get_args(Relation):
   jax.tree_util.register_dataclass(_kind)
 
 
-def rows_of(labels: Integer[Array, "..."], num_rows: int) -> Int[Array, "..."]:
-  """Returns labels of any integer type as rows of a table: -1 for none, and clamped."""
+def rows_of(relation: EdgeLabels | LabelBias) -> Int[Array, "..."]:
+  """Returns labels of any integer type as rows of their table: -1 for none, and clamped."""
+  labels, num_rows = relation.labels, len(next(iter(tables(relation).values())))
   wide = labels.astype(jnp.promote_types(labels.dtype, jnp.int32))
   return jnp.clip(wide, -1, num_rows - 1).astype(jnp.int32)
 

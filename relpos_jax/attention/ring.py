@@ -44,7 +44,7 @@ def unsupported(inputs: Inputs, num_devices: int) -> str | None:
   return None
 
 
-def around(plan: ChunkPlan, compute: Compute, arrays: Arrays, first_query: ArrayLike) -> Arrays:
+def around(compute: Compute, plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
   """Computes `chunked`'s forward or backward pass, `compute`, for keys on several devices."""
   if isinstance(first_query, int):  # on one device, for the shapes of the results
     return _attend(plan, compute, arrays, first_query)

@@ -155,15 +155,6 @@ def _check_function(name: str, relation: FunctionBias, logits: Shape) -> Functio
   )
 
 
-def check_edge_list(senders: Array, receivers: Array, queries: Shape, num_keys: int) -> None:
-  """Checks senders and receivers [*B, M]: nodes, or -1, where their numbers are known."""
-  *batch, num_queries = queries
-  check_array("senders", senders, jnp.integer, (*batch, *senders.shape[-1:]))
-  check_array("receivers", receivers, jnp.integer, senders.shape)
-  _check_range("senders", senders, num_keys)
-  _check_range("receivers", receivers, num_queries)
-
-
 def check_edge_relation(
   name: str, relation: object, edges: Shape, heads: int, widths: tuple[int, int]
 ) -> EdgeLabels | EdgeFeatures | None:
@@ -235,14 +226,14 @@ def _with_arrays(
         raise ValueError(f'{name}.beyond is {beyond!r}; want "clip" or "zero"')
     case EdgeLabels() | LabelBias():
       check_array(f"{name}.labels", arrays["labels"], jnp.integer, *shapes)
-      _check_range(f"{name}.labels", arrays["labels"], num_rows)
+      check_range(f"{name}.labels", arrays["labels"], num_rows)
     case EdgeFeatures():
       wanted = [(*shape, num_rows) for shape in shapes]
       check_array(f"{name}.features", arrays["features"], jnp.floating, *wanted)
   return relation
 
 
-def _check_range(name: str, x: Array, number: int) -> None:
+def check_range(name: str, x: Array, number: int) -> None:
   """Checks that concrete numbers go from -1 to number - 1."""
   if isinstance(x, jax.core.Tracer) or not x.size:
     return

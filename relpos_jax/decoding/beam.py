@@ -115,12 +115,9 @@ def beam_search(
   """
   limits = jnp.minimum(length_limits, max_length)
   first = begin(cache, limits, beam_size=beam_size, max_length=max_length, bos=bos, pad=pad)
-  options = dict(length_penalty=length_penalty, stop=stop, eos=eos, pad=pad)
-  last = jax.lax.while_loop(
-    lambda search: jnp.any(search.is_live),
-    lambda search: extend(search, decode, reorder, **options),
-    first,
-  )
+  rules = dict(length_penalty=length_penalty, stop=stop, eos=eos, pad=pad)
+  step = functools.partial(extend, decode=decode, reorder=reorder, **rules)
+  last = jax.lax.while_loop(lambda search: jnp.any(search.is_live), step, first)
   return last.ended.tokens[:, :, 1:], last.ended.scores
 
 

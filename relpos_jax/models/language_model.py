@@ -4,7 +4,7 @@ import dataclasses
 
 from flax import nnx
 
-from relpos_jax.models.layers import Cache, Embedding, LayersConfig, last_norm, make_layers
+from relpos_jax.models.layers import Cache, Embedding, LayersConfig, make_stack
 from relpos_jax.typing import Array, Float, Int
 
 
@@ -33,8 +33,7 @@ class LanguageModel(nnx.Module):
 
   def __init__(self, config: LanguageModelConfig, *, rngs: nnx.Rngs):
     self.softmax = Embedding(config, config.vocab_size, rngs=rngs)
-    self.layers = make_layers(config, rngs=rngs)
-    self.norm = last_norm(config, rngs)
+    self.layers, self.norm = make_stack(config, rngs=rngs)
 
   def __call__(
     self, tokens: Int[Array, "B T"], rngs: nnx.Rngs | None = None

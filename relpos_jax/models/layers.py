@@ -45,8 +45,7 @@ class LayersConfig:
     dtype: of the computation; parameters are float32.
     implementation: of attention; None takes the fastest.
 
-  Raises:
-    ValueError: a value is not one of its choices, or two values exclude each other.
+  Raises ValueError if a value is not one of its choices, or if two exclude each other.
   """
 
   num_layers: int = 6
@@ -260,14 +259,15 @@ def make_positions(config: LayersConfig, *, is_causal: bool, rngs: nnx.Rngs) -> 
   return None
 
 
-def make_layers(
+def make_stack(
   config: LayersConfig, *, has_memory: bool = False, is_causal: bool = True, rngs: nnx.Rngs
 ):
-  """Returns a stack of layers with positions: one module per layer, one shared, or none."""
+  """Returns layers with positions, one module per layer, one shared, or none; and the last norm."""
   new_positions = functools.partial(make_positions, config, is_causal=is_causal, rngs=rngs)
   shared = None if config.tables_per_layer else new_positions()
   make = functools.partial(Layer, config, has_memory=has_memory, rngs=rngs)
-  return nnx.List([make(shared or new_positions()) for _ in range(config.num_layers)])
+  layers = nnx.List([make(shared or new_positions()) for _ in range(config.num_layers)])
+  return layers, last_norm(config, rngs)
 
 
 def last_norm(config: LayersConfig, rngs: nnx.Rngs):

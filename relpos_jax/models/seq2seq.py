@@ -8,15 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from relpos_jax.models.layers import (
-  PAD,
-  Cache,
-  Embedding,
-  LayersConfig,
-  Memory,
-  last_norm,
-  make_layers,
-)
+from relpos_jax.models.layers import PAD, Cache, Embedding, LayersConfig, Memory, make_stack
 from relpos_jax.typing import Array, Float, Int
 
 
@@ -127,8 +119,8 @@ class Stack(nnx.Module):
 
   def __init__(self, config: TransformerConfig, *, has_memory: bool = False, rngs: nnx.Rngs):
     # The decoder, which has a memory, is causal.
-    self.layers = make_layers(config, has_memory=has_memory, is_causal=has_memory, rngs=rngs)
-    self.norm = last_norm(config, rngs)
+    options = dict(has_memory=has_memory, is_causal=has_memory, rngs=rngs)
+    self.layers, self.norm = make_stack(config, **options)
 
   def __call__(self, x, rngs, memories: tuple[Memory, ...] | None = None, **options):
     """Applies the layers; `options` are those of self-attention: mask, is_causal."""

@@ -208,9 +208,8 @@ class MultiHeadAttention(nnx.Module):
 
     sizes = [cache.positions.shape[1]]
     # Prompts are read with one program for any size: they are few, and compiling takes longer.
-    while sizes[-1] >= 4 * _FEWEST_SLOTS and x.shape[1] <= 8 and not self.sow_weights:
-      sizes.append(-(-sizes[-1] // 4))
-    sizes.reverse()
+    while sizes[0] >= 4 * _FEWEST_SLOTS and x.shape[1] <= 8 and not self.sow_weights:
+      sizes.insert(0, -(-sizes[0] // 4))
     in_use = jnp.max(jnp.where(cache.positions >= 0, jnp.arange(1, sizes[-1] + 1), 0))
     branches = [functools.partial(attend, size) for size in sizes]
     y = jax.lax.switch(jnp.searchsorted(jnp.array(sizes), in_use), branches)

@@ -126,9 +126,8 @@ class RelativePositionTables(Positions):
 
   def __call__(self) -> RelativePositions:
     """Returns the relation of these tables, in the compute dtype."""
-    key, value = (
-      None if table is None else table[...].astype(self.dtype) for table in (self.key, self.value)
-    )
+    params = self.key, self.value
+    key, value = (None if x is None else x[...].astype(self.dtype) for x in params)
     return RelativePositions(key, value, beyond=self.beyond, left=self.left)
 
 

@@ -37,7 +37,7 @@ def random_corpus(number, seed=0):
 
 def make(sources, targets, **changes):
   options: dict[str, Any] = dict(boundaries=BOUNDARIES, budget=24, multiple_of=2, seed=0) | changes
-  return Batches(sources, targets, **options)
+  return Batches(Ragged.of(sources), Ragged.of(targets), **options)
 
 
 some_lengths = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=60)
@@ -108,7 +108,7 @@ def test_a_batch_depends_on_seed_and_step_alone():
   straight = make(sources, targets, seed=3)
   steps = [*range(3 * straight.num_per_epoch)]
   expected = [straight[step] for step in steps]
-  resumed = make(Ragged.of(sources), Ragged.of(targets), seed=3)
+  resumed = make(sources, targets, seed=3)
   with ThreadPoolExecutor(8) as pool:
     backwards = [*pool.map(resumed.__getitem__, steps[::-1])]
   for found in (backwards[::-1], [*prefetch(resumed, 0, len(steps))]):

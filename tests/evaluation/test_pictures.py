@@ -48,9 +48,9 @@ def test_almost_empty_curves_are_drawn(records, tmp_path):
 
 
 def test_spreads_are_drawn_side_by_side_with_one_legend(words_of):
-  points = [(500, 1.0, 2.0, 4.0), (1000, 3.0, 4.0, 5.0)]
-  loss = SpreadPanel("updates", "loss", {"k=4": points, "k=16 (all)": points})
-  bleu = SpreadPanel("updates", "BLEU", {"none": points[:1]}, mark=(750.0, "longest"))
+  values = {500: [1.0, 1.0, 4.0], 1000: [3.0, 4.0, 5.0]}
+  loss = SpreadPanel("updates", "loss", {"k=4": values, "k=16 (all)": values})
+  bleu = SpreadPanel("updates", "BLEU", {"none": {500: [2.0]}}, mark=(750.0, "longest"))
   words = words_of(spread_curves, [loss, bleu])
   assert {"loss", "BLEU", "longest", "1,000"} <= set(words) and words.count("updates") == 2
   names = ("k=4", "k=16 (all)", "none")
