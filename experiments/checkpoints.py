@@ -28,7 +28,9 @@ from experiments.files import Path, in_bucket
 FLAGS = dict(
   workdir=command.WORKDIR,
   verify=command.Flag(False, "read every file and compare it with its digest"),
-  prune=command.Flag(0, "number of the newest good checkpoints to keep; older ones are deleted"),
+  prune=command.Flag(
+    0, "number of the newest good checkpoints to keep; older ones are deleted", least=0
+  ),
 )
 
 

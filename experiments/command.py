@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import importlib.util
 import io
+import math
 import os
 import pathlib
 import re
@@ -66,8 +67,8 @@ def run(
   The exit status is 0; 2 after an `InputError` or a full disk, in one line; 130 after Ctrl-C; 141
   if the reader of stdout, such as `head`, has closed it. Other exceptions keep their traceback.
   `--help` prints the docstring of `main`'s module and the flags. `main` gets a `ConfigDict` for
-  `CONFIG` and a `ConfigFile` for `SWEEP`. Without `keep_memory`, malloc is left as it is. Commands
-  import JAX and what needs it inside of `main`, so that a wrong flag is told at once.
+  `CONFIG` and a `ConfigFile` for `SWEEP`. Without `keep_memory`, malloc is left as it is. Most
+  commands import JAX inside of `main`, so that a wrong flag is told at once.
   """
   argv = list(sys.argv[1:] if argv is None else argv)
   if {"--help", "-help", "-h"} & {*argv}:
@@ -172,6 +173,9 @@ def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
     if flag.default is None and values[name].value in (None, ""):
       raise InputError(f"missing --{name}: {flag.help}")
   found = {name: values[name].value for name in flags}
+  for name, value in found.items():
+    if isinstance(value, float) and not math.isfinite(value):
+      raise InputError(f"--{name}={value}: give a finite number")
   found |= {name: to_path(found[name]) for name in flags if flags[name].is_path and found[name]}
   return found | {name: file for name, flag in flags.items() if flag == SWEEP}
 

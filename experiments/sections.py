@@ -290,7 +290,8 @@ def _music(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   for key in ((of, name) for of in first["scores"] for name in _MUSIC):
     nats = _mean_column(rows, lambda run, key=key: run["scores"][key[0]][key[1]], 3)
     columns[f"{key[0]}, {_MUSIC[key[1]]}"] = nats
-  if sweep.partition("-")[0] == "music" and config["data.source"] == "chorales":
+  is_positions = sweep.partition("-")[0] == "positions"  # where `relative` is another scheme
+  if config["data.source"] == "chorales" and not is_positions:
     published = {row: str(nats) for row, nats in music.PUBLISHED.items()}
     columns["published (second hand), valid, a token"] = published
   # The fall of the loss in the first tenth of the updates would hide the rest.

@@ -1,7 +1,6 @@
 """Compiler options of the tests. Compiling every new shape takes most of their time.
 
-All tests compile with little optimization (set in conftest.py before jax starts), except those that
-check the program itself: its memory, its text, its rounding.
+Only tests that check the program itself compile as users do: its memory, its text, its rounding.
 """
 
 import functools

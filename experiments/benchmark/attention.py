@@ -69,12 +69,7 @@ def main(**values: Any) -> None:
     print(f"{part}: T = {case.length:,}, {_kind(case._asdict())}", file=sys.stderr)
     runs = part == "cases"
     rows, functions = prepare(case, entrants if runs else compiled, runs)
-    pairs = []
-    for name, other in pairs_of([*functions]):  # a machine's speed drifts: neighbours in time
-      both = {other: functions[other], name: functions[name]}
-      seconds = timing.time_rounds(both, values["repetitions"])
-      times = dict(seconds=seconds[name], against_seconds=seconds[other])
-      pairs.append(dict(name=name, against=other) | times)
+    pairs = time_pairs(functions, pairs_of([*functions]), values["repetitions"])
     results[part].append(case._asdict() | dict(contestants=rows, pairs=pairs))
     write_whole(path, json.dumps(results) + "\n")
   timing.rewrite_page(folder, draw_block)
@@ -246,6 +241,22 @@ def prepare(case: Case, entrants: Mapping[str, Contestant], runs: bool = True) -
       reason = (str(error) or type(error).__name__).splitlines()[0]
       row["refused"] = reason.partition("cannot do this call: ")[2] or reason
   return rows, functions
+
+
+def time_pairs(
+  functions: Mapping[str, Callable[[], Any]], pairs: Sequence[tuple[str, str]], repetitions: int
+) -> list[dict[str, Any]]:
+  """Returns the seconds of both functions of each pair in every repetition.
+
+  A machine's speed drifts, so only neighbours in time are compared; they take turns to be first.
+  """
+  timed = [dict(name=a, against=b, seconds=[], against_seconds=[]) for a, b in pairs]
+  for repetition in range(repetitions):
+    for pair in timed:
+      runs = [("against", "against_seconds"), ("name", "seconds")]
+      for name, seconds in reversed(runs) if repetition % 2 else runs:
+        pair[seconds].append(timing.run_time(functions[pair[name]]))
+  return timed
 
 
 def pairs_of(names: Sequence[str]) -> list[tuple[str, str]]:

@@ -86,8 +86,12 @@ class Schedule:
 
   def first_steps(self, start: int, stop: int) -> list[int]:
     """Returns the first step with a batch of each shape, of those from `start` to `stop` - 1."""
-    steps = range(start, min(stop, start + 2 * self.num_per_epoch))
-    return sorted({self[step][1]: step for step in reversed(steps)}.values())
+    found: dict[int, int] = {}
+    for step in range(start, min(stop, start + 2 * self.num_per_epoch)):
+      found.setdefault(self[step][1], step)
+      if len(found) == len(self.shapes):  # soon, as a rule
+        break
+    return [*found.values()]
 
   def _shuffled(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
     """Returns the examples of each bucket and the batches, in the order of an epoch."""

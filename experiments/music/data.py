@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 import pathlib
 from collections.abc import Sequence
 
@@ -66,7 +67,7 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
   def midi_files(of):
     return sorted(x for x in of.rglob("*") if x.suffix.lower() in (".mid", ".midi"))
 
-  if any((folder / split).is_dir() for split in SPLITS):
+  if any(os.path.isdir(folder / split) for split in SPLITS):
     found = {split: midi_files(folder / split) for split in SPLITS}
   else:
     files = midi_files(folder)

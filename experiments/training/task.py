@@ -191,6 +191,9 @@ def model_choices(kind: type) -> dict[str, tuple]:
 
 def model_values(config: ConfigDict) -> dict[str, Any]:
   """Returns the values of `config.model` as arguments of a model's config."""
+  width, num_heads = config.model.width, config.model.num_heads
+  if width % num_heads:
+    raise ValueError(f"width is {width}; want a multiple of num_heads, {num_heads}")
   none = dict(implementation="", left=-1)  # what stands for None
   return {key: None if none.get(key) == x else x for key, x in config.model.items()}
 

@@ -77,7 +77,8 @@ class Translator:
     is_cpu = target_platform() == "cpu"
     self._taking = threading.Lock()
     self._num_threads = 2 if is_cpu and mesh.size == 1 and (os.cpu_count() or 1) > 1 else 1
-    self._token_budget = token_budget or (2560 if is_cpu else 16_384) // beam_size
+    default = (2560 if is_cpu else 16_384) // beam_size
+    self._token_budget = default if token_budget is None else token_budget
 
     def start(model: nnx.Module, limits: Array, room: int) -> Search:
       cache = model.init_cache(len(limits), room, beam_size)

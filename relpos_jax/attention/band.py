@@ -98,7 +98,7 @@ class KernelPlan(NamedTuple):
   has_values: bool  # whether there is a table for values
   interpret: bool  # runs as plain XLA, without a device
   shards: Shards | None  # the mesh axes that shard the query, see `over_devices`
-  precision: str | None  # of the GPU's products, the default where the call was traced
+  precision: str | None  # the default where the call was traced; the TPU's products name theirs
 
   @classmethod
   def of(cls, inputs: Inputs, block: int | tuple[int, int], interpret: bool) -> "KernelPlan":
@@ -186,7 +186,8 @@ def tables(inputs: Inputs) -> dict[str, Array]:
     labels = relation.labels(jnp.zeros(1, int), jnp.arange(low, high + 1))[0]
     for field, table in tables_of(relation).items():
       has_row = (labels >= 0).reshape(-1, *[1] * (table.ndim - 1))
-      found[_TABLES[type(relation), field]].append(jnp.where(has_row, table[labels], 0))
+      kinds = (kind for kind, name in _TABLES if name == field and isinstance(relation, kind))
+      found[_TABLES[next(kinds), field]].append(jnp.where(has_row, table[labels], 0))
   content = found.pop("content_table")
   result = {name: functools.reduce(jnp.add, parts) for name, parts in found.items() if parts}
   if len(content) > 1:  # side by side, as their queries are

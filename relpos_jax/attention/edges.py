@@ -135,7 +135,14 @@ def pair_features(
 
   The features of a pair are the multi-hot vector of its labels and the mean of its edges' features,
   so the kernels are the tables and kernels of `edge_attention`, concatenated. Takes O(T T (E + F))
-  memory.
+  memory. Labels of -1, and features of width 0, stand for none.
+
+  >>> senders, receivers, labels = jnp.array([[0, 0], [1, 1], [0, 2]])
+  >>> features, mask = pair_features(
+  ...   senders, receivers, labels, jnp.zeros((2, 0)), num_labels=3, num_nodes=2)
+  >>> features[1, 0], mask.astype(int)
+  (Array([1., 0., 1.], dtype=float32), Array([[0, 0],
+         [1, 0]], dtype=int32))
   """
   if senders.ndim > 1:
     one = functools.partial(pair_features, num_labels=num_labels, num_nodes=num_nodes)

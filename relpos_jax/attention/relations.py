@@ -74,6 +74,7 @@ class RelativePositions(ByDistance):
       (Huang et al. 2018, Music Transformer).
     left: the number of rows before "same position". None: R must be odd, and left is (R - 1) / 2.
 
+  >>> import jax.numpy as jnp
   >>> table = jnp.ones((2 * 3 + 1, 64))
   >>> relations = RelativePositions(key=table, value=None)
   >>> relations.labels(jnp.arange(1), jnp.arange(10))
@@ -98,6 +99,7 @@ class RelativePositions(ByDistance):
         row 0 is for keys far after the query. R is twice their `position_buckets`.
       max_distance: their `max_relative_positions`.
 
+    >>> import jax.numpy as jnp
     >>> RelativePositions.deberta(jnp.arange(8.0)[:, None], max_distance=5).key[:, 0]
     Array([7., 7., 7., 6., 5., 4., 3., 2., 1., 1., 0.], dtype=float32)
     """
@@ -116,6 +118,7 @@ class EdgeLabels:
       vector. Other labels out of range raise if they are concrete, and are clamped if traced.
     key, value: tables of aK and aV, as in `RelativePositions`: `[E, H]`, `[E, N, H]` or None.
 
+  >>> import jax.numpy as jnp
   >>> from relpos_jax import dot_product_attention
   >>> father, mother = 0, 1
   >>> labels = jnp.array([[-1, father], [mother, -1]])
@@ -139,6 +142,7 @@ class EdgeFeatures:
     features: `[B, T, S, F]`, or `[T, S, F]` for all of the batch.
     key, value: kernels of aK and aV: `[F, H]`, `[F, N, H]` or None.
 
+  >>> import jax.numpy as jnp
   >>> from relpos_jax import dot_product_attention
   >>> q, kernel = jnp.ones((2, 8, 64)), jnp.ones((1, 64))
   >>> bond_lengths = jnp.array([[0.0, 1.4], [1.4, 0.0]])[..., None]
@@ -157,8 +161,10 @@ class DistanceBias(ByDistance):
 
   Attributes:
     table: `[R]`, shared by the heads, or `[R, N]`.
-    beyond, left: as in `RelativePositions`; "zero" adds nothing to pairs beyond the table.
+    beyond, left: as in `RelativePositions`, where pairs find their rows; "zero" adds nothing to
+      pairs beyond the table.
 
+  >>> import jax.numpy as jnp
   >>> from relpos_jax import attention_weights
   >>> q = jnp.ones((3, 1, 8))
   >>> previous = DistanceBias(jnp.array([0.0, 9.0, 0.0, 0.0, 0.0]))
@@ -185,6 +191,7 @@ class DistanceBias(ByDistance):
         otherwise they share the bucket of distance 0 (decoders).
       max_distance: the distance from which on all keys share the last bucket.
 
+    >>> import jax.numpy as jnp
     >>> DistanceBias.t5(jnp.arange(8.0), bidirectional=True, max_distance=6).table
     Array([3., 3., 3., 2., 2., 1., 0., 5., 6., 6., 7., 7., 7.], dtype=float32)
     """
@@ -213,6 +220,7 @@ class LinearBias:
   Attributes:
     slopes: `[N]`, one per head; `LinearBias.alibi` has the paper's.
 
+  >>> import jax.numpy as jnp
   >>> from relpos_jax import dot_product_attention
   >>> q = jnp.ones((2, 10, 8, 64))
   >>> dot_product_attention(q, q, q, relations=LinearBias.alibi(8), is_causal=True).shape
@@ -250,6 +258,7 @@ class ContentBias(ByDistance):
     table: `[R, P]`, shared by the heads, or `[R, N, P]`.
     beyond, left: as in `RelativePositions`; "zero" adds nothing to pairs beyond the table.
 
+  >>> import jax.numpy as jnp
   >>> from relpos_jax import dot_product_attention
   >>> q, p, table = jnp.ones((2, 10, 8, 64)), jnp.ones((2, 10, 8, 16)), jnp.ones((7, 16))
   >>> dot_product_attention(q, q, q, relations=ContentBias(p, table, beyond="zero")).shape
@@ -273,6 +282,7 @@ class KeyBias(ByDistance):
     table: `[R, H]`, shared by the heads, or `[R, N, H]`, one per query head.
     beyond, left: as in `RelativePositions`; "zero" adds nothing to pairs beyond the table.
 
+  >>> import jax.numpy as jnp
   >>> from relpos_jax import dot_product_attention
   >>> q, table = jnp.ones((2, 10, 8, 64)), jnp.ones((7, 64))
   >>> relations = RelativePositions(key=table, value=None), KeyBias(table)
@@ -305,6 +315,7 @@ class LabelBias:
       nothing.
     table: `[E]`, shared by the heads, or `[E, N]`.
 
+  >>> import jax.numpy as jnp
   >>> from relpos_jax import attention_weights
   >>> q, labels = jnp.ones((2, 1, 8)), jnp.array([[-1, 0], [0, 1]])
   >>> attention_weights(q, q, relations=LabelBias(labels, jnp.array([9.0, 0.0])))[0].round(2)
@@ -335,6 +346,7 @@ class FunctionBias:
 
   KERPLE (Chi et al. 2022, equation 6) has a logarithm of the distance with two parameters:
 
+  >>> import jax.numpy as jnp
   >>> from relpos_jax import dot_product_attention
   >>> def kerple(params, i, j, *_):
   ...   return -params["a"] * jnp.log1p(params["b"] * jnp.abs(i - j))

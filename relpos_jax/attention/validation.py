@@ -36,13 +36,15 @@ def as_array(name: str, x: ArrayLike) -> Array:
   """
   if isinstance(x, Relation):
     raise ValueError(f"{name} is {_describe(x)}; want an array: give relations=")
-  is_traced = x is None or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x))
-  fits = hasattr(x, "dtype") and (x.dtype.kind not in "iu" or np.can_cast(x.dtype, np.int32))
-  found = None if is_traced or fits else np.asarray(x)
-  if found is not None and found.dtype.kind in "iuO" and found.size:
-    low, high = found.min(), found.max()
-    if low < -(2**31) or high >= 2**31:
-      raise ValueError(f"{name} goes from {low} to {high}; want 32-bit integers")
+  leaves, dtype = jax.tree.leaves(x), getattr(x, "dtype", None)
+  if not leaves or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+    return jnp.asarray(x)
+  if dtype is None or (jnp.issubdtype(dtype, jnp.integer) and not np.can_cast(dtype, np.int32)):
+    found = np.asarray(x)
+    if found.dtype.kind in "iuO" and found.size:
+      low, high = found.min(), found.max()
+      if low < -(2**31) or high >= 2**31:
+        raise ValueError(f"{name} goes from {low} to {high}; want 32-bit integers")
   return jnp.asarray(x)
 
 

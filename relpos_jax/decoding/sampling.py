@@ -49,7 +49,8 @@ def sample(
   depend on the others.
 
   Args:
-    decode: reads tokens and, in primes, `pad`; together at most P + L of each row.
+    decode: reads at most P + L columns of tokens, and of `pad`, which is none: in primes, and in
+      rows that have ended.
     cache: empty.
     primes: padded with `pad` on either side; at least one token in each row.
     limits: the most new tokens of each row, `eos` included; L at most.

@@ -215,7 +215,9 @@ class Head(nnx.Module):
     self.out = nnx.Linear(width, config.num_classes, **options)
     self.kind, self.readout = config.head, config.readout
 
-  def __call__(self, x: Array, graphs: GraphBatch, rngs: nnx.Rngs | None) -> Float[Array, "B X C"]:
+  def __call__(
+    self, x: Array, graphs: GraphBatch, rngs: nnx.Rngs | None = None
+  ) -> Float[Array, "B X C"]:
     """Returns float32 logits; X is G for graphs and for queries, T for nodes."""
     rows, num_graphs, _ = graphs.query.shape
     if self.kind == "pair":  # concatenate the two nodes of each query

@@ -105,6 +105,7 @@ class RelativeAttention(nnx.Module):
     bias: ArrayLike | None = None,
     mask: ArrayLike | None = None,
     *,
+    module: nnx.Module | None = None,
     qk_attn_weights_einsum: object = ...,
     **options,
   ) -> Float[Array, "*B T N H"]:
@@ -118,7 +119,8 @@ class RelativeAttention(nnx.Module):
         "a Linen layer was given relpos_jax.nn.RelativeAttention, whose tables would not train: "
         "give it relpos_jax.linen.RelativeAttention"
       )
-    tensors, arguments = (query, key, value, bias, mask), self.tables.arguments
+    tensors, options = (query, key, value, bias, mask), options | dict(module=module)
+    arguments = self.tables.arguments
     return attend_as_flax(self, arguments, *tensors, collection=nnx.Intermediate, **options)
 
 

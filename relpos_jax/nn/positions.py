@@ -117,9 +117,11 @@ class RelativePositionTables(Positions):
     param_dtype: DTypeLike = jnp.float32,
   ) -> "RelativePositionTables":
     """Returns tables to be trained that start as those of `relations`, of any length."""
-    given = tables(relations)
+    if not isinstance(relations, RelativePositions) or not tables(relations):
+      raise ValueError(f"relations is {relations!r:.60}; want RelativePositions with a table")
+    given, reach = tables(relations), relations.reach
     options = dict(keys="key" in given, values="value" in given, beyond=relations.beyond)
-    made = cls(0, 1, left=relations.left, **options, dtype=dtype, rngs=nnx.Rngs(0))
+    made = cls(reach[1], 1, left=relations.left, **options, dtype=dtype, rngs=nnx.Rngs(0))
     for name, table in given.items():
       setattr(made, name, nnx.Param(jnp.asarray(table, param_dtype)))
     return made

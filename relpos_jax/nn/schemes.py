@@ -92,7 +92,12 @@ class RotaryPositions(Positions):
     self.frequencies = None if frequencies is None else (*np.asarray(frequencies, float).tolist(),)
 
   def arguments(
-    self, query: Array, key: Array, query_positions=None, key_positions=None, query_offset=None
+    self,
+    query: Float[Array, "*B T N H"],
+    key: Float[Array, "*B S K H"],
+    query_positions: ArrayLike | None = None,
+    key_positions: ArrayLike | None = None,
+    query_offset: ArrayLike | None = None,
   ) -> dict:
     if query_positions is None:
       offset = 0 if query_offset is None else query_offset

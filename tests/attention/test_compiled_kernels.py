@@ -1,8 +1,6 @@
 """The fused kernels lowered, and compiled for chips that are not there; test_kernels.py runs them.
 
-  pip install -e '.[tpu,test]' && pytest -m tpu -n0
-
-The compiler for TPUs refuses what does not fit a chip's memories, and says how much it takes.
+pip install -e '.[tpu,test]' && pytest -m tpu -n0
 """
 
 import functools

@@ -1,7 +1,6 @@
 """Attention on the accelerator at hand, against the reference in float64 on its host's CPU.
 
-The cases are those of the interpreted kernels, with lengths and distances as many times longer as
-a device's tiles are larger. Without an accelerator the kernels are interpreted.
+The cases are those of the interpreted kernels, as many times longer as a device's tiles are.
 
   pytest -m device -n4 -o addopts= -W default tests/attention/test_on_device.py
 """

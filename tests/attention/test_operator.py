@@ -1,5 +1,6 @@
 """The operator's arguments and errors, the choice of the implementation, and jvp."""
 
+import dataclasses
 import functools
 import re
 
@@ -107,6 +108,7 @@ WRONG = {
   "bias has shape (5, 6); want one that broadcasts to (2, 4, 5, 7)": dict(bias=np.ones((5, 6))),
   "bias is of type RelativePositions; want an array: give relations=": dict(bias=RELATIONS),
   "mask has dtype int32; want bool": dict(mask=np.ones((2, 1, 1, 7), np.int32)),
+  "mask has dtype key<fry>; want bool": dict(mask=jax.random.key(0)),
   "key_positions has shape (6,); want (2, 7) or (7,)": dict(key_positions=np.arange(6)),
   "query_offset is given with positions; want it or": dict(
     query_offset=1, key_positions=np.arange(7)
@@ -122,6 +124,9 @@ WRONG = {
 }
 
 
+MADE_OF = DistanceBias(TABLE[:, 0]), RelativePositions(None, None)
+MAKE = RelativePositionTables.from_relations
+WRONG_CALLS |= {f"relations is {x!r:.60}; want": functools.partial(MAKE, x) for x in MADE_OF}
 WRONG_CALLS |= {name: functools.partial(call, **options) for name, options in WRONG.items()}
 
 
@@ -342,6 +347,13 @@ def test_programs_with_symbolic_shapes_equal_the_operator(name, shape):
       output_and_gradients(way, floats, ids, labels) for way in (exported.call, by_reference)
     )
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5), actual, wanted)
+
+
+def test_a_subclass_of_a_relation_has_its_bands():
+  kind = type("Mine", (RelativePositions,), {})
+  mine = jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(kind))(TABLE, TABLE)
+  wanted = call(implementation="reference")
+  np.testing.assert_allclose(call(relations=mine, implementation="chunked"), wanted, atol=1e-6)
 
 
 @pytest.mark.usefixtures("symbolic_sizes")

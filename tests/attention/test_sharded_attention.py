@@ -62,8 +62,6 @@ def places_of(axes, mesh, along):
 def check_devices_equal_one(attend, attention, axes, sizes, along, mesh, kind, is_ring=False):
   """Checks `attend(attention, arrays)` of arrays with these axes, and returns the compiled text.
 
-  One device has `reference`, whose numbers all implementations give and which compiles fastest.
-
   `sizes` are those of the axes by letter, 1 if absent, and `mesh` those of the mesh axes by name.
   The mesh is in context if its axes are "explicit", "named", or "constrained" in the program alone;
   "manual" is in `jax.shard_map`. On a ring, keys are sharded as queries, and it is in float64.

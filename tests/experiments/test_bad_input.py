@@ -40,6 +40,7 @@ def train_refused(refused, data, tmp_path):
     ("vocabulary.joint=False", "share_embeddings config.vocabulary.joint=True"),
     ("model.positions=rotory", "config.model.positions 'rotory' relative, sinusoidal, both, none"),
     ("model.num_heads=3", "config.model width is 16 multiple num_heads, 3"),
+    ("model.num_heads=32", "config.model width is 16 multiple num_heads, 32"),
     ("model.dropout_rate=nan", "config.model.dropout_rate is nan from 0"),
     ("training.num_epochs=3", "config.training.num_steps is 12 num_epochs 3: give one of 0 for"),
     ("decoding.average_checkpoints=4", "average_checkpoints is 4 3 training.keep_checkpoints"),

@@ -40,6 +40,13 @@ def calls(monkeypatch):
 FUNCTIONS = {name: lambda name=name: name for name in "abc"}
 
 
+def test_pairs_run_side_by_side_and_take_turns_to_be_first(calls):
+  first, second = attention.time_pairs(FUNCTIONS, [("a", "c"), ("b", "c")], 2)
+  assert "".join(calls) == "cacb" + "acbc"
+  assert first == dict(name="a", against="c", seconds=[2.0, 5.0], against_seconds=[1.0, 6.0])
+  assert second == dict(name="b", against="c", seconds=[4.0, 7.0], against_seconds=[3.0, 8.0])
+
+
 def test_in_rounds_each_is_as_often_first_and_as_often_before_its_neighbour(calls):
   seconds = timing.time_rounds(FUNCTIONS, 6)
   rounds = ["".join(calls[i : i + 3]) for i in range(0, 18, 3)]
@@ -122,7 +129,11 @@ def test_pytorch_gives_the_same_results_and_gradients(is_causal, backward):
   case = CASE._replace(is_causal=is_causal, backward=backward)
   *arrays, _ = attention.arguments(case)
   attend = functools.partial(attention._jax_nn, case, relations=None)
-  wanted = timing.with_gradients(attend)(*arrays)[1] if backward else [attend(*arrays)]
+  if backward:
+    cotangent, *arrays = arrays
+    wanted = jax.vjp(attend, *arrays)[1](cotangent)
+  else:
+    wanted = [attend(*arrays)]
   found = attention.PEERS["torch_sdpa"].prepare(case).run()
   for theirs, ours in zip(found if backward else [found], wanted, strict=True):
     np.testing.assert_allclose(theirs.swapaxes(1, 2), ours, atol=1e-5)

@@ -42,6 +42,7 @@ def test_pruning_keeps_the_newest_good_ones_and_the_damaged(call, run_copy):
   shutil.copytree(checkpoints / "12", checkpoints / "damaged-12")
   (checkpoints / "damaged-12" / "reason.txt").write_text("lightning\n")
   (checkpoints / "15").symlink_to("9")  # a link is no checkpoint
+  call("checkpoints", f"--workdir={run_copy}", "--prune=-1").assert_refused("prune=-1 non-negative")
   answer = call("checkpoints", f"--workdir={run_copy}", "--prune=3")
   assert answer.status == 1 and names(run_copy) == ["12", "15", "6", "9", "damaged-12"]
   assert "2 good: fewer than 3" in answer.out

@@ -377,11 +377,7 @@ def with_gradients(ours):
 
 
 def errors(row: Row, dtype: str) -> tuple[float, float]:
-  """Returns the largest errors of the output and of the gradients, over their largest values.
-
-  Each gradient is compared with its own largest value, or with a hundredth of the largest of all
-  gradients: that of the keys' bias may be zero.
-  """
+  """Returns the largest errors of the output and of the gradients, over their largest values."""
   import torch
 
   found = row.make(2, TOKENS, row.attentions[-1 if dtype == "float64" else 0])
@@ -406,11 +402,7 @@ def errors(row: Row, dtype: str) -> tuple[float, float]:
 
 
 def memory(row: Row) -> dict[str, int]:
-  """Returns the bytes of a forward and backward pass beyond weights and inputs, by program.
-
-  Ours are the compiler's temporary memory and results, the others' the most that PyTorch's
-  allocator had given out at a time.
-  """
+  """Returns the bytes of a forward and backward pass beyond weights and inputs, by program."""
   import torch
 
   found = row.make(1, LONG, row.attentions[0])

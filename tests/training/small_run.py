@@ -2,8 +2,7 @@
 
   python tests/training/small_run.py FOLDER NUM_STEPS PROCESS SIGNAL STEP
 
-Prints its losses by step as JSON. A process sends itself a signal when it reports a step. The
-parameters are sharded over the devices of all processes.
+Prints its losses as JSON. A process sends itself a signal when it reports a step.
 """
 
 import itertools
