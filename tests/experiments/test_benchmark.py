@@ -129,11 +129,7 @@ def test_pytorch_gives_the_same_results_and_gradients(is_causal, backward):
   case = CASE._replace(is_causal=is_causal, backward=backward)
   *arrays, _ = attention.arguments(case)
   attend = functools.partial(attention._jax_nn, case, relations=None)
-  if backward:
-    cotangent, *arrays = arrays
-    wanted = jax.vjp(attend, *arrays)[1](cotangent)
-  else:
-    wanted = [attend(*arrays)]
+  wanted = jax.vjp(attend, *arrays[1:])[1](arrays[0]) if backward else [attend(*arrays)]
   found = attention.PEERS["torch_sdpa"].prepare(case).run()
   for theirs, ours in zip(found if backward else [found], wanted, strict=True):
     np.testing.assert_allclose(theirs.swapaxes(1, 2), ours, atol=1e-5)
