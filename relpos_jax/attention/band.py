@@ -32,7 +32,6 @@ from relpos_jax.attention.relations import (
   LinearBias,
   RelativePositions,
 )
-from relpos_jax.attention.relations import tables as tables_of
 from relpos_jax.typing import Array, Int
 
 FAR = 2**30  # a distance beyond all keys
@@ -184,10 +183,10 @@ def tables(inputs: Inputs) -> dict[str, Array]:
   found = {name: [] for name in _TABLES.values()}
   for relation in [x for x in inputs.relations if isinstance(x, ByDistance)]:
     labels = relation.labels(jnp.zeros(1, int), jnp.arange(low, high + 1))[0]
-    for field, table in tables_of(relation).items():
-      has_row = (labels >= 0).reshape(-1, *[1] * (table.ndim - 1))
-      kinds = (kind for kind, name in _TABLES if name == field and isinstance(relation, kind))
-      found[_TABLES[next(kinds), field]].append(jnp.where(has_row, table[labels], 0))
+    for (kind, field), name in _TABLES.items():
+      if isinstance(relation, kind) and (table := getattr(relation, field)) is not None:
+        has_row = (labels >= 0).reshape(-1, *[1] * (table.ndim - 1))
+        found[name].append(jnp.where(has_row, table[labels], 0))
   content = found.pop("content_table")
   result = {name: functools.reduce(jnp.add, parts) for name, parts in found.items() if parts}
   if len(content) > 1:  # side by side, as their queries are

@@ -52,7 +52,7 @@ PLAIN = "jax.nn"
 
 
 class Rule(NamedTuple):
-  """An implementation, and whether it is for a call, which it must support."""
+  """An implementation, which runs if it supports the call and the rule `applies`."""
 
   implementation: str
   reason: str
@@ -80,8 +80,6 @@ def _is_long(inputs: Inputs) -> bool:
 
   Without a band, which makes `chunked` twice as fast, they are many on a CPU from 16 MiB on.
   """
-  if is_symbolic(inputs.query, inputs.key):
-    return False
   if target_platform() == "cpu" and band.unsupported(inputs):
     return _num_pairs(inputs) >= 2**22
   if target_platform() == "cpu":
@@ -143,13 +141,18 @@ def choose(inputs: Inputs, implementation: str | None = None) -> Rule:
   if implementation is None and axes_of_keys()[1] > 1:  # the others would gather the keys
     implementation, reason = "chunked", "mesh_axes shards the keys, and it passes them round"
   if implementation is None:
-    return next(rule for rule in RULES if rule.applies(inputs))
+    able = (x for x in RULES if not _unsupported(x.implementation, inputs))
+    return next(rule for rule in able if rule.applies(inputs))
   if implementation not in IMPLEMENTATIONS:
     known = ", ".join(IMPLEMENTATIONS)
     raise ValueError(f"implementation is {implementation!r}; want None or one of {known}")
-  if why := IMPLEMENTATIONS[implementation].unsupported(inputs):
+  if why := _unsupported(implementation, inputs):
     raise NotImplementedError(f"implementation {implementation!r} cannot do this call: {why}")
   return Rule(implementation, reason)
+
+
+def _unsupported(name: str, inputs: Inputs) -> str | None:
+  return None if name == PLAIN else IMPLEMENTATIONS[name].unsupported(inputs)
 
 
 class Explanation(NamedTuple):
