@@ -63,8 +63,8 @@ piece() {  # NAME COMMAND...: runs the command if the piece is asked for and not
 }
 
 tests() {  # NAME EXPRESSION
-  piece "$1" python -m pytest -o addopts= -W default -p no:cacheprovider -m device -rA \
-    -n "$workers" -k "$2" tests/attention/test_on_device.py
+  piece "$1" python -m pytest -o addopts= -W default -p no:cacheprovider -p no:benchmark \
+    --no-header -m device -rA -n "$workers" -k "$2" tests/attention/test_on_device.py
 }
 
 benchmark() {  # NAME COMMAND FLAG...: compiles itself, since it reports memory too

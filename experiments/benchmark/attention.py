@@ -290,7 +290,8 @@ def draw_block(results: Record) -> str:
     ("Temporary memory of one sequence", memory, _memory),
   ):
     for kind in dict.fromkeys(map(_kind, some)):
-      columns = {f"T = {case['length']:,}": cells(case) for case in some if _kind(case) == kind}
+      chosen = sorted((x for x in some if _kind(x) == kind), key=lambda x: x["length"])
+      columns = {f"T = {case['length']:,}": cells(case) for case in chosen}
       names = dict.fromkeys(name for of in columns.values() for name in of)
       parts += [f"### {title}, {kind}", column_table("", names, columns)]
   rows = []
