@@ -8,10 +8,17 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from relpos_jax.attention import band, chunked, projected, reference, skew
 from relpos_jax.attention.inputs import Inputs, gather_inputs, is_symbolic
-from relpos_jax.attention.partitioned import axes_of_keys, of_arrays, target_platform
+from relpos_jax.attention.partitioned import (
+  axes_of_keys,
+  num_target_devices,
+  of_arrays,
+  target_device,
+  target_platform,
+)
 from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array
 
@@ -22,10 +29,11 @@ class Implementation(NamedTuple):
   attention: Callable[[Inputs], Array]
   unsupported: Callable[[Inputs], str | None] = lambda inputs: None  # why, or None if it can
   device: str | None = None  # the only platform it compiles for; elsewhere it is interpreted
+  timed: str = ""  # where, of a kernel
   held: Callable[[Inputs], str | None] = lambda inputs: None  # large arrays that it makes, if any
 
 
-def _kernel(name: str, device: str) -> Implementation:
+def _kernel(name: str, device: str, timed: str) -> Implementation:
   """Returns a Pallas kernel; its module is slow to import, so it is imported on first use."""
 
   def of_module(function):
@@ -33,7 +41,7 @@ def _kernel(name: str, device: str) -> Implementation:
     return lambda inputs: getattr(importlib.import_module(module), function)(inputs)
 
   held = dict(held=of_module("held")) if device == "gpu" else {}
-  return Implementation(of_module("attention"), of_module("unsupported"), device, **held)
+  return Implementation(of_module("attention"), of_module("unsupported"), device, timed, **held)
 
 
 # The names that `implementation=` takes.
@@ -43,8 +51,10 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
   "skew": Implementation(skew.attention, skew.unsupported),
   "projected": Implementation(projected.attention),
   "chunked": Implementation(chunked.attention, chunked.unsupported),
-  "pallas_tpu": _kernel("pallas_tpu", device="tpu"),
-  "pallas_gpu": _kernel("pallas_gpu", device="gpu"),
+  "pallas_tpu": _kernel("pallas_tpu", device="tpu", timed="on no device yet"),
+  "pallas_gpu": _kernel(
+    "pallas_gpu", device="gpu", timed="on one H200, causal, in bfloat16, from 1,024 tokens on"
+  ),
 }
 
 # `implementation=` does not take this name: users can call jax.nn themselves.
@@ -89,13 +99,31 @@ def _is_long(inputs: Inputs) -> bool:
   return _num_pairs(inputs) >= 2**28 * num_devices
 
 
-# The first that applies is chosen. Kernels are not among them until a page in results/ shows that
-# they are right and faster on a kind of device. The lengths on CPUs are from times, forward and
+def _is_timed_on_gpu(inputs: Inputs) -> bool:
+  """Returns whether this is a call such as those that a kernel was timed in, on one GPU."""
+  if target_device().device_kind != "NVIDIA H200" or num_target_devices() > 1:
+    return False
+  low, high = band.kernel_limits(inputs)
+  length = inputs.key.shape[1]
+  is_alike = inputs.is_causal and inputs.query.dtype == jnp.bfloat16
+  rows = high - low + 1  # in the times 33
+  return is_alike and inputs.query.shape[1] == length >= max(1024, 16 * rows)
+
+
+# The first that applies is chosen. Kernels are among them where a page in results/ shows that they
+# are right and faster on a kind of device. The lengths on CPUs are from times, forward and
 # backward: `chunked` is slower than `per_position` at 32 tokens, about as fast at 64, in a fifth
-# of the memory, and faster from 128 on: results/attention.md. Elsewhere nothing is timed, and the
+# of the memory, and faster from 128 on: results/attention.md. Elsewhere little is timed, and the
 # rules follow the compiler for TPUs, results/tpu_costs.md: `projected` moves the fewest bytes, and
 # takes three times the weights in temporary memory, with 1 GiB of them 3 of a v5e's 16 GB.
 RULES: tuple[Rule, ...] = (
+  Rule(
+    # Forward and backward it takes 0.54 times as long as jax.nn without relations at 1,024 tokens,
+    # and 0.40 times at 4,096; without relations 0.29 and 0.27: results/attention.md.
+    "pallas_gpu",
+    "it was the fastest of all in causal training in bfloat16, on this GPU",
+    _is_timed_on_gpu,
+  ),
   Rule(
     "chunked",
     "queries are few and keys are many, on a CPU",
@@ -141,7 +169,7 @@ def choose(inputs: Inputs, implementation: str | None = None) -> Rule:
   if implementation is None and axes_of_keys()[1] > 1:  # the others would gather the keys
     implementation, reason = "chunked", "mesh_axes shards the keys, and it passes them round"
   if implementation is None:
-    able = (x for x in RULES if not _unsupported(x.implementation, inputs))
+    able = (x for x in RULES if _can_run(x.implementation, inputs))
     return next(rule for rule in able if rule.applies(inputs))
   if implementation not in IMPLEMENTATIONS:
     known = ", ".join(IMPLEMENTATIONS)
@@ -153,6 +181,13 @@ def choose(inputs: Inputs, implementation: str | None = None) -> Rule:
 
 def _unsupported(name: str, inputs: Inputs) -> str | None:
   return None if name == PLAIN else IMPLEMENTATIONS[name].unsupported(inputs)
+
+
+def _can_run(name: str, inputs: Inputs) -> bool:
+  """Returns whether an implementation supports the call, compiled."""
+  if name != PLAIN and IMPLEMENTATIONS[name].device not in (None, target_platform()):
+    return False  # without importing its module
+  return not _unsupported(name, inputs)
 
 
 class Explanation(NamedTuple):
@@ -193,14 +228,14 @@ def explain(*arrays, implementation: str | None = None, **options) -> Explanatio
   (inputs,) = found
   chosen, reason, _ = choose(inputs, implementation)
   reasons = {chosen: f"chosen, {reason}"}
-  for name, (_, unsupported, device, held) in IMPLEMENTATIONS.items():
+  for name, (_, unsupported, device, timed, held) in IMPLEMENTATIONS.items():
     if reason := name != chosen and unsupported(inputs):
       reasons[name] = reason
       continue
     is_compiled = device in (None, target_platform())
     able = f"can do it, but {chosen} is preferred"
     if device and is_compiled:
-      able = "can do it if implementation= names it: it was not measured on a device yet"
+      able = f"can do it if implementation= names it: it was timed {timed}"
     reasons[name] = reasons.get(name, able)
     reasons[name] += "" if is_compiled else f"; interpreted, and slow: no {device.upper()}"
     if large := held(inputs):

@@ -51,8 +51,7 @@ def attention(
   """Computes attention by the kernels.
 
   `interpret` selects Pallas' interpret mode, by default if the platform is not a GPU. `block` has
-  the queries and keys of a tile: powers of 2, on a GPU at least 16. Its default should fit an
-  H100's registers; it was not tuned on a device.
+  the queries and keys of a tile: powers of 2, on a GPU at least 16. Its default was not tuned.
   """
   length, width = inputs.query.shape[1], inputs.query.shape[3]
   if block is None:

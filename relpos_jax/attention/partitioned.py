@@ -88,15 +88,25 @@ def axes_of_keys() -> tuple[tuple[str, ...], int]:
   return names, math.prod(mesh.shape[name] for name in names)
 
 
-def target_platform() -> str:
-  """Returns the platform of the mesh in context, or JAX's default: "cpu", "gpu" or "tpu".
+def target_device() -> jax.Device | jax.sharding.AbstractDevice:
+  """Returns a device of the mesh in context, or JAX's first.
 
   A mesh in context may have devices of this machine (`jax.set_mesh`) or described ones
   (`jax.experimental.topologies`); code traced in it is compiled for them.
   """
-  device = jax.sharding.get_abstract_mesh().abstract_device
-  platform = jax.default_backend() if device is None else device.platform
+  return jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
+
+
+def target_platform() -> str:
+  """Returns the platform of `target_device`: "cpu", "gpu" or "tpu"."""
+  platform = target_device().platform
   return "gpu" if platform in ("cuda", "rocm") else platform
+
+
+def num_target_devices() -> int:
+  """Returns the number of devices of the mesh in context; without one, of all that JAX has."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return jax.device_count() if mesh.empty else mesh.size
 
 
 def explicit_axes(query: ArrayLike) -> Shards:

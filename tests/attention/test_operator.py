@@ -242,6 +242,33 @@ def test_the_choice_follows_the_measurements_on_the_platform_of_the_mesh(
     assert ("if implementation= names it" in found.reasons[kernel]) == (platform in platforms)
 
 
+@pytest.mark.parametrize(
+  "change, wanted",
+  [
+    ({}, "pallas_gpu"),
+    (dict(rows=0), "pallas_gpu"),
+    (dict(kind="NVIDIA A100"), "projected"),
+    (dict(devices=8), "projected"),
+    (dict(dtype=jnp.float32), "projected"),
+    (dict(length=512), "projected"),
+    (dict(rows=129), "projected"),  # a band that is wide for this length
+    (dict(is_causal=False), "projected"),
+    (dict(logits_soft_cap=9.0), "projected"),
+  ],
+)
+def test_a_kernel_is_chosen_where_it_was_timed(change, wanted):
+  call = dict(kind="NVIDIA H200", devices=1, length=1024, dtype=jnp.bfloat16, rows=33)
+  call |= dict(is_causal=True) | change
+  kind, devices, length, dtype, rows = (call.pop(x) for x in [*call][:5])
+  chip = AbstractDevice(device_kind=kind, num_cores=None, platform="cuda")
+  mesh = AbstractMesh((devices,), ("data",), (AxisType.Auto,), abstract_device=chip)
+  x = jax.ShapeDtypeStruct((8, length, 8, 64), dtype)
+  table = jax.ShapeDtypeStruct((rows, 64), dtype)
+  with use_abstract_mesh(mesh):
+    found = explain(x, x, x, relations=RelativePositions(table, table) if rows else None, **call)
+  assert found.implementation == wanted
+
+
 ARRAYS = functools.partial(kernel_calls.arrays_of, queries=5, keys=7, heads=4, width=8)
 
 
