@@ -132,7 +132,7 @@ def loaded(*words: str, status: int) -> set[str]:
 
 
 COMMANDS = ["train", "evaluate", "translate", "sample", "launch", "sweep", "export", "checkpoints"]
-COMMANDS += ["plan", "report", "benchmark", "benchmark attention", "benchmark translate"]
+COMMANDS += ["plan", "report", "benchmark", "benchmark attention"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

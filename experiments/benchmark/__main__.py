@@ -1,10 +1,9 @@
-r"""Measures attention, training steps and translation.
+r"""Measures attention and training steps.
 
   python -m experiments.benchmark attention --lengths=512,1024 --implementations=chunked
   python -m experiments.benchmark attention --memory_lengths=1024,4096,16384 --out=results
   python -m experiments.benchmark step --config=configs/multi30k.py --length=16
   python -m experiments.benchmark positions --config=configs/positions.py:chorales --length=512
-  python -m experiments.benchmark translate --workdir=runs/shared --input=captions.en
   python -m experiments.benchmark pages --out=results
 
 What is compared takes turns in one process, and the order changes from round to round. All times
@@ -19,11 +18,6 @@ more memory than is free, is left out with the reason; torch_sdpa needs the extr
 
 `step` compares relative positions with the same model with sinusoids, on the same batch, with
 random parameters; `positions` compares all rows of configs/positions.py.
-
-`translate` times what `python -m experiments.translate` does with a file, as a process and within
-one that has compiled all programs, and the same with CTranslate2 and the same parameters: train
-with --config.model.tables_per_head=False, as `experiments.export` says. It uses the cores that it
-may: `taskset -c 0` gives it one.
 """
 
 import importlib
@@ -57,13 +51,6 @@ COMMANDS = dict(
   ),
   step=_STEP,
   positions=_STEP | dict(repetitions=command.Flag(22, "steps of each of the 11 models", least=2)),
-  translate=dict(
-    workdir=command.WORKDIR,
-    input=command.Flag(None, "a text file, a sentence a line", is_path=True),
-    lines=command.Flag(0, "how many, from the first again after the last; 0: all", least=0),
-    repetitions=command.Flag(4, "rounds", least=1),
-    out=OUT,
-  ),
   pages=FLAGS,
 )
 

@@ -1,12 +1,6 @@
-"""Times training steps of models with random parameters, and translation with trained ones."""
+"""Times training steps of models with random parameters."""
 
-import functools
-import itertools
-import json
 import pathlib
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -17,18 +11,12 @@ from ml_collections import ConfigDict
 from configs.positions import sweep
 from experiments import command
 from experiments.benchmark import attention, timing
-from experiments.data.tokenizer import UNK, tokenizer_files
+from experiments.data.tokenizer import UNK
 from experiments.errors import InputError
 from experiments.evaluation.tables import markdown_table
-from experiments.export import check_exportable, ctranslate2_spec
-from experiments.files import Path
-from experiments.run import build, load_run, parse_config
-from experiments.training.environment import environment
+from experiments.run import build, parse_config
 from experiments.training.sharding import make_mesh
-from experiments.translation.corpus import read_lines
-from experiments.translation.task import make_translator
 
-OURS, THEIRS = "relpos_jax", "CTranslate2"
 BASELINE, AGAIN = "sinusoidal", "sinusoidal (again)"
 _PREFIXES = dict(steps="", positions="cost-")  # of blocks, by the folder of the raw results
 
@@ -123,76 +111,11 @@ def _ratio(seconds: Sequence[float], against: Sequence[float] | np.ndarray) -> t
   return f"{median:.3f} ({low:.3f} to {high:.3f})", "{:.3f} to {:.3f}".format(*interval)
 
 
-def time_translation(workdir: Path, input: Path, lines: int, repetitions: int, out: str) -> None:
-  """Times programs that translate the same lines in turns, as processes and within one."""
-  run = load_run(workdir, "translation")
-  check_exportable(run.config)
-  from experiments.benchmark import foreign
-
-  texts = read_lines(input)
-  texts = list(itertools.islice(itertools.cycle(texts), lines or len(texts)))
-  normal, decoding = run.task.normalize_lines(texts), run.config.decoding
-  cores = environment()["cpu_cores"]
-  options = dict(beam_size=decoding.beam_size, length_penalty=decoding.length_penalty)
-  # The fastest batches of 1, 2, 4, ... sentences on two cores.
-  options |= dict(max_decoding_length=256, max_batch_size=64)
-  folder = command.make_folder(pathlib.Path(out, "translate"), "out") if out else None
-  with tempfile.TemporaryDirectory() as temporary:
-    raw, split, model = (pathlib.Path(temporary, name) for name in ("raw", "split", "model"))
-    raw.write_text("\n".join(texts) + "\n", "utf-8")
-    split.write_text("\n".join(normal) + "\n", "utf-8")
-    model.mkdir()
-    ctranslate2_spec(run).save(str(model))
-    tokenizers = tokenizer_files(workdir)
-    theirs = *map(str, (model, tokenizers[0], tokenizers[-1], split)), cores
-    process = f"--workdir={workdir}", f"--input={raw}"
-    functions = {
-      f"{OURS}, process": _process("translate", *process),
-      f"{THEIRS}, process": _process("benchmark.foreign", *map(str, theirs), json.dumps(options)),
-      f"{OURS}, in one process": functools.partial(make_translator(run), normal),
-      f"{THEIRS}, in one process": foreign.make_translator(*theirs, options),
-    }
-    results = dict(lines=len(texts), beam_size=decoding.beam_size, cores=cores)
-    results["words"] = {  # also compiles
-      name: sum(len(line.split()) for line in translate()) for name, translate in functions.items()
-    }
-    results["seconds"] = timing.time_rounds(functions, repetitions)
-  timing.publish(run.config, results, folder, f"{len(texts)}-{cores}", block_of_translation)
-
-
-def _process(module: str, *arguments: str) -> Callable[[], list[str]]:
-  """Returns a function that runs a module in a process and returns the lines that it prints."""
-  words = [sys.executable, "-m", f"experiments.{module}", *arguments]
-  options = dict(stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True, encoding="utf-8")
-  return lambda: subprocess.run(words, **options).stdout.splitlines()
-
-
-def block_of_translation(results: timing.Record) -> str:
-  """Returns the provenance and the table of translation: medians, and ratios to CTranslate2."""
-  rows, seconds = [], results["seconds"]
-  for name, of in seconds.items():
-    program, _, what = name.partition(", ")
-    low, median, high = timing.quartiles(of)
-    ratio = np.median(np.divide(of, seconds[f"{THEIRS}, {what}"]))
-    cells = [f"{results['words'][name]:,}", f"{median:.2f} ({low:.2f} to {high:.2f})"]
-    rows.append([what, program, *cells, f"{ratio:.2f}" if program == OURS else ""])
-  header = ["what", "program", "words of output", "seconds (quartiles)", "ratio to CTranslate2"]
-  return (
-    f"{timing.provenance(results)}\n"
-    f"{results['name']}: {results['lines']:,} lines, beam {results['beam_size']}, "
-    f"{results['cores']} cores, {len(of)} rounds, config {results['digest']}.\n\n"
-    f"{markdown_table(header, rows)}"
-  )
-
-
 def write_pages(out: pathlib.Path) -> None:
   """Rewrites the page of each command, attention's too, that has raw results in a folder."""
   timing.rewrite_page(out / "attention", attention.draw_block)
   for name, prefix in _PREFIXES.items():
     timing.rewrite_page(out / name, block_of_steps, prefix)
-  timing.rewrite_page(out / "translate", block_of_translation)
 
 
-MAINS = dict(
-  step=time_steps, positions=time_positions, translate=time_translation, pages=write_pages
-)
+MAINS = dict(step=time_steps, positions=time_positions, pages=write_pages)

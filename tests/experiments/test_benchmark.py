@@ -187,31 +187,12 @@ def test_schemes_of_positions_are_timed_in_turns(call, monkeypatch, tmp_path):
   assert f"<!-- begin cost-{file.stem} -->" in (tmp_path / "positions.md").read_text()
 
 
-# Translation --------------------------------------------------------------------------------------
-
-
-def test_translation_is_timed_beside_ctranslate2(call, workdir, data, tmp_path):
-  pytest.importorskip("ctranslate2")
-  flags = f"--workdir={workdir}", f"--input={data}/test.en", f"--out={tmp_path}"
-  answer = call("benchmark.__main__", "translate", *flags, "--lines=3", "--repetitions=1")
-  assert answer.status == 0, answer.err
-  (file,) = (tmp_path / "translate").glob("tiny-3-*.json")
-  raw = json.loads(file.read_text())
-  words, seconds = raw["words"], raw["seconds"]
-  assert len(seconds) == 4 and {len(of) for of in seconds.values()} == {1}
-  for program in (models.OURS, models.THEIRS):
-    assert words[f"{program}, process"] == words[f"{program}, in one process"]
-  ratio = np.median(np.divide(*(seconds[f"{x}, process"] for x in (models.OURS, models.THEIRS))))
-  assert f"| {ratio:.2f} |" in answer.out
-  assert models.block_of_translation(raw) in (tmp_path / "translate.md").read_text()
-
-
 # Pages -------------------------------------------------------------------------------------------
 
 
 def test_the_committed_pages_are_those_of_the_raw_results(call, tmp_path, monkeypatch):
   monkeypatch.setattr(attention, "cost_curves", lambda *_: None)
-  pages = "attention", "steps", "translate", "positions"
+  pages = "attention", "steps", "positions"
   for name in pages:
     shutil.copytree(RESULTS / name, tmp_path / name)
     shutil.copy(RESULTS / f"{name}.md", tmp_path)
