@@ -89,12 +89,14 @@ def axes_of_keys() -> tuple[tuple[str, ...], int]:
 
 
 def target_device() -> jax.Device | jax.sharding.AbstractDevice:
-  """Returns a device of the mesh in context, or JAX's first.
+  """Returns a device of the mesh in context, or JAX's default device.
 
   A mesh in context may have devices of this machine (`jax.set_mesh`) or described ones
   (`jax.experimental.topologies`); code traced in it is compiled for them.
   """
-  return jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
+  default = jax.config.jax_default_device  # maybe None, or the name of a platform
+  device = jax.sharding.get_abstract_mesh().abstract_device or default
+  return jax.devices(device)[0] if device is None or isinstance(device, str) else device
 
 
 def target_platform() -> str:

@@ -30,6 +30,7 @@ from relpos_jax import (
   explain,
   rotate,
 )
+from relpos_jax.attention import partitioned
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.nn import RelativePositionTables
 
@@ -267,6 +268,14 @@ def test_a_kernel_is_chosen_where_it_was_timed(change, wanted):
   with use_abstract_mesh(mesh):
     found = explain(x, x, x, relations=RelativePositions(table, table) if rows else None, **call)
   assert found.implementation == wanted
+
+
+def test_the_default_device_is_the_target(monkeypatch):
+  cpu, gpu = jax.devices()[0], AbstractDevice(device_kind="A", num_cores=None, platform="cuda")
+  monkeypatch.setattr(jax, "devices", lambda *_: [gpu])
+  assert partitioned.target_platform() == "gpu"
+  with jax.default_device(cpu):
+    assert partitioned.target_platform() == "cpu"
 
 
 ARRAYS = functools.partial(kernel_calls.arrays_of, queries=5, keys=7, heads=4, width=8)
