@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from experiments.evaluation import tables
-from experiments.evaluation.bleu import sentence_counts
 from experiments.evaluation.pictures import SpreadPanel, spread_curves
 from experiments.evaluation.records import Record, Rows
-from experiments.evaluation.tables import Scores, draw_sentences, score_seeds, student_interval
+from experiments.evaluation.tables import format_interval, student_interval
 from experiments.graphs import task as graphs
 from experiments.music import task as music
 from experiments.training.environment import short_commit
@@ -37,6 +36,7 @@ _PAPER = {
 # The numbers of distinct graphs in the test splits of CLUTRR, by length.
 _DISTINCT = dict(zip(range(2, 11), (2, 7, 36, 185, 105, 155, 135, 124, 122), strict=True))
 _GUESS = "most frequent class in training"
+_MOST_PAIRED = 8  # rows in a table of all pairs
 _MUSIC = {"nll": "a token", "without_ends": "without ends", "per_step": "a step"}
 
 
@@ -127,6 +127,34 @@ def _seed_columns(rows: Rows) -> dict[str, dict[str, str]]:
   }
 
 
+def _differences(
+  title: str, rows: Rows, score: Callable[[Record], float], digits: int = 2, is_paired: bool = False
+) -> str:
+  """Returns the differences between rows; those whose 95% interval excludes zero are bold.
+
+  If `is_paired`, the interval is that of the differences at the seeds that both rows have,
+  otherwise that of the difference of two means. Runs that diverged are left out. More than 8 rows
+  are compared with the first one only.
+  """
+  scores = {row: {run["seed"]: score(run) for run in runs} for row, runs in rows.items()}
+  scores = {row: {k: x for k, x in of.items() if np.isfinite(x)} for row, of in scores.items()}
+
+  def cell(a: str, b: str) -> str:
+    values = [*scores[a].values()], [*scores[b].values()]
+    if is_paired:
+      seeds = sorted(scores[a].keys() & scores[b].keys())
+      values = ([scores[a][seed] - scores[b][seed] for seed in seeds],)
+    if not all(values):
+      return "-"
+    mean, half_width = interval = student_interval(*values)
+    bold = "**" if half_width is not None and abs(mean) > half_width else ""
+    return f"{bold}{format_interval(interval, digits, sign='+')}{bold}"
+
+  others = [*rows][: None if len(rows) <= _MOST_PAIRED else 1]
+  columns = {b: {a: cell(a, b) for a in rows if a != b} for b in others}
+  return tables.column_table(f"{title}, row - column", rows, columns)
+
+
 def _draw_curves(rows: Rows, measures: list[str], picture: pathlib.Path, start: float = 0) -> str:
   """Draws the measures, columns of the curves, over updates; returns the line that shows them."""
   panels = []
@@ -161,7 +189,9 @@ def _translation(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   }
   parts = [
     tables.column_table(sweep, rows, columns),
-    tables.comparison_table(f"sacreBLEU of {splits[0]}", [*rows], _bleu(rows, splits[0])),
+    _differences(
+      f"sacreBLEU of {splits[0]}", rows, lambda run: run["scores"][splits[0]]["sacrebleu"]
+    ),
     _draw_curves(rows, ["loss (nats per token)", "BLEU"], folder / f"{sweep}-learning.png"),
   ]
   return _section(rows, parts, facts)
@@ -169,14 +199,6 @@ def _translation(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
 
 def _sentences(run: Record, splits: Sequence[str]) -> np.ndarray:
   return np.concatenate([np.array(run["sentences"][split]) for split in splits])
-
-
-def _bleu(rows: Rows, split: str) -> dict[str, Scores]:
-  draws, scores = draw_sentences(len(_first(rows)["sentences"][split])), {}
-  for row, runs in rows.items():
-    counts = [sentence_counts(np.array(run["sentences"][split])[:, 1:]) for run in runs]
-    scores[row] = score_seeds(np.stack(counts), draws)
-  return scores
 
 
 # Valid exact matches (%) at whose first evaluation schemes are compared, by source of the data.
@@ -299,22 +321,10 @@ def _music(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   picture = folder / f"{sweep}-learning.png"
   parts = [
     tables.column_table(sweep, rows, columns),
-    tables.comparison_table(f"{split}, a token", [*rows], _nats(rows, split), 3),
+    _differences(f"{split}, a token", rows, lambda run: run["scores"][split]["nll"], 3),
     _draw_curves(rows, ["loss (nats per token)"], picture, start),
   ]
   return _section(rows, parts, facts)
-
-
-def _nats(rows: Rows, split: str) -> dict[str, Scores]:
-  """Computes the scores of the rows with finite runs, over these."""
-  scores = {}
-  for row, runs in rows.items():
-    if runs := [run for run in runs if np.isfinite(run["scores"][split]["nll"])]:
-      pieces = [np.array(run["sentences"][split], float) for run in runs]
-      draws = draw_sentences(len(pieces[0]))
-      samples = np.mean([music.nats_per_token(of, draws) for of in pieces], axis=0)
-      scores[row] = Scores(np.array([run["scores"][split]["nll"] for run in runs]), samples)
-  return scores
 
 
 # Graphs -------------------------------------------------------------------------------------------
@@ -328,18 +338,6 @@ def _with_guess(rows: Rows, *splits: str) -> dict[str, str]:
     shares = [run["scores"][split]["majority"] for split in splits]
     majorities.append(float(np.average(shares, weights=sizes)))
   return _mean_column(rows, _exact(splits), 1) | {_GUESS: tables.mean_and_interval(majorities, 1)}
-
-
-def _gains(title: str, rows: Rows, score: Callable[[Record], float]) -> str:
-  """Returns the differences between rows, averaged over the seeds that both rows have."""
-  scores = {row: {run["seed"]: score(run) for run in runs} for row, runs in rows.items()}
-
-  def gain(first: str, second: str) -> str:
-    seeds = scores[first].keys() & scores[second].keys()
-    both = [scores[first][seed] - scores[second][seed] for seed in sorted(seeds)]
-    return tables.format_interval(student_interval(both), sign="+") if both else "-"
-
-  return tables.pair_table(title, [*rows], gain)
 
 
 def _chains(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
@@ -362,7 +360,7 @@ def _chains(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   picture = graphs.draw_lengths(scores, folder / f"{sweep}-lengths.png")
   parts = [
     tables.column_table(sweep, [*rows, _GUESS], columns),
-    _gains(f"valid, {longest}", rows, longest_valid),
+    _differences(f"valid, {longest}", rows, longest_valid, is_paired=True),
     tables.column_table("test, relations (graphs)", [*rows, graphs.NAME, _GUESS], by_length),
     f"![Accuracy over length](graphs/{picture.name})",
   ]
@@ -375,4 +373,5 @@ def _folds(sweep: str, rows: Rows) -> str:
   columns |= {split: _with_guess(rows, split) for split in ("valid", "test")}
   title = f"{sweep}: {config['data.tu.name']}, {config['data.tu.num_folds']} folds"
   table = tables.column_table(title, [*rows, _GUESS], columns)
-  return _section(rows, [table, _gains("test", rows, _exact(["test"]))], {})
+  differences = _differences("test", rows, _exact(["test"]), is_paired=True)
+  return _section(rows, [table, differences], {})
