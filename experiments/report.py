@@ -16,7 +16,7 @@ from configs import default
 from experiments import command
 from experiments.config import flatten
 from experiments.errors import InputError
-from experiments.evaluation.records import Rows, group_rows, read_records, record_files
+from experiments.evaluation.records import group_rows, read_records, record_files
 
 FLAGS = dict(
   results=command.Flag("results", "the folder of runs/*.jsonl and of the pages", is_path=True)
@@ -30,16 +30,19 @@ def main(results: pathlib.Path) -> list[pathlib.Path]:
   Raises InputError: there are no records, or a damaged one.
   """
   from experiments.evaluation import tables  # here, as the systems' libraries take a second
-  from experiments.sections import blocks_of
+  from experiments.sections import block_of
 
   pages: dict[pathlib.Path, dict[str, str]] = {}
   for name, file in sorted(record_files(results / "runs").items()):
-    task, rows = _read(file)
+    records = read_records(file)
+    task = records[0]["config"].get("task", "translation")
+    values = flatten(default.get_config(task))
+    rows = group_rows(file, [run | dict(config=values | run["config"]) for run in records])
     own, _, has_own = name.partition("-")
     of_task = "report" if task == "translation" else task
     page = results / (own if own in _OWN and has_own else of_task)
     page.mkdir(exist_ok=True)
-    pages.setdefault(page, {}).update(blocks_of(task, name, rows, page))
+    pages.setdefault(page, {})[name] = block_of(task, name, rows, page)
   if not pages:
     raise InputError(
       f"no records in {results}/runs/*.jsonl: run a sweep first, with "
@@ -49,21 +52,6 @@ def main(results: pathlib.Path) -> list[pathlib.Path]:
     tables.rewrite_blocks(page.with_suffix(".md"), blocks)
     print(page.with_suffix(".md"))
   return [page.with_suffix(".md") for page in pages]
-
-
-def _read(file: pathlib.Path) -> tuple[str, Rows]:
-  """Returns the task of a file's records, and the records by row with complete configs."""
-  from experiments.sections import METRICS
-
-  records = read_records(file)
-  task = records[0]["config"].get("task", "translation") if records else None
-  if task not in METRICS:
-    raise InputError(f"{file} has no record of a known task: restore or delete it")
-  rows = group_rows(file, records, METRICS[task])
-  values = flatten(default.get_config(task))
-  return task, {
-    row: [run | dict(config=values | run["config"]) for run in runs] for row, runs in rows.items()
-  }
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from experiments.training.environment import short_commit
 from experiments.translation import scores as translation
 from experiments.translation.scores import GIVEN
 
-METRICS = dict(translation=translation.METRIC, graphs=graphs.METRIC, music=music.METRIC)
 # Shaw et al. 2018: Table 1 is on newstest2014, Tables 2 and 3 on newstest2013.
 _BY_DISTANCE = {0: 12.5, 1: 25.5, 2: 25.8, 4: 25.9, 16: 25.8, 64: 25.9, 256: 25.8}
 _PAPER = {
@@ -40,16 +39,16 @@ _MOST_PAIRED = 8  # rows in a table of all pairs
 _MUSIC = {"nll": "a token", "without_ends": "without ends", "per_step": "a step"}
 
 
-def blocks_of(task: str, sweep: str, rows: Rows, folder: pathlib.Path) -> dict[str, str]:
-  """Returns the blocks of a sweep for its page, by name, and draws its pictures in `folder`."""
+def block_of(task: str, sweep: str, rows: Rows, folder: pathlib.Path) -> str:
+  """Returns the block of a sweep for its page, and draws its picture in `folder`."""
+  config = _first(rows)["config"]
   if task == "music":
-    return {sweep: _music(sweep, rows, folder)}
+    return _music(sweep, rows, folder)
   if task == "graphs":
-    is_chains = _first(rows)["config"]["data.source"] == "clutrr"
-    return {sweep: _chains(sweep, rows, folder) if is_chains else _folds(sweep, rows)}
-  if _first(rows)["config"]["evaluation.given_lengths"]:
-    return {sweep: _lengths(sweep, rows, folder)}
-  return {sweep: _translation(sweep, rows, folder)}
+    is_chains = config["data.source"] == "clutrr"
+    return _chains(sweep, rows, folder) if is_chains else _folds(sweep, rows)
+  of_task = _lengths if config["evaluation.given_lengths"] else _translation
+  return of_task(sweep, rows, folder)
 
 
 # All tasks ----------------------------------------------------------------------------------------

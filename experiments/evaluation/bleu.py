@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from relpos_jax.typing import Float, Int
+from relpos_jax.typing import Int
 
 _Lines = Sequence[str]
 
@@ -76,7 +76,7 @@ def sentence_statistics(
   """Counts tokens, tokens of the reference, and matching 1- to 4-grams of each sentence.
 
   The last column is 1 if the sentence equals its reference but for spaces. The sums over any
-  selection of sentences determine its BLEU: see `bleu_of_counts`.
+  selection of sentences determine its BLEU: see `sacrebleu.BLEU.compute_bleu`.
   """
   # effective_order changes no counts, but sacreBLEU warns without it.
   metric = _metric(lowercase=lowercase, tokenize=tokenize, effective_order=True)
@@ -91,20 +91,6 @@ def sentence_statistics(
 def join_subwords(line: str, mark: str) -> str:
   """Joins subwords: all but the last of a word end in `mark`, if not empty, such as "@@"."""
   return re.sub(rf"{re.escape(mark)}(?: |\Z)", "", line) if mark else line
-
-
-def sentence_counts(statistics: Int[np.ndarray, "sentences _"]) -> Int[np.ndarray, "sentences 10"]:
-  """Joins the first six columns of `sentence_statistics` and the numbers of 1- to 4-grams."""
-  totals = np.maximum(statistics[:, :1] - np.arange(4), 0)
-  return np.concatenate([statistics[:, :6], totals], axis=1)
-
-
-def bleu_of_counts(counts: Int[np.ndarray, "*B 10"]) -> Float[np.ndarray, "*B"]:
-  """Computes sacreBLEU, smoothed as in `corpus_bleu`, from sums of `sentence_counts`."""
-  flat = counts.reshape(-1, 10).tolist()
-  compute = _metric().compute_bleu
-  scores = [compute(c[2:6], c[6:], c[0], c[1], "exp").score for c in flat]
-  return np.array(scores).reshape(counts.shape[:-1])
 
 
 def _metric(**options) -> Any:

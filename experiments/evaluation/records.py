@@ -35,10 +35,8 @@ import json
 import lzma
 import pathlib
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from experiments.errors import InputError
 from experiments.files import read_content, whole_file
@@ -162,63 +160,35 @@ def read_records(path: pathlib.Path) -> list[dict[str, Any]]:
   return records
 
 
-class Metric(NamedTuple):
-  """Computes the score of a split from the rows of its sentences."""
+def group_rows(path: pathlib.Path, records: Sequence[Record]) -> Rows:
+  """Groups the records of a results file by row, in the order of seeds.
 
-  name: str  # of the score in a record
-  compute: Callable[[np.ndarray], float]  # of an array with a row per sentence
-  tolerance: float  # between the score computed and the one recorded
-  fixed: tuple[int, ...]  # the columns that depend on the data alone, not on the model
-  differs_by_seed: bool = False  # whether seeds have different data, such as folds
-
-
-def group_rows(path: pathlib.Path, records: Sequence[Record], metric: Metric) -> Rows:
-  """Checks the records of a results file, and groups them by row in the order of seeds.
-
-  Raises InputError: a record's seed, digest or score does not match its config and sentences, two
-  records have the same row and seed, or runs of one table or row differ in what they share.
+  Raises InputError: two records have the same row and seed, or runs of one table, row or seed
+  differ in what they share.
   """
   rows: dict[str, list[Record]] = {}
   seen: dict[Any, tuple[int, Any]] = {}
   for number, record in enumerate(records, start=1):
-    row, seed = record["row"], record["seed"]
-    try:
-      _check(record, metric)
-      if seed in [run["seed"] for run in rows.get(row, [])]:
-        raise ValueError(f"a second record of {row!r}, seed {seed}")
-      for key, value in _shared(record, metric).items():
-        first, expected = seen.setdefault(key, (number, value))
-        if value != expected:
-          raise ValueError(f"not the same {key[0]} as line {first}, so not in one table")
-    except (LookupError, ValueError) as error:
-      raise InputError(f"{path}, line {number}: {error}: restore or delete that line") from error
+    row, seed, where = record["row"], record["seed"], f"{path}, line {number}"
+    if seed in [run["seed"] for run in rows.get(row, [])]:
+      raise InputError(f"{where}: a second record of {row!r}, seed {seed}: delete one of them")
+    for key, value in _shared(record).items():
+      first, expected = seen.setdefault(key, (number, value))
+      if value != expected:
+        problem = f"not the same {key[0]} as line {first}, so not in one table"
+        raise InputError(f"{where}: {problem}: delete one of them")
     rows.setdefault(row, []).append(record)
   return {row: sorted(runs, key=lambda run: run["seed"]) for row, runs in rows.items()}
 
 
-def _check(record: Record, metric: Metric) -> None:
-  config = record["config"]
-  own_digest = digest(config, record.get("recipe", 1))
-  for name, own in (("seed", config.get("seed", 0)), ("digest", own_digest)):
-    if record[name] != own:
-      raise ValueError(f"its {name} is {record[name]!r}, its config has {own!r}")
-  if not record["scores"] or record["scores"].keys() != record["sentences"].keys():
-    raise ValueError("its scores and its sentences are of different splits")
-  for split, scores in record["scores"].items():
-    value, recorded = metric.compute(np.array(record["sentences"][split])), scores[metric.name]
-    if not np.isclose(value, recorded, rtol=0, atol=metric.tolerance, equal_nan=True):
-      raise ValueError(f"its sentences of {split} give {metric.name} {value:.4f}, not {recorded}")
-
-
-def _shared(record: Record, metric: Metric) -> dict[tuple, Any]:
+def _shared(record: Record) -> dict[tuple, Any]:
   """Returns the values that all runs of a table, of a row, or of a seed share."""
-  budget, splits = record["budget"], record["sentences"].items()
-  seed = record["seed"] if metric.differs_by_seed else None
+  budget, seed = record["budget"], record["seed"]  # seeds may be folds, with data of their own
   signatures = {split: of.get("signatures", {}) for split, of in record["scores"].items()}
   return {
     ("recipe",): record.get("recipe", 1),
     ("budget", seed): (budget["updates"], budget["tokens_per_update"]),
     **{("signatures", split, name): of[name] for split, of in signatures.items() for name in of},
-    ("data", seed): {split: np.array(of)[:, metric.fixed].tolist() for split, of in splits},
+    ("data", seed): {split: [x[0] for x in of] for split, of in record["sentences"].items()},
     ("config", record["row"]): {k: x for k, x in record["config"].items() if k != "seed"},
   }

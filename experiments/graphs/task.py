@@ -17,7 +17,6 @@ from experiments.config import LARGEST, between, check_values
 from experiments.data.batching import prefetch
 from experiments.errors import InputError
 from experiments.evaluation.pictures import SpreadPanel, spread_curves
-from experiments.evaluation.records import Metric
 from experiments.files import Path, write_whole
 from experiments.graphs import graph as graph_module
 from experiments.graphs.data import load_clutrr, load_tu, split_folds
@@ -44,13 +43,6 @@ _NUMBERS = (
 CTP = dict(zip(range(2, 11), (100.0, 72.0, 74.0, 97.8, 96.2, 98.1, 97.8, 94.4, 89.3), strict=True))
 NAME = "CTP, published"
 LONGEST_TRAINED = 4  # relations of a chain
-METRIC = Metric(
-  "accuracy",
-  lambda graphs: 100 * graphs[:, 1].mean(),
-  tolerance=0.01,
-  fixed=(0,),
-  differs_by_seed=True,
-)
 
 
 class Graphs(tasks.Task):

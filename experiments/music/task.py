@@ -13,7 +13,6 @@ from experiments.config import LARGEST, between, check_values
 from experiments.data.batching import Batches, Tokens, bucket_boundaries
 from experiments.data.tokenizer import BOS, EOS, PAD, Ragged
 from experiments.data.upstream import Corpus
-from experiments.evaluation.records import Metric
 from experiments.files import Path
 from experiments.music import voices
 from experiments.music.data import CODECS, MusicRows, load_chorales, load_midi_folder
@@ -27,7 +26,7 @@ from experiments.training.task import Evaluation, Loss, Run, cross_entropy, own_
 from relpos_jax.decoding.sampling import UNCHANGED, SamplingParams, sample
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 from relpos_jax.models.layers import decoding_model
-from relpos_jax.typing import Array, Float, Int, PyTree, Shaped
+from relpos_jax.typing import Array, Float, Int, PyTree
 
 _CHOICES = {
   "data.source": ("chorales", "midi"),
@@ -205,18 +204,3 @@ def token_nats(logits: Float[Array, "B L V"], targets: Int[Array, "B L"]) -> Flo
   """Computes -log P(target) of each token in float32; 0 for padding."""
   nats = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), targets)
   return jnp.where(targets != PAD, nats, 0.0)
-
-
-def nats_per_token(
-  pieces: Float[np.ndarray, "pieces 2"], draws: Shaped[np.ndarray, "draws pieces"]
-) -> Float[np.ndarray, "draws"]:
-  """Computes nats per token, ends included, of each draw of pieces, rows of tokens and nats."""
-  return draws @ pieces[:, 1] / (draws @ (pieces[:, 0] + 1))
-
-
-METRIC = Metric(
-  "nll",
-  lambda pieces: float(nats_per_token(pieces, np.ones((1, len(pieces))))[0]),
-  tolerance=1e-4,
-  fixed=(0,),
-)

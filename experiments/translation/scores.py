@@ -11,21 +11,13 @@ from flax import nnx
 
 from experiments.data.batching import pair_lengths
 from experiments.data.tokenizer import BOS, encode, encode_pairs, pieces
-from experiments.evaluation import bleu
 from experiments.evaluation.pictures import Panel, attention_heatmap
-from experiments.evaluation.records import Metric
 from experiments.files import Path, write_whole
 from experiments.training.task import Evaluation, Run, own_copies
 from relpos_jax.typing import Array, PyTree
 
 _NUM_SAMPLES = 5
 GIVEN = "_given"  # ends the names of test sets that are translated with lengths given
-METRIC = Metric(
-  "sacrebleu",
-  lambda sentences: float(bleu.bleu_of_counts(bleu.sentence_counts(sentences[:, 1:]).sum(axis=0))),
-  tolerance=0.01,
-  fixed=(0, 2),
-)
 
 # The names of scores in records, and in tables.
 TITLES = dict(sacrebleu="sacreBLEU", paper_bleu="paper's BLEU", chrf="chrF", exact="exact (%)")
@@ -69,7 +61,8 @@ def evaluate(
 def score_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
   """Formats the scores, one row per split, followed by their signatures.
 
-  >>> scores = {name: bleu.Score(36.62, f"case:{name}") for name in TITLES}
+  >>> from experiments.evaluation.bleu import Score
+  >>> scores = {name: Score(36.62, f"case:{name}") for name in TITLES}
   >>> print(score_table(dict(test=dict(sentences=1000) | scores)))
   split   sentences   sacreBLEU   paper's BLEU    chrF   exact (%)
   test        1,000       36.62          36.62   36.62       36.62

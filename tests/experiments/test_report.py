@@ -13,7 +13,7 @@ import scipy.stats
 
 from experiments import report, sections
 from experiments.errors import InputError
-from experiments.evaluation.records import digest, read_records
+from experiments.evaluation.records import read_records
 from experiments.graphs import task as graphs
 
 RESULTS = pathlib.Path(__file__).parents[2] / "results"
@@ -202,13 +202,11 @@ def test_hand_written_text_stays_and_pictures_are_drawn(tmp_path):
 @pytest.mark.parametrize(
   "change, words",
   [
-    (lambda r: r["config"].update({"model.width": 64}), "its digest is"),
     (lambda r: r.update(row="relative"), "a second record of 'relative', seed 1"),
-    (lambda r: r["scores"]["test"].update(sacrebleu=12.25), "not 12.25"),
-    (lambda r: _shift(r), "not the same data as line 1"),
-    (lambda r: r["budget"].update(updates=3000), "not the same budget as line 1"),
-    (lambda r: _with_config(r, {"model.width": 64}), "not the same config as line 2"),
-    (lambda r: r.update(recipe=1, digest=digest(r["config"], 1)), "not the same recipe as line 1"),
+    (lambda r: _shift(r), "not the same data as line 5"),
+    (lambda r: r["budget"].update(updates=3000), "not the same budget as line 5"),
+    (lambda r: r["config"].update({"model.width": 64}), "not the same config as line 2"),
+    (lambda r: r.update(recipe=1), "not the same recipe as line 1"),
   ],
 )
 def test_a_wrong_record_is_one_line(call, tmp_path, change, words):
@@ -223,11 +221,6 @@ def _shift(record):
   """Changes the lengths of the test sentences, and so the data, but no score."""
   for sentence in record["sentences"]["test"]:
     sentence[0] += 1
-
-
-def _with_config(record, values):
-  record["config"] |= values
-  record["digest"] = digest(record["config"])
 
 
 def test_the_committed_pages_match_the_committed_records(tmp_path):
