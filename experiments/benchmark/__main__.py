@@ -1,7 +1,6 @@
 r"""Measures attention and training steps.
 
   python -m experiments.benchmark attention --lengths=512,1024 --implementations=chunked
-  python -m experiments.benchmark attention --memory_lengths=1024,4096,16384 --out=results
   python -m experiments.benchmark step --config=configs/multi30k.py --length=16
   python -m experiments.benchmark positions --config=configs/positions.py:chorales --length=512
   python -m experiments.benchmark pages --out=results
@@ -14,7 +13,6 @@ the flags of a command.
 `attention` times every implementation and its peers next to jax.nn.dot_product_attention without
 relations, in float32 on CPUs and bfloat16 elsewhere. A contestant that cannot do a call, or needs
 more memory than is free, is left out with the reason; torch_sdpa needs the extra `benchmark`.
---memory_lengths compiles one sequence of each length for its memory, and runs nothing.
 
 `step` compares relative positions with the same model with sinusoids, on the same batch, with
 random parameters; `positions` compares all rows of configs/positions.py.
@@ -36,7 +34,6 @@ _STEP = dict(
 COMMANDS = dict(
   attention=dict(
     lengths=command.Flag("32,128,512,1024,4096", "tokens of a sequence, separated by commas"),
-    memory_lengths=command.Flag("", "lengths at which to compile one sequence for its memory"),
     implementations=command.Flag("usual", "all, none, usual (all but reference), or some"),
     peers=command.Flag("all", "all, none, or some, such as cudnn,torch_sdpa"),
     masks=command.Flag("all", "all, bidirectional or causal"),

@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments import command
 from experiments.benchmark import timing
-from experiments.benchmark.timing import Program, Record, parse_lengths
+from experiments.benchmark.timing import Program, Record
 from experiments.errors import InputError
 from experiments.evaluation.pictures import CostPanel, cost_curves
 from experiments.evaluation.tables import column_table, markdown_table
@@ -27,7 +27,6 @@ from relpos_jax.attention.inputs import gather_inputs
 
 STOCK, AGAIN = "jax.nn", "jax.nn (again)"
 BLOCKWISE = ("chunked", "pallas_tpu", "pallas_gpu")  # never hold [T, S] weights
-_NOT_COMPILED = (AGAIN, "torch_sdpa")  # where only memory is measured
 MASKS, PASSES = ("bidirectional", "causal"), ("forward", "backward")
 
 
@@ -59,36 +58,31 @@ def main(**values: Any) -> None:
   cases = _cases(values)
   implementations = _names("implementations", values["implementations"], IMPLEMENTATIONS)
   entrants = _entrants(implementations, _names("peers", values["peers"], PEERS))
-  compiled = {name: entrants[name] for name in entrants if name not in _NOT_COMPILED}
   folder = command.make_folder(pathlib.Path(values["out"], "attention"), "out")
   device = re.sub("[^a-z0-9]+", "-", jax.devices()[0].device_kind.lower()).strip("-")
   path = folder / f"{values['name'] or device}.json"
-  results = dict(environment=environment("torch"), settings=values, cases=[], memory=[])
+  results = dict(environment=environment("torch"), settings=values, cases=[])
   results["contestants"] = {name: dict(relations=of.relations) for name, of in entrants.items()}
-  for part, case in cases:
-    print(f"{part}: T = {case.length:,}, {_kind(case._asdict())}", file=sys.stderr)
-    runs = part == "cases"
-    rows, functions = prepare(case, entrants if runs else compiled, runs)
+  for case in cases:
+    print(f"T = {case.length:,}, {_kind(case._asdict())}", file=sys.stderr)
+    rows, functions = prepare(case, entrants)
     pairs = time_pairs(functions, pairs_of([*functions]), values["repetitions"])
-    results[part].append(case._asdict() | dict(contestants=rows, pairs=pairs))
+    results["cases"].append(case._asdict() | dict(contestants=rows, pairs=pairs))
     write_whole(path, json.dumps(results) + "\n")
   timing.rewrite_page(folder, draw_block)
 
 
-def _cases(values: Mapping[str, Any]) -> list[tuple[str, Case]]:
-  """Returns the cases to compile for "memory", of one sequence, and the "cases" to time."""
+def _cases(values: Mapping[str, Any]) -> list[Case]:
   passes = _names("passes", values["passes"], PASSES)
   masks = _names("masks", values["masks"], MASKS)
   tokens = values["tokens"]
-  shapes = [("memory", 1, x) for x in parse_lengths("memory_lengths", values["memory_lengths"])]
-  for length in parse_lengths("lengths", values["lengths"]):
-    if tokens % length:
-      raise InputError(f"--lengths: {length} does not divide --tokens={tokens}; change one of them")
-    shapes.append(("cases", tokens // length, length))
+  for word in values["lengths"].split(","):
+    if not word.isdecimal() or not int(word) or tokens % int(word):
+      raise InputError(f"--lengths: {word!r} does not divide --tokens={tokens}; change one of them")
   same = [values[name] for name in ("heads", "width", "max_distance", "dtype")]
   return [
-    (part, Case(batch, length, *same, mask == "causal", name == "backward"))
-    for part, batch, length in shapes
+    Case(tokens // length, length, *same, mask == "causal", name == "backward")
+    for length in map(int, values["lengths"].split(","))
     for name in passes
     for mask in masks
   ]
@@ -219,10 +213,10 @@ def _entrants(implementations: Sequence[str], peers: Sequence[str]) -> dict[str,
 # Measurement --------------------------------------------------------------------------------------
 
 
-def prepare(case: Case, entrants: Mapping[str, Contestant], runs: bool = True) -> tuple[dict, dict]:
+def prepare(case: Case, entrants: Mapping[str, Contestant]) -> tuple[dict, dict]:
   """Returns a row for each entrant: its memory, or the reason that it is left out.
 
-  Also returns a function for each entrant that has run the case; none if not `runs`.
+  Also returns a function for each entrant that has run the case.
   """
   rows, functions = {}, {}
   for name, entrant in entrants.items():
@@ -230,8 +224,6 @@ def prepare(case: Case, entrants: Mapping[str, Contestant], runs: bool = True) -
     try:
       program = entrant.prepare(case)
       row["temporary_bytes"] = program.temporary_bytes
-      if not runs:
-        continue
       needed, free = program.bytes_needed / 2**30, timing.free_bytes() / 2**30
       if needed > free:
         raise RuntimeError(f"it needs {needed:.1f} GiB of {free:.1f} GiB")
@@ -262,10 +254,8 @@ def time_pairs(
 def pairs_of(names: Sequence[str]) -> list[tuple[str, str]]:
   """Returns pairs of all with jax.nn, and of blockwise ones with their alternatives."""
   pairs = [(name, STOCK) for name in names if name != STOCK]
-  for name in BLOCKWISE:
-    others = f"{name} (no relations)", "per_position"
-    pairs += [(name, other) for other in others if {name, other} <= {*names}]
-  return pairs
+  pairs += [(x, of) for x in BLOCKWISE for of in (f"{x} (no relations)", "per_position")]
+  return [pair for pair in pairs if {*pair} <= {*names}]
 
 
 # Page ---------------------------------------------------------------------------------------------
@@ -273,8 +263,8 @@ def pairs_of(names: Sequence[str]) -> list[tuple[str, str]]:
 
 def draw_block(results: Record) -> str:
   """Draws a picture next to the raw results, and returns their block of the page."""
-  settings, cases, memory = results["settings"], results["cases"], results["memory"]
-  contestants, picture = results["contestants"], results["path"].with_suffix(".png")
+  settings, cases, contestants = (results[key] for key in ("settings", "cases", "contestants"))
+  picture = results["path"].with_suffix(".png")
   peers = [name for name, of in contestants.items() if of["relations"] != "keys and values"]
   cost_curves(_panels(results), peers, picture)
   parts = [
@@ -284,19 +274,15 @@ def draw_block(results: Record) -> str:
     f"repetitions: {settings['repetitions']}.",
     f"![Time and memory over length](attention/{picture.name})",
   ]
-  for title, some, cells in (
-    ("Time", cases, _times),
-    ("Temporary memory", cases, _memory),
-    ("Temporary memory of one sequence", memory, _memory),
-  ):
-    for kind in dict.fromkeys(map(_kind, some)):
-      chosen = sorted((x for x in some if _kind(x) == kind), key=lambda x: x["length"])
+  for title, cells in (("Time", _times), ("Temporary memory", _memory)):
+    for kind in dict.fromkeys(map(_kind, cases)):
+      chosen = sorted((x for x in cases if _kind(x) == kind), key=lambda x: x["length"])
       columns = {f"T = {case['length']:,}": cells(case) for case in chosen}
       names = dict.fromkeys(name for of in columns.values() for name in of)
       parts += [f"### {title}, {kind}", column_table("", names, columns)]
   rows = []
   for name, of in contestants.items():
-    reasons = (case["contestants"].get(name, {}).get("refused") for case in [*cases, *memory])
+    reasons = (case["contestants"].get(name, {}).get("refused") for case in cases)
     rows.append([name, of["relations"], "; ".join(filter(None, dict.fromkeys(reasons)))])
   header = ["", "relations", "reason for missing figures"]
   parts += ["### Contestants", markdown_table(header, rows)]
@@ -343,21 +329,16 @@ def _mebibytes(case: Record) -> dict[str, float]:
 
 def _panels(results: Record) -> list[list[CostPanel]]:
   """Returns a row of panels for each mask, with the backward pass if it was measured."""
-  cases, memory, rows = results["cases"], results["memory"], []
-  backward = any(case["backward"] for case in [*cases, *memory])
-  batch = f"B T = {results['settings']['tokens']:,}"
-  for kind in sorted({_kind(x) for x in [*cases, *memory] if x["backward"] == backward}):
-    panels = (
-      (batch, "milliseconds", cases, _milliseconds),
-      (batch, "temporary memory, MiB", cases, _mebibytes),
-      ("B = 1", "temporary memory, MiB", memory, _mebibytes),
-    )
+  cases, rows = results["cases"], []
+  backward = any(case["backward"] for case in cases)
+  for kind in sorted({_kind(x) for x in cases if x["backward"] == backward}):
     rows.append([])
-    for size, measure, some, values in panels:
-      points = {case["length"]: values(case) for case in some if _kind(case) == kind}
+    for measure, values in (("milliseconds", _milliseconds), ("temporary memory, MiB", _mebibytes)):
+      points = {case["length"]: values(case) for case in cases if _kind(case) == kind}
       names = dict.fromkeys(name for of in points.values() for name in of if name != AGAIN)
       curves = {name: [(x, of[name]) for x, of in points.items() if name in of] for name in names}
-      rows[-1] += [CostPanel(f"{kind}, {size}", measure, curves)] * bool(curves)
+      title = f"{kind}, B T = {results['settings']['tokens']:,}"
+      rows[-1] += [CostPanel(title, measure, curves)] * bool(curves)
   return rows
 
 

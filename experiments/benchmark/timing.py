@@ -11,7 +11,6 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments.errors import InputError
 from experiments.evaluation.records import Record, digest, hardware
 from experiments.evaluation.tables import rewrite_blocks
 from experiments.files import write_whole
@@ -97,12 +96,3 @@ def provenance(results: Record, packages: Sequence[str] = ("jax", "jaxlib")) -> 
     f"{hardware(where)}, {where['date'][:10]}, Python {where['python']}, {versions}, "
     f"commit {short_commit(where['git_commit'])}.\n\n```\n{where['command']}\n```\n"
   )
-
-
-def parse_lengths(name: str, text: str) -> list[int]:
-  """Parses a flag's numbers from 1 to 2**20, separated by commas."""
-  words = text.split(",") if text else []
-  for word in words:
-    if not (word.isdecimal() and 1 <= int(word) <= 2**20):
-      raise InputError(f"--{name}: {word!r} is no length; want numbers such as 512,1024")
-  return [int(word) for word in words]

@@ -61,7 +61,7 @@ def test_every_time_and_every_refusal_is_kept(call, tmp_path, monkeypatch):
   monkeypatch.setattr(attention, "BLOCKWISE", ("projected",))
   monkeypatch.setitem(attention.IMPLEMENTATIONS, "elsewhere", ELSEWHERE)
   answer = call(
-    *("benchmark.__main__", "attention", *TINY, "--lengths=8,16", "--memory_lengths=16,64"),
+    *("benchmark.__main__", "attention", *TINY, "--lengths=8,16"),
     *("--implementations=projected,per_position,elsewhere", "--peers=dense_bias,cudnn"),
     *("--masks=bidirectional", "--passes=backward", f"--out={tmp_path}", "--name=here"),
   )
@@ -76,11 +76,9 @@ def test_every_time_and_every_refusal_is_kept(call, tmp_path, monkeypatch):
     for pair in case["pairs"]:
       assert len(pair["seconds"]) == len(pair["against_seconds"]) == 3
       assert min(pair["seconds"] + pair["against_seconds"]) > 0
-  for case in [*results["cases"], *results["memory"]]:
     refused = {name: row["refused"] for name, row in case["contestants"].items() if row["refused"]}
     assert refused == {"elsewhere": "its device is not here", "cudnn": "it needs a GPU"}
-  sizes = [case["contestants"][STOCK]["temporary_bytes"] for case in results["memory"]]
-  assert sizes[1] > 8 * sizes[0] > 0
+    assert case["contestants"][STOCK]["temporary_bytes"] > 0
 
 
 @pytest.mark.parametrize(
