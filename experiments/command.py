@@ -57,18 +57,15 @@ class ConfigFile(NamedTuple):
 
 
 def run(
-  main: Callable[..., None],
-  flags: Mapping[str, Flag],
-  argv: Sequence[str] | None = None,
-  keep_memory: bool = True,
+  main: Callable[..., None], flags: Mapping[str, Flag], argv: Sequence[str] | None = None
 ) -> None:
   """Calls `main` with the values of `flags` by name, and exits.
 
   The exit status is 0; 2 after an `InputError` or a full disk, in one line; 130 after Ctrl-C; 141
   if the reader of stdout, such as `head`, has closed it. Other exceptions keep their traceback.
   `--help` prints the docstring of `main`'s module and the flags. `main` gets a `ConfigDict` for
-  `CONFIG` and a `ConfigFile` for `SWEEP`. Without `keep_memory`, malloc is left as it is. Most
-  commands import JAX inside of `main`, so that a wrong flag is told at once.
+  `CONFIG` and a `ConfigFile` for `SWEEP`. Most commands import JAX inside of `main`, so that a
+  wrong flag is told at once.
   """
   argv = list(sys.argv[1:] if argv is None else argv)
   if {"--help", "-help", "-h"} & {*argv}:
@@ -82,8 +79,7 @@ def run(
   try:
     values = parse(flags, argv)
     _keep_compiled()
-    if keep_memory:
-      _keep_freed_memory()
+    _keep_freed_memory()
     main(**values)
     if sys.stdout:
       sys.stdout.flush()

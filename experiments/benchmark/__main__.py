@@ -65,8 +65,7 @@ def run(argv: list[str]) -> None:
     module = "attention" if name == "attention" else "models"
     importlib.import_module(f"experiments.benchmark.{module}").MAINS[name](**values)
 
-  # Attention is measured as in a program of one's own.
-  command.run(main, COMMANDS[name], flags, keep_memory=name != "attention")
+  command.run(main, COMMANDS[name], flags)
 
 
 if __name__ == "__main__":
