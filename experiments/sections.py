@@ -207,7 +207,7 @@ _NUM_BOLD = 5  # curves of a picture, the best beyond the lengths of training
 
 
 def _lengths(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
-  """Returns exact matches at equal valid scores, and at the end by stack and by length."""
+  """Returns exact matches at equal valid scores, and at the end by length."""
   first = _first(rows)
   source, splits = first["config"]["data.source"], first["scores"]
   free, given = ([x for x in splits if x.endswith(GIVEN) == ends] for ends in (False, True))
@@ -215,7 +215,6 @@ def _lengths(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   facts = {f"sentences of {x}": f"{len(first['sentences'][x]):,}" for x in free}
   parts = [
     _at_level(sweep, rows, _LEVELS[source]),
-    _by_stack(sweep, rows, ends),
     *(_exact_by_length(f"{sweep}: {name}", rows, of) for name, of in ends.items()),
     _draw_exact(rows, ends, folder / f"{sweep}.png"),
   ]
@@ -238,25 +237,12 @@ def _at_level(sweep: str, rows: Rows, level: float) -> str:
   return tables.column_table(f"{sweep}: valid first at {level}%", rows, columns)
 
 
-def _by_stack(sweep: str, rows: Rows, ends: Mapping[str, Sequence[str]]) -> str:
-  """Returns the table of exact matches beyond the lengths of training, by the stack."""
-  columns: dict[str, dict[str, str]] = {}
-  for name, splits in ends.items():
-    cells = _mean_column(rows, _exact(splits, _bands(rows, splits, beyond=1)[-1]), 1)
-    for row, cell in cells.items():
-      scheme, _, stack = row.partition(", ")
-      column = f"{name}, {stack if stack.endswith(_ONLY) else 'both'}"
-      columns.setdefault(column, {}).setdefault(scheme, cell)  # the first row of a scheme: k = 16
-  schemes = {scheme for column, of in columns.items() if column.endswith(_ONLY) for scheme in of}
-  trained = _first(rows)["config"]["batches.max_length"] - 1
-  return tables.column_table(f"{sweep}: above {trained}", sorted(schemes), columns)
-
-
 def _exact_by_length(title: str, rows: Rows, splits: Sequence[str]) -> str:
   """Returns the table of the exact matches (%) at the end, by length in tokens."""
   lengths = _sentences(_first(rows), splits)[:, 0]
   columns = {"valid": _mean_column(rows, lambda run: run["exact"]["valid"][-1][1], 1)}
-  for band in _bands(rows, splits, beyond=4):
+  within, *longer = _bands(rows, splits, beyond=4)
+  for band in (within, *longer, ~within):
     title_of_band = f"{lengths[band].min()} to {lengths[band].max()} ({band.sum():,})"
     columns[title_of_band] = _mean_column(rows, _exact(splits, band), 1)
   return tables.column_table(title, rows, columns)

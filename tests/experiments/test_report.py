@@ -91,9 +91,8 @@ def test_scores_of_translation_are_those_of_the_seeds():
 
 def test_exact_matches_are_compared_at_a_level_and_by_length():
   tables = tables_of(RESULTS / "lengths.md", "lengths-scan")
-  level, free, given, stacks = (
-    tables[f"lengths-scan: {x}"]
-    for x in ("valid first at 90%", "EOS free", "length given", "above 22")
+  level, free, given = (
+    tables[f"lengths-scan: {x}"] for x in ("valid first at 90%", "EOS free", "length given")
   )
   for row, runs in of_rows("lengths-scan", lambda run: run["exact"]).items():
     firsts = [next((step for step, x in run["valid"] if x >= 90), None) for run in runs]
@@ -113,14 +112,12 @@ def test_exact_matches_are_compared_at_a_level_and_by_length():
 
   for table, ending in ((free, ""), (given, "_given")):
     *_, bands = (cells.keys() - {"valid"} for cells in table.values())
-    assert len(bands) == 5
+    assert len(bands) == 6
     for band in bands:
       start, end, number = map(int, re.findall(r"\d+", band.replace(",", "")))
       for row, found in exact(ending, start, end).items():
         assert {size for size, _ in found} == {number}
         assert table[row][band] == interval([score for _, score in found], 1)
-  beyond = [score for _, score in exact("_given", 23, np.inf)["relative, encoder only"]]
-  assert stacks["relative"]["length given, encoder only"] == interval(beyond, 1)
 
 
 def test_every_score_of_every_test_set_has_a_column_unless_records_are_older(tmp_path):
