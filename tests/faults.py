@@ -1,11 +1,14 @@
-"""Faults done to files, and the one line with which the project refuses an input."""
+"""Faults done to files, what they leave, and the one line with which an input is refused."""
 
 import pathlib
 from collections.abc import Callable
 
+import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from experiments.errors import InputError
+from experiments.training.checkpoint_reader import read_kinds
 
 
 def refusal(function: Callable, *args, **options) -> str:
@@ -27,3 +30,9 @@ def damage(step: pathlib.Path) -> None:
   """Flips bits in every data file of a checkpoint."""
   for file in step.rglob("d/*"):
     file.write_bytes(flip_bits(file.read_bytes()))
+
+
+def read_step(step: pathlib.Path) -> dict[str, np.ndarray]:
+  """Reads the arrays of a checkpoint by name."""
+  args = dict.fromkeys(read_kinds(step), ocp.RestoreArgs(restore_type=np.ndarray))
+  return ocp.PyTreeCheckpointer().restore(step / "state", restore_args=args)

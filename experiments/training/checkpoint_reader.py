@@ -20,7 +20,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from experiments.errors import InputError
@@ -41,11 +40,9 @@ def list_steps(folder: Path) -> list[int]:
   return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
 
 
-def list_damaged(folder: Path) -> dict[Path, str]:
-  """Returns the folders that were renamed as damaged, each with its reason."""
-  damaged = [path for path in _folders(folder) if path.name.startswith("damaged-")]
-  files = {path: path / "reason.txt" for path in damaged}
-  return {path: x.read_text().strip() if x.exists() else "unknown" for path, x in files.items()}
+def list_damaged(folder: Path) -> list[Path]:
+  """Returns the folders that were renamed as damaged."""
+  return [path for path in _folders(folder) if path.name.startswith("damaged-")]
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -104,17 +101,10 @@ def _digest(file: pathlib.Path) -> str:
     return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def examine(path: Path) -> None:
-  """Reads all of a step; raises Damage if it is damaged or unreadable."""
-  with local_copy(path) as folder:
-    check_digests(folder)
-    read(folder)
-
-
 def read(
-  folder: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct] | None = None, field: str = ""
+  folder: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct], field: str = ""
 ) -> dict[str, jax.Array]:
-  """Reads the arrays of a step by name: those `wanted`, with these shardings, or all on one device.
+  """Reads the arrays of a step by name: those `wanted`, with these shardings.
 
   A `field` of the state is read alone. Raises Damage if the files that this process reads are
   damaged or partial, and InputError if the checkpoint is of another model.
@@ -123,7 +113,6 @@ def read(
 
   there = read_kinds(folder)
   there = {n: x for n, x in there.items() if not field or f"{n}.".startswith(f"{field}.")}
-  wanted = wanted or {name: abstract(kind) for name, kind in there.items()}
   here = {name: describe(array) for name, array in wanted.items()}
   for name in sorted(here | there):
     if here.get(name) != there.get(name):
@@ -171,14 +160,6 @@ def by_name(tree: PyTree, field: str = "") -> dict[str, Any]:
 def describe(array: Any) -> str:
   """Returns the kind of an array or `jax.ShapeDtypeStruct`, as in bfloat16[2,3]."""
   return f"{array.dtype}[{','.join(map(str, array.shape))}]"
-
-
-def abstract(kind: str) -> jax.ShapeDtypeStruct:
-  """Parses the kind that `describe` returned; the array is to be on the first device."""
-  dtype, sizes = re.fullmatch(r"(\w+)\[([\d,]*)\]", kind).groups()
-  shape = tuple(map(int, sizes.split(","))) if sizes else ()
-  sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-  return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding)
 
 
 @functools.cache

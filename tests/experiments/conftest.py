@@ -13,12 +13,12 @@ from typing import NamedTuple
 from unittest import mock
 
 import jax
-import numpy as np
 import pytest
+from faults import read_step
 from jax.experimental.compilation_cache import compilation_cache
 
 from experiments import command
-from experiments.training.checkpoint_reader import local_copy, read
+from experiments.training.checkpoint_reader import local_copy
 
 CONFIG_FILE = '''"""A model that compiles quickly and learns little."""
 
@@ -212,8 +212,8 @@ def parameters():
 
   def parameters(workdir: pathlib.Path, step: int):
     with local_copy(workdir / "checkpoints" / str(step)) as folder:
-      arrays = sorted(read(folder).items())
-    return [np.asarray(array) for name, array in arrays if name.startswith("params.")]
+      arrays = sorted(read_step(folder).items())
+    return [array for name, array in arrays if name.startswith("params.")]
 
   return parameters
 

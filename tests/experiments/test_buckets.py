@@ -170,7 +170,6 @@ def test_what_is_not_there_is_one_line_before_anything_is_compiled(root, train, 
   train(f"{root}/run", "--profile_steps=1:2").assert_refused("--profile_steps local")
   train(f"{scheme}://missing/run").assert_refused(f"{scheme}://missing/run bucket")
   call("evaluate", f"--workdir={root}/nothing").assert_refused("no training run")
-  call("checkpoints", f"--workdir={root}/run").assert_refused("copy it to a local folder")
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: name != package and find(name))
   train(f"{root}/run").assert_refused(f"pip install {package}")
 

@@ -11,11 +11,12 @@ import time
 
 import numpy as np
 import pytest
+from faults import read_step
 from test_launch import is_alive
 from test_train import metrics, results
 
 from experiments.launch.__main__ import environments
-from experiments.training.checkpoint_reader import check_digests, list_damaged, list_steps, read
+from experiments.training.checkpoint_reader import check_digests, list_damaged, list_steps
 
 pytestmark = pytest.mark.chaos
 
@@ -70,7 +71,7 @@ def check_end(launched, tmp_path_factory):
     assert list_steps(checkpoints) == list_steps(other / "checkpoints") == [60, 80, NUM_STEPS]
     assert not list_damaged(checkpoints)
     assert metrics(workdir) == metrics(other) and results(workdir) == results(other)
-    ours, theirs = (read(run / "checkpoints" / str(NUM_STEPS)) for run in (workdir, other))
+    ours, theirs = (read_step(run / "checkpoints" / str(NUM_STEPS)) for run in (workdir, other))
     for name in ours.keys() | theirs.keys():
       np.testing.assert_array_equal(ours[name], theirs[name])
 
