@@ -6,7 +6,8 @@ With --processes above 1, each process gets the coordinator's address, its numbe
 single process can use all GPUs and is simpler; several can load data faster. If one fails, the
 others are killed. If the command exits with status 134, 137 or 143 (aborted, killed, terminated),
 it starts again, up to --retries times; a training resumes from its last checkpoint. SIGTERM is
-passed on and ends the run. If the launcher itself is killed, so are its processes.
+passed on and ends the run, a second one at once. If the launcher itself is killed, so are its
+processes.
 
 experiments/launch/ has recipes for Cloud TPU, GKE and SLURM.
 """
@@ -30,7 +31,6 @@ FLAGS = dict(
 )
 
 _RETRIED = (134, 137, 143)
-_SECONDS_TO_SAVE = 30.0
 
 
 def make_main(words: Sequence[str]) -> Callable[..., None]:
@@ -69,7 +69,7 @@ def run_with_retries(words: Sequence[str], processes: int, retries: int) -> int:
 
 def _run(words: Sequence[str], processes: int, received: Sequence[int]) -> int:
   """Runs the command once and returns the exit status of a failed process, or 0."""
-  running, deadline = [], None
+  running = []
 
   def status() -> int:  # of a failed process, preferably one that is not retried
     failed = [code if code > 0 else 128 - code for p in running if (code := p.poll())]
@@ -78,15 +78,14 @@ def _run(words: Sequence[str], processes: int, received: Sequence[int]) -> int:
   try:
     for env in environments(processes, os.environ):
       running.append(subprocess.Popen([*dying_with_this_process(), *words], env=env))
-    while any(process.poll() is None for process in running):
-      if received and deadline is None:
-        deadline = time.monotonic() + _SECONDS_TO_SAVE
-        for process in running:
-          process.terminate()
-      if status() if deadline is None else time.monotonic() > deadline:
-        break
+    while not received and not status() and any(process.poll() is None for process in running):
       time.sleep(0.1)
-    return status() or (0 if all(process.poll() == 0 for process in running) else 137)
+    if received:
+      for process in running:
+        process.terminate()
+      for process in running:  # until it has saved, or a second signal comes
+        process.wait()
+    return status()
   finally:
     for process in running:
       process.kill()
