@@ -7,7 +7,7 @@ import io
 import json
 import pathlib
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from experiments.data.upstream import Upstream
 from experiments.errors import InputError
 from experiments.files import read_content
 from experiments.graphs.graph import Graph, GraphData, GraphNames
-from relpos_jax.typing import Bool, Int, Integer
+from relpos_jax.typing import Int
 
 RELATIONS = (
   "aunt", "brother", "daughter", "father", "granddaughter", "grandfather", "grandmother",
@@ -155,7 +155,6 @@ def split_folds(data: GraphData, fold: int, num_folds: int) -> GraphData:
   return data._replace(splits=splits, notes=(note,))
 
 
-_LARGEST = 2.0**63  # fits into int64 and float32
 _WANTED = "want a folder with NAME_A.txt, NAME_graph_indicator.txt and NAME_graph_labels.txt"
 
 
@@ -169,7 +168,7 @@ def read_folder(folder: pathlib.Path | zipfile.Path, name: str = "") -> GraphDat
   to its second: data sets of undirected graphs have two lines per edge. All graphs are in one
   split, "all". Without a name, the folder must hold one data set.
 
-  Raises InputError, which names the file and line, for a line of another form, an edge to an
+  Raises InputError, which names the file, for lines of another form or number, an edge to an
   unknown node or between two graphs, a graph without nodes, or fewer than two classes.
   """
   if not name:
@@ -179,54 +178,47 @@ def read_folder(folder: pathlib.Path | zipfile.Path, name: str = "") -> GraphDat
       raise InputError(f"{folder} has {len(found)} data sets in TU format{which}")
     name = found[0]
 
-  def file(kind):
-    return folder / f"{name}_{kind}.txt"
+  def read(kind: str, dtype: type = int, columns: int | None = 1, number: int | None = None):
+    """Reads the numbers [lines, columns] of a file; one with a known number may be missing."""
+    file = folder / f"{name}_{kind}.txt"
+    if number is not None and not file.exists():
+      return np.empty((number, 0), dtype)
+    try:
+      lines = file.read_text(encoding="ascii").splitlines()
+      numbers = np.loadtxt(lines, dtype, comments=None, delimiter=",", ndmin=2)
+    except (OSError, ValueError) as error:
+      raise InputError(f"cannot read {file}: {error}; {_WANTED}") from None
+    wanted = len(numbers) if number is None else number, columns or numbers.shape[1]
+    if numbers.shape != wanted:
+      has, want = (f"{lines} lines of {of} numbers" for lines, of in (numbers.shape, wanted))
+      raise InputError(f"{file} has {has}; want {want}")
+    return numbers
 
-  def read_optional(kind: str, dtype: type, columns: int | None, num_lines: int):
-    if not file(kind).exists():
-      return np.empty((num_lines, 0), dtype)
-    rows = _read(file(kind), dtype, columns)
-    if len(rows) != num_lines:
-      raise InputError(f"{file(kind)} has {len(rows)} lines; want {num_lines}, one per {kind[:4]}")
-    return rows
-
-  def check(kind: str, is_right: Bool[np.ndarray, "lines"], wanted: str) -> None:
-    if not is_right.all():
-      raise InputError(f"{file(kind)}, line {np.argmin(is_right) + 1}: {wanted}")
-
-  edges = _read(file("A"), int, 2) - 1
-  graph_of = _read(file("graph_indicator"), int)[:, 0] - 1
-  classes, class_names = _numbered(_read(file("graph_labels"), int))
-  if len(class_names) < 2:
-    raise InputError(f"{file('graph_labels')}: want one class per graph, two or more")
-  is_graph = (graph_of >= 0) & (graph_of < len(classes))
-  check("graph_indicator", is_graph, f"want a graph from 1 to {len(classes)}")
-  sizes = np.bincount(graph_of, minlength=len(classes))
-  check("graph_labels", sizes > 0, "the graph has no node: delete the line")
+  edges, graph_of = read("A", columns=2) - 1, read("graph_indicator")[:, 0] - 1
+  classes = read("graph_labels")[:, 0]
+  if not np.array_equal(np.unique(graph_of), np.arange(len(classes))):
+    problem = f"want graphs from 1 to {len(classes)}, each with a node or more"
+    raise InputError(f"{folder / name}_graph_indicator.txt: {problem}")
   is_node = ((edges >= 0) & (edges < len(graph_of))).all(1)
-  check("A", is_node, f"want two nodes from 1 to {len(graph_of)}")
-  check("A", np.equal(*graph_of[edges].T), "want two nodes of one graph")
-  node_labels, node_names = _numbered(read_optional("node_labels", int, 1, len(graph_of)))
-  edge_labels, edge_names = _numbered(read_optional("edge_labels", int, 1, len(edges)))
-  if not node_names:
-    node_labels, node_names = np.zeros(len(graph_of), int), ("node",)
-  node_features = read_optional("node_attributes", float, None, len(graph_of))
-  edge_features = read_optional("edge_attributes", float, None, len(edges))
+  is_edge = is_node & np.equal(*graph_of[edges * is_node[:, None]].T)
+  if not is_edge.all():
+    problem = f"want two nodes of one graph, from 1 to {len(graph_of)}"
+    raise InputError(f"{folder / name}_A.txt, line {np.argmin(is_edge) + 1}: {problem}")
+  node_labels = read("node_labels", number=len(graph_of))
+  if not node_labels.shape[1]:
+    node_labels = np.full((len(graph_of), 1), "node")
+  edge_labels = read("edge_labels", number=len(edges))
+  node_features = read("node_attributes", float, None, len(graph_of))
+  edge_features = read("edge_attributes", float, None, len(edges))
 
-  nodes_of = _members(graph_of, len(classes))
-  edges_of = _members(graph_of[edges[:, 0]], len(classes))
-  graphs = [
-    Graph.of(
-      node_labels[nodes],
-      np.column_stack([np.searchsorted(nodes, edges[its_edges]), edge_labels[its_edges]]),
-      target=target,
-      node_features=node_features[nodes],
-      edge_features=edge_features[its_edges],
-    )
-    for nodes, its_edges, target in zip(nodes_of, edges_of, classes, strict=True)
-  ]
-  widths = node_features.shape[1], edge_features.shape[1]
-  return GraphData(dict(all=graphs), GraphNames(node_names, edge_names, class_names, *widths))
+  rows = []
+  nodes_of, edges_of = (_members(x, len(classes)) for x in (graph_of, graph_of[edges[:, 0]]))
+  for nodes, its_edges, target in zip(nodes_of, edges_of, classes.tolist(), strict=True):
+    ends = np.searchsorted(nodes, edges[its_edges])
+    labelled = np.column_stack([ends, edge_labels[its_edges]]).tolist()
+    features = node_features[nodes], edge_features[its_edges]
+    rows.append((node_labels[nodes, 0].tolist(), labelled, target, *features))
+  return _numbered(rows, folder)
 
 
 def read_lines(file: pathlib.Path) -> GraphData:
@@ -251,51 +243,34 @@ def read_lines(file: pathlib.Path) -> GraphData:
     except (LookupError, TypeError, ValueError) as error:
       wanted = 'want {"class": C, "nodes": [LABEL, ...], "edges": [[FROM, TO, LABEL], ...]}'
       raise InputError(f"{file}, line {number}: {error}; {wanted}") from None
-  names = GraphNames(
-    tuple(sorted({label for nodes, _, _ in rows for label in nodes})),
-    tuple(sorted({label for _, edges, _ in rows for _, _, *labels in edges for label in labels})),
-    tuple(sorted({target for *_, target in rows})),
-  )
-  if len(names.classes) < 2:
-    raise InputError(f"{file}: want graphs of two classes or more")
-  node, edge, class_ = ({name: i for i, name in enumerate(of)} for of in names[:3])
+  return _numbered(rows, file)
+
+
+def _numbered(rows: Sequence[tuple], place: Any) -> GraphData:
+  """Numbers labels and classes, each in their order.
+
+  A row has the labels of a graph's nodes, its edges as [start, end] or [start, end, label], its
+  class, and the features of nodes and of edges, if there are any.
+  """
+  names = [
+    sorted({label for nodes, *_ in rows for label in nodes}),
+    sorted({label for _, edges, *_ in rows for _, _, *labels in edges for label in labels}),
+    sorted({target for _, _, target, *_ in rows}),
+  ]
+  if len(names[2]) < 2:
+    raise InputError(f"{place}: want graphs of two classes or more")
+  node, edge, class_ = ({name: i for i, name in enumerate(of)} for of in names)
   graphs = [
     Graph.of(
       [node[label] for label in nodes],
       [(start, end, edge[labels[0]] if labels else -1) for start, end, *labels in edges],
       target=class_[target],
+      **dict(zip(("node_features", "edge_features"), features, strict=False)),
     )
-    for nodes, edges, target in rows
+    for nodes, edges, target, *features in rows
   ]
-  return GraphData(dict(all=graphs), names)
-
-
-def _read(file: pathlib.Path | zipfile.Path, dtype: type, columns: int | None = 1) -> np.ndarray:
-  """Reads the numbers [lines, columns] of a file; None: as many columns as the first line."""
-  try:
-    lines = file.read_text(encoding="ascii").rstrip().splitlines()
-  except (OSError, UnicodeDecodeError) as error:
-    raise InputError(f"cannot read {file}: {error}; {_WANTED}") from None
-  rows = []
-  for number, line in enumerate(lines, start=1):
-    try:
-      row = [dtype(x) for x in line.split(",")]
-    except ValueError:
-      row = []
-    columns = columns or max(1, len(row))
-    if len(row) != columns or not all(abs(x) < _LARGEST for x in row):  # false for NaN
-      kind = "integers" if dtype is int else "finite numbers"
-      raise InputError(f"{file}, line {number}: {line!r}; want {columns} {kind}, comma-separated")
-    rows.append(row)
-  return np.array(rows, dtype).reshape(-1, columns or 1)
-
-
-def _numbered(labels: Integer[np.ndarray, "lines _"]) -> tuple[np.ndarray, tuple[str, ...]]:
-  """Returns labels numbered from 0 in order, and their names; -1 and no names without labels."""
-  if not labels.shape[1]:
-    return np.full(len(labels), -1), ()
-  names, numbers = np.unique(labels[:, 0], return_inverse=True)
-  return numbers, tuple(map(str, names))
+  widths = graphs[0].node_features.shape[1], graphs[0].edge_features.shape[1]
+  return GraphData(dict(all=graphs), GraphNames(*(tuple(map(str, of)) for of in names), *widths))
 
 
 def _members(group_of: Int[np.ndarray, "x"], num_groups: int) -> list[Int[np.ndarray, "members"]]:

@@ -162,14 +162,14 @@ def test_optional_files_may_be_missing(tmp_path):
 
 
 WRONG = {
-  "{A}, line 2: '2;4'; want 2 integers, comma-separated": dict(A="1, 2\n2;4\n"),
-  "{A}, line 3: want two nodes from 1 to 5": dict(A="1, 2\n2, 1\n2, 6\n"),
-  "{A}, line 2: want two nodes of one graph": dict(A="1, 2\n1, 3\n"),
-  "{graph_indicator}, line 5: want a graph from 1 to 2": dict(graph_indicator="1\n1\n2\n1\n3\n"),
-  "{node_labels} has 2 lines; want 5, one per node": dict(node_labels="1\n2\n"),
-  "{node_attributes}, line 2: '1'; want 2 finite numbers": dict(node_attributes="1, 2\n1\n"),
-  "{edge_attributes}, line 2: 'nan'; want 1 finite": dict(edge_attributes="1\nnan\n"),
-  "{graph_labels}: want one class per graph, two or more": dict(graph_labels="5\n5\n"),
+  "cannot read {A}: could not convert string 'x' to int64 at row 1": dict(A="1, 2\n2,x\n"),
+  "{A}, line 3: want two nodes of one graph, from 1 to 5": dict(A="1, 2\n2, 1\n2, 6\n"),
+  "{A}, line 2: want two nodes of one graph, from 1 to 5": dict(A="1, 2\n1, 3\n"),
+  "{A} has 2 lines of 3 numbers; want 2 lines of 2 numbers": dict(A="1, 2, 3\n1, 2, 3\n"),
+  "{graph_indicator}: want graphs from 1 to 2, each": dict(graph_indicator="1\n1\n2\n1\n3\n"),
+  "{node_labels} has 2 lines of 1 numbers; want 5 lines": dict(node_labels="1\n2\n"),
+  "cannot read {node_attributes}: the number of columns": dict(node_attributes="1, 2\n1\n"),
+  "{folder}: want graphs of two classes or more": dict(graph_labels="5\n5\n"),
   "cannot read {graph_labels}: [Errno 2] No such file": dict(graph_labels=None),
   "{folder} has 0 data sets in TU format: want a folder with NAME_A.txt": dict(A=None),
 }
