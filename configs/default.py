@@ -189,7 +189,6 @@ _GRAPHS = dict(
     tokens=640,  # nodes of a batch, padding included
     max_length=64,  # larger graphs do not train
     num_shapes=1,  # each is compiled once
-    packed=False,  # several graphs per row
   ),
   model=dict(
     num_layers=3,

@@ -32,7 +32,7 @@ from experiments.training.step import (
   make_train_step,
 )
 from experiments.training.task import Run, Task
-from experiments.training.workdir import check_unchanged, read_json
+from experiments.training.workdir import check_unchanged, read_config
 
 _CHOICES = {
   "training.schedule": ("paper", "inverse_sqrt"),
@@ -193,11 +193,10 @@ def load_task(workdir: Path, name: str = "", average_checkpoints: int = 0) -> Ta
   Raises InputError: the folder holds no run, or its config is damaged, or the run is not of the
   task that is named.
   """
-  path = workdir / "config.json"
-  if not path.is_file():
+  if not (workdir / "config.json").is_file():
     raise InputError(f"no training run in {str(workdir)!r}: give its --workdir")
   given = {"decoding.average_checkpoints": average_checkpoints} if average_checkpoints else {}
-  values = read_json(path)
+  values = read_config(workdir)
   if "beam_size" in (decoding := values.get("decoding", {})):
     decoding.setdefault("stop", "bound")  # as before there was a choice
   task = parse_config(values, 0, given, is_trained=True)

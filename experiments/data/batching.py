@@ -27,7 +27,7 @@ class Tokens(NamedTuple):
 
 
 class Schedule:
-  """An endless sequence of batches of examples of similar size: `schedule[step]`, step >= 0.
+  """Chooses examples of similar size for an endless sequence of batches.
 
   An example goes into the bucket of the smallest boundary that holds it, and a bucket's batches
   have budget // boundary examples (Vaswani et al. 2017, section 5.1). Each epoch has every example
@@ -36,16 +36,16 @@ class Schedule:
 
   Attributes:
     num_per_epoch: batches per epoch, the same in every epoch.
-    shapes: rows per batch and boundary of each bucket that is not empty.
+    shapes: rows per batch and boundary of each bucket that is not empty. A step is compiled once
+      for each.
     buckets: the examples of each bucket, in the order of `shapes`.
     dropped: the number of examples larger than the last boundary, which are left out.
-    cells: the size of all batches of an epoch, with padding.
+    padding: the fraction of padding in an epoch, over all sides.
   """
 
   def __init__(
     self,
-    sizes: Int[np.ndarray, "examples"],
-    *,
+    *sides: Int[np.ndarray, "examples"],
     boundaries: Sequence[int],
     budget: int,
     multiple_of: int = 1,
@@ -53,14 +53,16 @@ class Schedule:
   ):
     """Sorts the examples into buckets.
 
-    Sizes are in tokens or nodes. The examples of a bucket are padded to its boundary; `boundaries`
-    increase. `budget` is the largest size of a batch, over all devices and microbatches, if it has
-    room for `multiple_of` rows, devices times microbatches, of the last boundary. The examples of a
-    step are the same for any. Without a seed, buckets and examples stay in order.
+    A side is the sizes of all examples, in tokens or nodes; the larger side counts. The examples of
+    a bucket are padded to its boundary; `boundaries` increase. `budget` is the largest size of a
+    batch, over all devices and microbatches, if it has room for `multiple_of` rows, devices times
+    microbatches, of the last boundary. The examples of a step are the same for any. Without a seed,
+    buckets and examples stay in order.
 
     Raises InputError: no example is small enough.
     """
     self._seed, self._longest = seed, boundaries[-1]
+    sizes = np.maximum.reduce(sides)
     _check_any(sizes, self._longest)
     bucket_of = np.searchsorted(boundaries, sizes)
     self.buckets, self._batches, shapes = [], [], []
@@ -74,10 +76,16 @@ class Schedule:
         self.buckets.append(examples)
     self.shapes, self.num_per_epoch = tuple(shapes), len(self._batches)
     self.dropped = len(sizes) - sum(map(len, self.buckets))
-    self.cells = sum(math.prod(shapes[bucket]) for bucket, _ in self._batches)
+    cells = len(sides) * sum(math.prod(shapes[bucket]) for bucket, _ in self._batches)
+    filled = sum(side[examples].sum() for side in sides for examples in self.buckets)
+    self.padding = float(1 - filled / cells)
     self._plan = functools.lru_cache(maxsize=1)(self._shuffled)
 
-  def __getitem__(self, step: SupportsIndex) -> tuple[Int[np.ndarray, "examples"], int]:
+  def order(self, step: SupportsIndex) -> Int[np.ndarray, "examples"]:
+    """Returns the indices of the examples in a step's batch, row by row."""
+    return self.chosen(step)[0]
+
+  def chosen(self, step: SupportsIndex) -> tuple[Int[np.ndarray, "examples"], int]:
     """Returns the examples of a step's batch, and their bucket."""
     epoch, index = divmod(operator.index(step), self.num_per_epoch)
     examples, order = self._plan(epoch)
@@ -88,7 +96,7 @@ class Schedule:
     """Returns the first step with a batch of each shape, of those from `start` to `stop` - 1."""
     found: dict[int, int] = {}
     for step in range(start, min(stop, start + 2 * self.num_per_epoch)):
-      found.setdefault(self[step][1], step)
+      found.setdefault(self.chosen(step)[1], step)
       if len(found) == len(self.shapes):  # soon, as a rule
         break
     return [*found.values()]
@@ -103,20 +111,16 @@ class Schedule:
     return examples, generator.permutation(self.num_per_epoch)
 
   def __str__(self) -> str:
-    shapes = " ".join(f"{rows}x{boundary}" for rows, boundary in self.shapes)
-    dropped = f"dropped (above {self._longest}): {self.dropped:,}"
+    shapes = " ".join(f"{rows}x{boundary}" for rows, boundary, *_ in self.shapes)
+    dropped = f"dropped (above {self._longest}): {self.dropped:,}, padding: {self.padding:.0%}"
     return f"shapes {shapes}, batches per epoch: {self.num_per_epoch:,}, {dropped}"
 
 
-class Batches:
+class Batches(Schedule):
   """An endless sequence of batches: `batches[step]` for any step >= 0.
 
   Examples are sentence pairs or sequences, and are scheduled by their longest side: see `Schedule`.
   Rows of padding fill the last batch of a bucket, and every batch up to a multiple of rows.
-
-  Attributes:
-    num_per_epoch, shapes, dropped, first_steps: as in `Schedule`. A step is compiled once for each
-      shape.
   """
 
   def __init__(self, *sides: Any, **options: Any):
@@ -127,34 +131,17 @@ class Batches:
     `Ragged`, and `lengths`, the largest length of each row in any epoch.
     """
     self._sides, self._kind = sides, Batch if len(sides) == 2 else Tokens
-    self._schedule = Schedule(pair_lengths(*sides), **options)
-    self.num_per_epoch = self._schedule.num_per_epoch
-    self.shapes, self.dropped = self._schedule.shapes, self._schedule.dropped
-    self.first_steps = self._schedule.first_steps
+    super().__init__(*(side.lengths for side in sides), **options)
 
   def __getitem__(self, step: SupportsIndex) -> Any:
-    rows, bucket = self._schedule[step]
+    rows, bucket = self.chosen(step)
     sides = [side.in_epoch(operator.index(step) // self.num_per_epoch) for side in self._sides]
     return self._kind(*(side.padded(rows, self.shapes[bucket], PAD) for side in sides))
-
-  def order(self, step: SupportsIndex) -> Int[np.ndarray, "examples"]:
-    """Returns the indices of the examples in a step's batch, row by row."""
-    return self._schedule[step][0]
 
   @property
   def examples(self) -> list[np.ndarray]:
     """Returns the rows of all sides in the first epoch, before they are batched."""
     return [x for side in self._sides for x in (side.in_epoch(0).values, side.in_epoch(0).offsets)]
-
-  @property
-  def padding(self) -> float:
-    """Returns the fraction of padding in the tokens of an epoch, over all sides."""
-    lengths = [side.in_epoch(0).lengths for side in self._sides]
-    tokens = sum(side[pairs].sum() for side in lengths for pairs in self._schedule.buckets)
-    return float(1 - tokens / (self._schedule.cells * len(lengths)))
-
-  def __str__(self) -> str:
-    return f"{self._schedule}, padding: {self.padding:.0%}"
 
 
 def pair_lengths(*sides: Any) -> Int[np.ndarray, "pairs"]:

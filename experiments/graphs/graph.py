@@ -89,19 +89,16 @@ class GraphData(NamedTuple):
   notes: tuple[str, ...] = ()
 
 
-class GraphBatches:
+class GraphBatches(Schedule):
   """An endless sequence of batches, each determined by the seed and the step: `batches[step]`.
 
   A row holds one graph, and is scheduled by its nodes: see `Schedule`, of which the options and
-  errors are. With `packed`, a row holds as many graphs as fit into the last boundary (the largest
-  graph first, into the first row with room), and rows are shuffled rather than graphs. Rows of
-  padding fill the last batch of a bucket, and every batch up to a multiple of rows.
+  errors are. Rows of padding fill the last batch of a bucket, and every batch up to a multiple of
+  rows.
 
   Attributes:
     examples: the graphs before batching.
-    num_per_epoch, dropped, first_steps: as in `Schedule`; dropped graphs are left out.
-    shapes: all (rows, nodes, edges, graphs) that occur, one compilation of a training step each.
-    padding: the share of padding in the nodes of an epoch.
+    shapes: all (rows, nodes, edges) that occur, one compilation of a training step each.
 
   >>> triangle = Graph.of([0, 0, 0], [(0, 1, 0), (1, 2, 0), (2, 0, 1)], target=1)
   >>> single = Graph.of([0], [], target=0)
@@ -110,52 +107,27 @@ class GraphBatches:
   shapes 2x2 1x4, batches per epoch: 2, dropped (above 4): 0, padding: 50%
   """
 
-  def __init__(
-    self, graphs: Sequence[Graph], boundaries: Sequence[int], packed: bool = False, **options: Any
-  ):
+  def __init__(self, graphs: Sequence[Graph], **options: Any):
     self.examples = graphs
-    sizes = num_nodes(graphs)
-    self._rows = _packed(sizes, boundaries[-1]) if packed else [[i] for i in range(len(sizes))]
-    sizes_of_rows = np.array([sizes[row].sum() for row in self._rows], int)
-    self._schedule = Schedule(sizes_of_rows, boundaries=boundaries, **options)
-    buckets = [[self._rows[row] for row in bucket] for bucket in self._schedule.buckets]
-    self.num_per_epoch, self.dropped = self._schedule.num_per_epoch, self._schedule.dropped
-    self.first_steps = self._schedule.first_steps
+    super().__init__(num_nodes(graphs), **options)
     num_edges = np.array([len(graph.senders) for graph in graphs], int)
     self.shapes = tuple(  # at least one edge: no array has size zero
-      (*shape, max(1, *(int(num_edges[row].sum()) for row in bucket)), max(map(len, bucket)))
-      for shape, bucket in zip(self._schedule.shapes, buckets, strict=True)
+      (*shape, max(1, int(num_edges[bucket].max())))
+      for shape, bucket in zip(self.shapes, self.buckets, strict=True)
     )
-    nodes = sum(sizes_of_rows[bucket].sum() for bucket in self._schedule.buckets)
-    self.padding = float(1 - nodes / self._schedule.cells)
 
   def __getitem__(self, step: SupportsIndex) -> GraphBatch:
-    chosen, bucket = self._schedule[step]
-    first = self.examples[self._rows[chosen[0]][0]]
+    chosen, bucket = self.chosen(step)
+    first = self.examples[chosen[0]]
     widths = first.node_features.shape[1], first.edge_features.shape[1]
     batch = empty_batch(self.shapes[bucket], widths)
-    for row, graphs in enumerate(self._rows[index] for index in chosen):
-      node = edge = 0
-      for segment, graph in enumerate(self.examples[index] for index in graphs):
-        nodes, edges = slice(node, node + len(graph.nodes)), slice(edge, edge + len(graph.senders))
-        batch.nodes[row, nodes] = graph.nodes
-        batch.segment_ids[row, nodes] = segment
-        batch.node_features[row, nodes] = graph.node_features
-        batch.senders[row, edges] = graph.senders + node
-        batch.receivers[row, edges] = graph.receivers + node
-        batch.labels[row, edges] = graph.labels
-        batch.edge_features[row, edges] = graph.edge_features
-        batch.query[row, segment] = np.where(graph.query < 0, PAD, graph.query + node)
-        batch.target[row, segment] = graph.target
-        node, edge = nodes.stop, edges.stop
+    for row, graph in enumerate(self.examples[index] for index in chosen):
+      for name in ("nodes", "node_features", "senders", "receivers", "labels", "edge_features"):
+        values = getattr(graph, name)
+        getattr(batch, name)[row, : len(values)] = values
+      batch.segment_ids[row, : len(graph.nodes)] = 0
+      batch.query[row], batch.target[row] = graph.query, graph.target
     return batch
-
-  def order(self, step: SupportsIndex) -> list[int]:
-    """Returns the indices of the graphs in a step's batch, row by row."""
-    return [graph for row in self._schedule[step][0] for graph in self._rows[row]]
-
-  def __str__(self) -> str:
-    return f"{self._schedule}, padding: {self.padding:.0%}"
 
 
 def num_nodes(graphs: Sequence[Graph]) -> Int[np.ndarray, "graphs"]:
@@ -164,11 +136,11 @@ def num_nodes(graphs: Sequence[Graph]) -> Int[np.ndarray, "graphs"]:
 
 
 def empty_batch(shape: tuple[int, ...], widths: tuple[int, int] = (0, 0)) -> GraphBatch:
-  """Returns a batch of shape (rows, nodes, edges, graphs) that is all padding.
+  """Returns a batch of shape (rows, nodes, edges), a graph a row, that is all padding.
 
   `widths` are those of the features of nodes and edges.
   """
-  rows, nodes, edges, graphs = shape
+  rows, nodes, edges = shape
 
   def full(*shape):
     return np.full((rows, *shape), PAD, np.int32)
@@ -181,17 +153,6 @@ def empty_batch(shape: tuple[int, ...], widths: tuple[int, int] = (0, 0)) -> Gra
     receivers=full(edges),
     labels=full(edges),
     edge_features=np.zeros((rows, edges, widths[1]), np.float32),
-    query=full(graphs, 2),
-    target=full(graphs),
+    query=full(1, 2),
+    target=full(1),
   )
-
-
-def _packed(sizes: Int[np.ndarray, "graphs"], capacity: int) -> list[list[int]]:
-  """Assigns graphs to rows: first fit, largest first; a graph above capacity has its own row."""
-  order = np.argsort(-sizes, kind="stable")
-  rows, room = [[] for _ in order], np.maximum(sizes[order], capacity)
-  for graph in order.tolist():
-    row = int(np.argmax(sizes[graph] <= room))
-    rows[row].append(graph)
-    room[row] -= sizes[graph]
-  return [row for row in rows if row]

@@ -1,6 +1,5 @@
 """The task of classifying labelled directed graphs, or pairs of their nodes, and its scores."""
 
-import functools
 import itertools
 import json
 import operator
@@ -97,12 +96,12 @@ class Graphs(tasks.Task):
     return make(train, seed=self.config.seed), make(valid, seed=None)
 
   def _batch_maker(self, graphs: Sequence[Graph], mesh: AnyMesh, max_length: int | None = None):
-    kind = functools.partial(GraphBatches, packed=self.config.batches.packed)
-    return tasks.batch_maker(self.config, graph_module.num_nodes(graphs), mesh, max_length, kind)
+    sizes = graph_module.num_nodes(graphs)
+    return tasks.batch_maker(self.config, sizes, mesh, max_length, GraphBatches)
 
   def empty_batch(self, shape: tuple[int, ...]) -> GraphBatch:
     rows, nodes, *others = shape
-    return graph_module.empty_batch((rows, nodes, *(others or (nodes, 1))))
+    return graph_module.empty_batch((rows, nodes, *(others or (nodes,))))
 
   def make_model(self, vocabulary: GraphNames, rngs: nnx.Rngs) -> GraphEncoder:
     config = GraphEncoderConfig(
@@ -185,7 +184,7 @@ class Graphs(tasks.Task):
     for step in range(batches.num_per_epoch):
       batch = batches[step]
       found_in_batch = (np.asarray(x)[batch.target >= 0].tolist() for x in predict(params, batch))
-      found |= zip(batches.order(step), zip(*found_in_batch, strict=True), strict=True)
+      found |= zip(batches.order(step).tolist(), zip(*found_in_batch, strict=True), strict=True)
     return [found[number] for number in range(len(graphs))]
 
 

@@ -24,6 +24,9 @@ MAY_CHANGE += ("training.num_steps", "training.num_epochs", "training.eval_every
 MAY_CHANGE += ("training.save_every", "training.keep_checkpoints")
 MAY_CHANGE += ("training.num_samples", "training.max_skipped")
 
+# Keys that there are no longer, and the value that all models have now.
+_GONE = {("batches", "packed"): False}
+
 _DIGESTS = "digests.json"
 _SHARED_SECONDS = 10  # until a file appears on a network file system
 
@@ -41,7 +44,7 @@ def claim_workdir(workdir: Path, config: Mapping[str, Any], defaults: Mapping[st
         f"{workdir} holds {files[0]!r} but no run: give --workdir a new or empty folder"
       )
     return
-  old = defaults | flatten(read_json(workdir / "config.json"))
+  old = defaults | flatten(read_config(workdir))
   for name in config | old:
     before, now = (json.dumps(c[name]) if name in c else "absent" for c in (old, config))
     if before != now and not any(f"{name}.".startswith(f"{key}.") for key in MAY_CHANGE):
@@ -59,7 +62,7 @@ def check_not_lost(workdir: Path, lines: Sequence[Mapping[str, Any]]) -> None:
   folder = workdir / "checkpoints"
   if not lines or list_steps(folder) or list_damaged(folder):
     return
-  if lines[-1]["step"] > read_json(workdir / "config.json")["training"]["save_every"]:
+  if lines[-1]["step"] > read_config(workdir)["training"]["save_every"]:
     raise InputError(
       f"the checkpoints in {folder} are gone, and the run has reached step {lines[-1]['step']}: "
       f"bring that folder back, or delete {workdir} to start again"
@@ -77,6 +80,15 @@ def check_shared(workdir: Path) -> None:
     raise InputError(
       f"{workdir} is not one folder for all processes: give a --workdir that they share"
     )
+
+
+def read_config(workdir: Path) -> dict[str, Any]:
+  """Reads the config of a run, without the keys that there are no longer."""
+  config = read_json(workdir / "config.json")
+  for (group, key), value in _GONE.items():
+    if config.get(group, {}).get(key) == value:
+      del config[group][key]
+  return config
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -96,10 +96,8 @@ def test_the_fold_follows_from_the_seed_unless_given(folder):
   assert test_split("seed=15") != test_split("seed=16")
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_predictions_are_in_the_order_of_the_graphs(run, packed):
+def test_predictions_are_in_the_order_of_the_graphs(run):
   loaded = load_run(run[0])
-  loaded.config.batches.packed = packed
   random = np.random.default_rng(0)
   kinds, sizes = random.integers(0, 2, 30), random.integers(3, 20, 30)
   rings = [

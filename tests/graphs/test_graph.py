@@ -31,26 +31,19 @@ def as_lists(graph: Graph):
 def unbatched(batch) -> list:
   """Recovers the graphs of a batch from its rows."""
   found = []
-  for row in range(len(batch.nodes)):
-    for number in range(batch.query.shape[1]):
-      nodes = np.flatnonzero(batch.segment_ids[row] == number)
-      if not len(nodes):
-        assert (batch.query[row, number] == -1).all()
-        continue
-      edges = np.isin(batch.senders[row], nodes)
-      found.append(
-        Graph(
-          batch.nodes[row, nodes],
-          batch.senders[row, edges] - nodes[0],
-          batch.receivers[row, edges] - nodes[0],
-          batch.labels[row, edges],
-          batch.node_features[row, nodes],
-          batch.edge_features[row, edges],
-          batch.target[row, number],
-          batch.query[row, number] - nodes[0],
-        )
+  for row, ids in enumerate(batch.segment_ids):
+    nodes, edges = ids == 0, batch.senders[row] >= 0
+    if not nodes.any():
+      assert (batch.query[row] == -1).all()
+      continue
+    assert (batch.nodes[row, ~nodes] == -1).all()
+    found.append(
+      Graph(
+        *(batch.nodes[row, nodes], batch.senders[row, edges], batch.receivers[row, edges]),
+        *(batch.labels[row, edges], batch.node_features[row, nodes]),
+        *(batch.edge_features[row, edges], batch.target[row, 0], batch.query[row, 0]),
       )
-    assert (batch.nodes[row, batch.segment_ids[row] == -1] == -1).all()
+    )
   return [as_lists(graph) for graph in found]
 
 
@@ -58,32 +51,22 @@ some_sizes = st.lists(st.integers(1, 9), min_size=1, max_size=30).filter(lambda 
 
 
 @settings(max_examples=30)
-@given(some_sizes, st.one_of(st.none(), st.integers(-1, 2**64)), st.booleans())
-def test_every_graph_occurs_once_per_epoch_in_few_shapes(sizes, seed, packed):
+@given(some_sizes, st.one_of(st.none(), st.integers(-1, 2**64)))
+def test_every_graph_occurs_once_per_epoch_in_few_shapes(sizes, seed):
   graphs = [graph(size, number) for number, size in enumerate(sizes)]
-  batches = GraphBatches(
-    graphs, boundaries=BOUNDARIES, budget=16, multiple_of=2, packed=packed, seed=seed
-  )
+  batches = GraphBatches(graphs, boundaries=BOUNDARIES, budget=16, multiple_of=2, seed=seed)
   small = [as_lists(graph) for graph in graphs if len(graph.nodes) <= 8]
   for epoch in range(2):
     steps = range(epoch * batches.num_per_epoch, (epoch + 1) * batches.num_per_epoch)
     epochs = [batches[step] for step in steps]
     assert sorted(x for batch in epochs for x in unbatched(batch)) == sorted(small)
-    shapes = {(*x.nodes.shape, x.senders.shape[1], x.query.shape[1]) for x in epochs}
+    shapes = {(*x.nodes.shape, x.senders.shape[1]) for x in epochs}
     assert shapes == {*batches.shapes}
     assert all(rows % 2 == 0 for rows, *_ in batches.shapes)
     for step, batch in zip(steps, epochs, strict=True):
       wanted = [as_lists(graphs[number]) for number in batches.order(step)]
       assert unbatched(batch) == wanted
   assert batches.dropped == len(graphs) - len(small)
-
-
-def test_packing_needs_fewer_cells():
-  graphs = [graph(1 + number % 8, number) for number in range(40)]
-  options = dict(boundaries=(8,), budget=16, seed=0)
-  packed = GraphBatches(graphs, packed=True, **options)
-  assert packed.padding < 0.1 < 0.4 < GraphBatches(graphs, **options).padding
-  assert str(packed).startswith("shapes 2x8, batches per epoch: 12, dropped (above 8): 0, ")
 
 
 @pytest.mark.parametrize("wrong", [dict(target=[1]), dict(node_features=[[1.0]]), dict(nodes=[])])

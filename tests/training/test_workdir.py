@@ -16,9 +16,11 @@ CONFIG = dict(
   seed=0,
   model=dict(width=512, rate=0.1, layers=(1, 2), name="Käse", younger=0),
   training=dict(num_steps=100, save_every=10, warmup_steps=4),
+  batches=dict(tokens=8),
   decoding=dict(beam_size=4),
 )
 OLD = CONFIG | dict(model={k: x for k, x in CONFIG["model"].items() if k != "younger"})
+OLD["batches"] = dict(tokens=8, packed=False)  # a key that there is no longer
 DEFAULTS = {"model.younger": 0, "seed": 5}
 
 
