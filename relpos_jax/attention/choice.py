@@ -30,7 +30,6 @@ class Implementation(NamedTuple):
   unsupported: Callable[[Inputs], str | None] = lambda inputs: None  # why, or None if it can
   device: str | None = None  # the only platform it compiles for; elsewhere it is interpreted
   timed: str = ""  # where, of a kernel
-  held: Callable[[Inputs], str | None] = lambda inputs: None  # large arrays that it makes, if any
 
 
 def _kernel(name: str, device: str, timed: str) -> Implementation:
@@ -40,8 +39,7 @@ def _kernel(name: str, device: str, timed: str) -> Implementation:
     module = f"relpos_jax.attention.{name}"
     return lambda inputs: getattr(importlib.import_module(module), function)(inputs)
 
-  held = dict(held=of_module("held")) if device == "gpu" else {}
-  return Implementation(of_module("attention"), of_module("unsupported"), device, timed, **held)
+  return Implementation(of_module("attention"), of_module("unsupported"), device, timed)
 
 
 # The names that `implementation=` takes.
@@ -228,7 +226,7 @@ def explain(*arrays, implementation: str | None = None, **options) -> Explanatio
   (inputs,) = found
   chosen, reason, _ = choose(inputs, implementation)
   reasons = {chosen: f"chosen, {reason}"}
-  for name, (_, unsupported, device, timed, held) in IMPLEMENTATIONS.items():
+  for name, (_, unsupported, device, timed) in IMPLEMENTATIONS.items():
     if reason := name != chosen and unsupported(inputs):
       reasons[name] = reason
       continue
@@ -238,6 +236,4 @@ def explain(*arrays, implementation: str | None = None, **options) -> Explanatio
       able = f"can do it if implementation= names it: it was timed {timed}"
     reasons[name] = reasons.get(name, able)
     reasons[name] += "" if is_compiled else f"; interpreted, and slow: no {device.upper()}"
-    if large := held(inputs):
-      reasons[name] += f"; {large}"
   return Explanation(chosen, reasons)

@@ -5,7 +5,6 @@ around the kernels of `pallas_gpu_kernels`.
 """
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,6 @@ from relpos_jax.attention.band import KernelPlan
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.pallas_gpu_kernels import AXES, backward, forward
 from relpos_jax.attention.partitioned import Arrays, over_devices, target_platform
-from relpos_jax.attention.relations import DistanceBias
 from relpos_jax.typing import Array, Float
 
 _MIN_TILE = 16  # the smallest side of a product on the tensor cores
@@ -30,19 +28,6 @@ def unsupported(inputs: Inputs) -> str | None:
   if target_platform() == "gpu" and inputs.query.dtype == jnp.float64:
     return "query is float64; on a GPU it needs float32 or narrower"
   return band.unsupported_by_kernels(inputs)
-
-
-def held(inputs: Inputs) -> str | None:
-  """Returns the memory that the band's arrays take; None without relations."""
-  if not inputs.relations:
-    return None
-  low, high = band.kernel_limits(inputs)
-  batch, length, heads, _ = inputs.query.shape
-  shape = batch, heads, length, high - low + 1
-  size = math.prod(shape) * max(4, inputs.query.dtype.itemsize)
-  is_bias = all(isinstance(x, DistanceBias) for x in inputs.relations)
-  when = "the backward pass" if is_bias else "each pass"
-  return f"{when} holds arrays of {shape} = {size / 2**20:,.1f} MiB for the band"
 
 
 def attention(
