@@ -131,7 +131,7 @@ def loaded(*words: str, status: int) -> set[str]:
   return {package(name) for name in imported}
 
 
-COMMANDS = ["train", "evaluate", "translate", "sample", "launch", "sweep", "export", "checkpoints"]
+COMMANDS = ["train", "evaluate", "translate", "sample", "launch", "sweep", "export"]
 COMMANDS += ["plan", "report", "benchmark", "benchmark attention"]
 
 
