@@ -116,10 +116,9 @@ _TRANSLATION = dict(
     # --config.data.pairs.test.NAME=FILES, or test=dict(NAME=FILES, ...) in place of test="".
     pairs=dict(train="", valid="", test=""),
   ),
-  vocabulary=dict(
+  vocabulary=dict(  # one for both languages
     kind="bpe",  # or wordpiece; words: for tokenised text
     size=32_768,
-    joint=True,  # one for both languages
   ),
   batches=dict(
     tokens=4096,  # of a batch, by the longer side of each pair, padding included

@@ -98,9 +98,9 @@ def ctranslate2_spec(run: "Run") -> Any:
       _norm(theirs.layer_norm, ours.norm)
     for layer, layer_spec in zip(ours.layers, theirs.layer, strict=True):
       _layer(layer_spec, layer)
-  source, target = (side.get_vocab() for side in run.vocabulary)
-  spec.register_source_vocabulary(sorted(source, key=source.get))
-  spec.register_target_vocabulary(sorted(target, key=target.get))
+  vocabulary = run.vocabulary.get_vocab()
+  spec.register_source_vocabulary(sorted(vocabulary, key=vocabulary.get))
+  spec.register_target_vocabulary(sorted(vocabulary, key=vocabulary.get))
   spec.validate()
   spec.optimize(quantization=None)
   return spec

@@ -51,7 +51,7 @@ def main(
   size = 1 if input == "-" and sys.stdin.isatty() else _LINES_AT_ONCE
   while chunk := list(itertools.islice(lines, size)):
     numbered = zip(run.task.normalize_lines(chunk), numbers, strict=False)
-    chunk = [_read(*pair, run.vocabulary.source, max_source_length) for pair in numbered]
+    chunk = [_read(*pair, run.vocabulary, max_source_length) for pair in numbered]
     print(*run.task.join(translate(chunk)), sep="\n", flush=True)
 
 

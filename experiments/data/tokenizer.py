@@ -12,7 +12,6 @@ vocabulary, or spell a special token, are unknown.
 import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from tokenizers import (
@@ -27,7 +26,7 @@ from tokenizers import (
 )
 
 from experiments.errors import InputError
-from experiments.files import Path, write_whole
+from experiments.files import Path
 from relpos_jax.typing import Int, Integer
 
 KINDS = ("bpe", "wordpiece", "words")
@@ -43,8 +42,7 @@ _WORDS = (
 ).replace("1,N", f"1,{_LONGEST_WORD}")
 _LINES_AT_ONCE = 16_384
 _END = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", EOS)])
-_JOINT = ("tokenizer.json",)
-_SEPARATE = ("tokenizer.source.json", "tokenizer.target.json")
+FILE = "tokenizer.json"  # of a run directory
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -95,18 +93,11 @@ class Ragged(Sequence):
     return result
 
 
-class Tokenizers(NamedTuple):
-  """The tokenizers of source and target; a joint vocabulary is one object."""
-
-  source: Tokenizer
-  target: Tokenizer
-
-
 def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
   """Learns a vocabulary, deterministically; for "words" in any order of the lines.
 
   Args:
-    lines: the text; that of both languages for a joint vocabulary.
+    lines: the text of both languages.
     kind: "bpe" (Sennrich et al. 2016: merges in the order learned), "wordpiece" (Schuster and
       Nakajima 2012, as in HF tokenizers: the same training, then longest match first) or "words"
       (the most frequent words, and of equally frequent ones the first by code points).
@@ -177,12 +168,9 @@ def encode(tokenizer: Tokenizer, lines: Iterable[str]) -> Ragged:
   return Ragged.joined(np.concatenate(values), lengths)
 
 
-def encode_pairs(tokenizers: Tokenizers, pairs: Iterable[tuple[str, str]]) -> tuple[Ragged, Ragged]:
+def encode_pairs(tokenizer: Tokenizer, pairs: Iterable[tuple[str, str]]) -> tuple[Ragged, Ragged]:
   """Returns the token ids of both sides, without the white space around lines."""
-  return tuple(
-    encode(tokenizer, (pair[side].strip() for pair in pairs))
-    for side, tokenizer in enumerate(tokenizers)
-  )
+  return tuple(encode(tokenizer, (pair[side].strip() for pair in pairs)) for side in (0, 1))
 
 
 def decode(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> str:
@@ -209,35 +197,12 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> list[str]:
   return [x if x in _SPECIAL else decode_bytes([x]).replace(" ", "▁") for x in tokens]
 
 
-def save_tokenizers(tokenizers: Tokenizers, folder: Path) -> None:
-  """Writes tokenizer.json (joint) or tokenizer.source.json and tokenizer.target.json."""
-  names = _JOINT if tokenizers.source is tokenizers.target else _SEPARATE
-  for name, tokenizer in zip(names, tokenizers, strict=False):
-    write_whole(folder / name, tokenizer.to_str())
-
-
-def tokenizer_files(folder: Path) -> list[Path]:
-  """Returns the files that `save_tokenizers` wrote, or none if one of two is missing."""
-  for names in (_JOINT, _SEPARATE):
-    if all((folder / name).exists() for name in names):
-      return [folder / name for name in names]
-  return []
-
-
-def load_tokenizers(folder: Path) -> Tokenizers:
-  """Reads the files that `save_tokenizers` wrote.
-
-  Raises InputError: a file is missing or damaged.
-  """
-  paths, tokenizers = tokenizer_files(folder), []
-  if not paths:
-    raise InputError(
-      f"no {_JOINT[0]} in {folder}: restore it, or both of {' and '.join(_SEPARATE)}, or name the "
-      "folder of a training run"
-    )
-  for path in paths:
-    try:
-      tokenizers.append(Tokenizer.from_str(path.read_bytes().decode()))
-    except Exception as error:  # the type that HF tokenizers raises
-      raise InputError(f"{path} is damaged: restore it, or train again in a new folder") from error
-  return Tokenizers(tokenizers[0], tokenizers[-1])
+def load_tokenizer(folder: Path) -> Tokenizer:
+  """Reads the tokenizer of a run directory; raises InputError if it is missing or damaged."""
+  path = folder / FILE
+  if not path.exists():
+    raise InputError(f"no {FILE} in {folder}: restore it, or name the folder of a training run")
+  try:
+    return Tokenizer.from_str(path.read_bytes().decode())
+  except Exception as error:  # the type that HF tokenizers raises
+    raise InputError(f"{path} is damaged: restore it, or train again in a new folder") from error

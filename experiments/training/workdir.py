@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from experiments.config import flatten
-from experiments.data.tokenizer import tokenizer_files
+from experiments.data.tokenizer import FILE
 from experiments.errors import InputError
 from experiments.files import Path, list_folder, write_whole
 from experiments.training import processes
@@ -25,7 +25,7 @@ MAY_CHANGE += ("training.save_every", "training.keep_checkpoints")
 MAY_CHANGE += ("training.num_samples", "training.max_skipped")
 
 # Keys that there are no longer, and the value that all models have now.
-_GONE = {("batches", "packed"): False}
+_GONE = {("batches", "packed"): False, ("vocabulary", "joint"): True}
 
 _DIGESTS = "digests.json"
 _SHARED_SECONDS = 10  # until a file appears on a network file system
@@ -138,8 +138,9 @@ def write_digests(workdir: Path, digests: Mapping[str, str]) -> None:
 
 
 def _tokenizer_digest(workdir: Path) -> dict[str, str]:
-  contents = [np.frombuffer(file.read_bytes(), np.uint8) for file in tokenizer_files(workdir)]
-  return dict(tokenizer=_digest(contents)) if contents else {}
+  if not (file := workdir / FILE).exists():
+    return {}
+  return dict(tokenizer=_digest([np.frombuffer(file.read_bytes(), np.uint8)]))
 
 
 def _digest(items: Iterable[np.ndarray | str]) -> str:

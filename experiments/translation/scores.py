@@ -96,13 +96,12 @@ def draw_attention(run: Run, source: str, translation: str, path: Path):
   Weights are means over heads; those of the second panel are also means over layers. Each row of
   the second panel is the token that the decoder is about to write. Returns the path.
   """
-  sides = zip(run.vocabulary, (source.strip(), translation), strict=True)
-  source_ids, target_ids = (encode(tokenizer, [text])[0] for tokenizer, text in sides)
+  source_ids, target_ids = encode(run.vocabulary, [source.strip(), translation])
   target_input = np.concatenate([[BOS], target_ids[:-1]])
   params = own_copies(run.params)
   encoder, cross = _weights(run.graphdef, params, source_ids[None], target_input[None])
-  source_words = pieces(run.vocabulary.source, source_ids)
-  target_words = pieces(run.vocabulary.target, target_ids)
+  source_words = pieces(run.vocabulary, source_ids)
+  target_words = pieces(run.vocabulary, target_ids)
   panels = [
     Panel("self-attention, encoder layer 1", np.asarray(encoder), source_words, source_words),
     Panel("translation to source", np.asarray(cross), target_words, source_words),

@@ -1,4 +1,4 @@
-"""Translation: sentence pairs, two tokenizers, an encoder and a decoder, BLEU."""
+"""Translation: sentence pairs, a tokenizer, an encoder and a decoder, BLEU."""
 
 import functools
 import itertools
@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 from flax import nnx
+from tokenizers import Tokenizer
 
 from experiments.config import LARGEST, between, check_values
 from experiments.data import tokenizer as tok
 from experiments.data.batching import Batch, Batches, pair_lengths
 from experiments.errors import InputError
 from experiments.evaluation import bleu
-from experiments.files import Path
+from experiments.files import Path, write_whole
 from experiments.training import task as tasks
 from experiments.training.metrics import track
 from experiments.training.processes import is_first
@@ -76,11 +77,6 @@ class Translation(tasks.Task):
       raise InputError(
         f"config.data.moses would separate {mark} from its subword: set config.data.moses=False, "
         "or config.evaluation.subword_mark to nothing"
-      )
-    if self.config.model.share_embeddings and not self.config.vocabulary.joint:
-      raise InputError(
-        "config.model.share_embeddings needs one vocabulary for both languages: "
-        "set config.vocabulary.joint=True or config.model.share_embeddings=False"
       )
     tasks.check_batches(self.config, sizes)
 
@@ -157,39 +153,32 @@ class Translation(tasks.Task):
     files = data.pairs.test
     return f"{name} {files if isinstance(files, str) else files[split]}"
 
-  def learn_vocabulary(self, data: Corpus, workdir: Path) -> tok.Tokenizers:
-    """Reads the tokenizers of the run directory, or trains them.
+  def learn_vocabulary(self, data: Corpus, workdir: Path) -> Tokenizer:
+    """Reads the tokenizer of the run directory, or trains it.
 
-    One of two files, left by a killed process, does not count if there is no checkpoint.
-
-    Raises InputError: there is a checkpoint but not its tokenizers.
+    Raises InputError: there is a checkpoint but not its tokenizer.
     """
-    if tok.tokenizer_files(workdir) or any(workdir.glob("checkpoints/[0-9]*")):
-      return tok.load_tokenizers(workdir)
-    return self.learn_tokenizers(data)
+    if (workdir / tok.FILE).exists() or any(workdir.glob("checkpoints/[0-9]*")):
+      return tok.load_tokenizer(workdir)
+    return self.learn_tokenizer(data)
 
-  def learn_tokenizers(self, data: Corpus) -> tok.Tokenizers:
-    """Trains the vocabularies of `config.vocabulary` on the training split."""
-    train, vocabulary = data.splits["train"], self.config.vocabulary
-    learn = functools.partial(tok.train_tokenizer, kind=vocabulary.kind, size=vocabulary.size)
-    if vocabulary.joint:
-      joint = learn(line for pair in train for line in pair)
-      return tok.Tokenizers(joint, joint)
-    return tok.Tokenizers(*(learn(pair[side] for pair in train) for side in (0, 1)))
+  def learn_tokenizer(self, data: Corpus) -> Tokenizer:
+    """Trains the vocabulary of `config.vocabulary` on both sides of the training split."""
+    lines = (line for pair in data.splits["train"] for line in pair)
+    return tok.train_tokenizer(lines, **self.config.vocabulary)
 
-  def load_vocabulary(self, workdir: Path) -> tok.Tokenizers:
-    return tok.load_tokenizers(workdir)
+  def load_vocabulary(self, workdir: Path) -> Tokenizer:
+    return tok.load_tokenizer(workdir)
 
-  def save_vocabulary(self, vocabulary: tok.Tokenizers, workdir: Path) -> None:
-    if not tok.tokenizer_files(workdir):
-      tok.save_tokenizers(vocabulary, workdir)
+  def save_vocabulary(self, vocabulary: Tokenizer, workdir: Path) -> None:
+    if not (workdir / tok.FILE).exists():
+      write_whole(workdir / tok.FILE, vocabulary.to_str())
 
-  def mock_vocabulary(self) -> tok.Tokenizers:
-    size = self.config.vocabulary.size
-    return tok.Tokenizers(*2 * [SimpleNamespace(get_vocab_size=lambda: size)])
+  def mock_vocabulary(self) -> Any:
+    return SimpleNamespace(get_vocab_size=lambda: self.config.vocabulary.size)
 
   def make_batches(
-    self, data: Corpus, vocabulary: tok.Tokenizers, mesh: AnyMesh
+    self, data: Corpus, vocabulary: Tokenizer, mesh: AnyMesh
   ) -> tuple[Batches, Batches]:
     train, valid = (tok.encode_pairs(vocabulary, data.splits[name]) for name in ("train", "valid"))
     make = tasks.batch_maker(self.config, pair_lengths(*train), mesh)
@@ -198,9 +187,9 @@ class Translation(tasks.Task):
   def empty_batch(self, shape: tuple[int, ...]) -> Batch:
     return Batch(*2 * [np.zeros(shape, np.int32)])
 
-  def make_model(self, vocabulary: tok.Tokenizers, rngs: nnx.Rngs) -> Transformer:
-    sizes = (tokenizer.get_vocab_size() for tokenizer in vocabulary)
-    config = TransformerConfig(*sizes, **tasks.model_values(self.config))
+  def make_model(self, vocabulary: Any, rngs: nnx.Rngs) -> Transformer:
+    size = vocabulary.get_vocab_size()
+    config = TransformerConfig(size, size, **tasks.model_values(self.config))
     return Transformer(config, rngs=rngs)
 
   def loss(self, model: Transformer, batch: Batch, rngs: nnx.Rngs | None = None) -> Loss:
@@ -249,7 +238,7 @@ class Translation(tasks.Task):
         if is_first():
           print(f"{name}: {len(pairs):,} sentences to translate", file=sys.stderr)
         sources, targets = zip(*pairs, strict=True)
-        limits = tok.encode(run.vocabulary.target, targets).lengths - 1 if given else None
+        limits = tok.encode(run.vocabulary, targets).lengths - 1 if given else None
         start = time.perf_counter()
         translations = translate(sources, None, limits)
         seconds = round(time.perf_counter() - start, 1)
@@ -264,8 +253,8 @@ def _tests(data: Corpus) -> list[str]:
 
 def make_translator(run: Run, **changes) -> Translator:
   """Makes a translator on the run's devices from `config.decoding` and changes to it."""
-  sizes = [tokenizer.get_vocab_size() for tokenizer in run.vocabulary]
-  options = dict(key=f"{run.config.model.to_json(sort_keys=True)} {sizes}")
+  size = run.vocabulary.get_vocab_size()
+  options = dict(key=f"{run.config.model.to_json(sort_keys=True)} {size}")
   options |= run.config.decoding.to_dict() | changes
   del options["average_checkpoints"]
   return Translator(run.graphdef, run.params, run.vocabulary, run.mesh, **options)

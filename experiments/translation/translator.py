@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tokenizers import Tokenizer
 
-from experiments.data.tokenizer import BOS, EOS, PAD, Ragged, Tokenizers, decode, encode
+from experiments.data.tokenizer import BOS, EOS, PAD, Ragged, decode, encode
 from experiments.training.programs import kept
 from relpos_jax.attention.partitioned import target_platform
 from relpos_jax.decoding.beam import Search, begin, extend
@@ -58,7 +59,7 @@ class Translator:
     self,
     graphdef: nnx.GraphDef,
     params: PyTree,
-    tokenizers: Tokenizers,
+    tokenizer: Tokenizer,
     mesh: Mesh,
     *,
     beam_size: int = 4,
@@ -72,7 +73,7 @@ class Translator:
   ):
     mesh = Mesh(mesh.devices, mesh.axis_names)  # of automatic axes
     self.params = params
-    self.tokenizers = tokenizers
+    self.tokenizer = tokenizer
     self._num_devices, self._track, self._extra_length = mesh.size, track, extra_length
     is_cpu = target_platform() == "cpu"
     self._taking = threading.Lock()
@@ -177,13 +178,13 @@ class Translator:
     """
     params = self.params if params is None else params
     translations = [""] * len(lines)
-    sources = encode(self.tokenizers.source, [line.strip() for line in lines])
+    sources = encode(self.tokenizer, [line.strip() for line in lines])
     lengths = sources.lengths.tolist()
     limits = sources.lengths + self._extra_length if limits is None else limits
     # The longest of a batch come first, so that none is left to be searched for alone.
     filled = sorted((i for i, line in enumerate(lines) if line.strip()), key=lambda i: -lengths[i])
     for i, tokens in self._track(self._translate_all(params, sources, limits, filled), len(filled)):
-      text = decode(self.tokenizers.target, tokens)
+      text = decode(self.tokenizer, tokens)
       translations[i] = text.replace("\n", " ").replace("\r", " ")
     return translations
 

@@ -122,24 +122,10 @@ def test_the_most_frequent_words_stay_and_of_equal_ones_the_first_by_code_points
     assert tokenizer.get_vocab() == {x: i for i, x in enumerate([*tok._SPECIAL, *entries])}
 
 
-@pytest.mark.parametrize("kinds", [("bpe", "wordpiece"), ("bpe", "bpe"), ("words", "words")])
-def test_saved_tokenizers_come_back(tmp_path, kinds):
-  known = TOKENIZERS | dict(words=tok.train_tokenizer(WORDS, "words", size=100))
-  saved, joint = tok.Tokenizers(*(known[kind] for kind in kinds)), len({*kinds}) == 1
-  tok.save_tokenizers(saved, tmp_path)
-  names = ["tokenizer.json"] if joint else ["tokenizer.source.json", "tokenizer.target.json"]
-  assert sorted(path.name for path in tmp_path.iterdir()) == names
-  loaded = tok.load_tokenizers(tmp_path)
-  assert (loaded.source is loaded.target) == joint
-  assert [x.to_str() for x in loaded] == [x.to_str() for x in saved]
-  (tmp_path / names[-1]).unlink()  # one of two, as a killed process leaves it, is none
-  assert tok.tokenizer_files(tmp_path) == []
-
-
 def test_missing_and_damaged_files_are_named(tmp_path):
   with pytest.raises(InputError, match=f"no tokenizer.json in {tmp_path}: restore it"):
-    tok.load_tokenizers(tmp_path)
+    tok.load_tokenizer(tmp_path)
   for content in (b"\xff", TOKENIZERS["bpe"].to_str()[:-9].encode()):
     (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(InputError, match=r"tokenizer.json is damaged"):
-      tok.load_tokenizers(tmp_path)
+      tok.load_tokenizer(tmp_path)

@@ -37,7 +37,6 @@ def train_refused(refused, data, tmp_path):
   [
     ("data.source=wmt15", "config.data.source 'wmt15' embedded, multi30k, wmt14, pairs"),
     ("vocabulary.size=100", "vocabulary size 100 at least 260"),
-    ("vocabulary.joint=False", "share_embeddings config.vocabulary.joint=True"),
     ("model.positions=rotory", "config.model.positions 'rotory' relative, sinusoidal, both, none"),
     ("model.num_heads=3", "config.model width is 16 multiple num_heads, 3"),
     ("model.num_heads=32", "config.model width is 16 multiple num_heads, 32"),

@@ -10,7 +10,7 @@ import pytest
 
 from configs import multi30k
 from experiments import export
-from experiments.data.tokenizer import Tokenizers, decode, encode, train_tokenizer
+from experiments.data.tokenizer import decode, encode, train_tokenizer
 from experiments.run import build, parse_config
 from experiments.translation.task import make_translator
 
@@ -51,7 +51,7 @@ def test_ctranslate2_translates_as_the_model_that_was_exported(norm, tables_per_
   config.model.update(num_layers=2, width=32, num_heads=4, max_distance=3, norm=norm)
   config.model.update(tables_per_head=False, tables_per_layer=tables_per_layer)
   tokenizer = train_tokenizer([" ".join(WORDS)], "words", 60)
-  training = build(parse_config(config), Tokenizers(tokenizer, tokenizer))
+  training = build(parse_config(config), tokenizer)
   params = training.init().params
   params = jax.tree.map(lambda x: 2 * x if x.ndim > 1 else x, params)  # tables count
   run = training.run._replace(params=params)

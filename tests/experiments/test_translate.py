@@ -11,7 +11,7 @@ import pytest
 
 from configs import quickstart
 from experiments import translate as translate_command
-from experiments.data.tokenizer import decode, encode, load_tokenizers, train_tokenizer
+from experiments.data.tokenizer import decode, encode, load_tokenizer, train_tokenizer
 from experiments.run import load_run, load_task
 from experiments.training.sharding import make_mesh
 from experiments.translation.corpus import Corpus
@@ -83,7 +83,7 @@ def test_a_long_line_is_truncated_with_a_warning(call, workdir):
   warnings = [line for line in answer.err.splitlines() if "--max_source_length" in line]
   assert answer.status == 0 and len(warnings) == 1, answer.err
   assert warnings[0].startswith("line 3 has ") and "truncated to the first 12" in warnings[0]
-  tokenizer = load_tokenizers(workdir).source
+  tokenizer = load_tokenizer(workdir)
   first = decode(tokenizer, encode(tokenizer, [lines[2].strip()])[0][:12])
   short = [*lines[:2], first, lines[3]]
   wanted = call("translate", f"--workdir={workdir}", stdin="\n".join(short).encode())
@@ -132,9 +132,9 @@ def test_training_strips_lines_as_translating_does():
   pairs = [("a dog runs", "ein Hund rennt"), ("it rains", "es regnet"), ("no", "nein")] * 4
   spaced = [(f"{source}\t", f"\u3000 {target}\u3000 ") for source, target in pairs]
   task, mesh = Translation(quickstart.get_config()), make_mesh(data=1)
-  tokenizers = task.learn_tokenizers(Corpus(dict(train=pairs, valid=pairs)))
+  tokenizer = task.learn_tokenizer(Corpus(dict(train=pairs, valid=pairs)))
   both = [
-    task.make_batches(Corpus(dict(train=x, valid=x)), tokenizers, mesh) for x in (spaced, pairs)
+    task.make_batches(Corpus(dict(train=x, valid=x)), tokenizer, mesh) for x in (spaced, pairs)
   ]
   for ours, theirs in zip(*both, strict=True):
     assert ours.num_per_epoch == theirs.num_per_epoch

@@ -12,7 +12,7 @@ from flax import nnx
 
 from configs import default, multi30k
 from experiments import translate as translate_module
-from experiments.data.tokenizer import BOS, Tokenizers, encode, train_tokenizer
+from experiments.data.tokenizer import BOS, encode, train_tokenizer
 from experiments.evaluation.bleu import corpus_bleu, paper_bleu, sentence_statistics
 from experiments.training.task import Run
 from experiments.translation import scores
@@ -40,7 +40,7 @@ def run(monkeypatch) -> Run:
   task = Translation(multi30k.get_config("prepared"))
   translator = lambda *_, **__: lambda *_: SUBWORDS
   monkeypatch.setattr(translation_task, "make_translator", translator)
-  return Run(task, task.learn_tokenizers(Corpus(dict(train=PAIRS))), None, None, None)
+  return Run(task, task.learn_tokenizer(Corpus(dict(train=PAIRS))), None, None, None)
 
 
 def test_results_and_samples_are_of_words_and_attention_of_subwords(run, tmp_path, monkeypatch):
@@ -130,7 +130,7 @@ def test_panels_show_the_models_own_weights_with_the_words_they_are_of(monkeypat
     size, size, num_layers=2, width=16, num_heads=2, feed_forward=32, max_distance=2
   )
   model = randomly(lambda: Transformer(config, rngs=nnx.Rngs(0)))
-  run = Run(None, Tokenizers(tokenizer, tokenizer), None, *nnx.split(model))
+  run = Run(None, tokenizer, None, *nnx.split(model))
   monkeypatch.setattr(scores, "attention_heatmap", lambda panels, _: panels)
   own, to_source = scores.draw_attention(run, f" {source_text}\t", target_text, pathlib.Path())
   assert own.columns == own.rows == to_source.columns == ["▁ein", "▁Mann", "▁schläft", "</s>"]

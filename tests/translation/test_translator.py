@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from experiments.data.tokenizer import BOS, EOS, PAD, Tokenizers, decode, encode, train_tokenizer
+from experiments.data.tokenizer import BOS, EOS, PAD, decode, encode, train_tokenizer
 from experiments.training.sharding import make_mesh, put_parameters
 from experiments.translation import translator as translator_module
 from experiments.translation.translator import Translator
@@ -22,7 +22,6 @@ def make_lines(seed: int, lengths) -> list[str]:
 
 
 TOKENIZER = train_tokenizer(make_lines(0, [9] * 50), "bpe", size=300)
-TOKENIZERS = Tokenizers(TOKENIZER, TOKENIZER)
 ONE = make_mesh(1)
 SHORT = make_lines(1, [5, 12, 1, 13, 3, 14, 9, 2, 15, 11])  # at most 16 tokens
 (LONG,) = make_lines(2, [100])
@@ -55,7 +54,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def translator(model):
-  return Translator(*model, TOKENIZERS, ONE, **OPTIONS)
+  return Translator(*model, TOKENIZER, ONE, **OPTIONS)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +78,7 @@ def test_a_model_trained_otherwise_or_on_other_devices_translates_alike(model, t
     params = put_parameters(params, mesh)
   else:
     mesh = jax.make_mesh((2,), ("rows",), devices=jax.devices()[:2])
-  translator = Translator(graphdef, params, TOKENIZERS, mesh, **OPTIONS)
+  translator = Translator(graphdef, params, TOKENIZER, mesh, **OPTIONS)
   assert translator(SHORT) == translations
   assert translator(SHORT[:1]) == translations[:1]
 
@@ -104,26 +103,26 @@ def test_a_translation_that_needs_more_room_is_searched_for_anew(model, monkeypa
   params = jax.tree.map(jnp.copy, params)
   params["softmax"]["table"][EOS] *= 0.0
   options = dict(extra_length=60, token_budget=1024, beam_size=2)
-  found = Translator(graphdef, params, TOKENIZERS, ONE, **options)(SHORT)
+  found = Translator(graphdef, params, TOKENIZER, ONE, **options)(SHORT)
   lengths = [len(tokens) for tokens in encode(TOKENIZER, found)]
   assert max(lengths) > 50, "a batch of 32 tokens has room for 48"
   monkeypatch.setattr(translator_module, "_SHORTEST", 128)
-  assert Translator(graphdef, params, TOKENIZERS, ONE, **options)(SHORT) == found
+  assert Translator(graphdef, params, TOKENIZER, ONE, **options)(SHORT) == found
 
 
 def test_the_rule_that_ends_a_search_is_passed_on(model):
   with pytest.raises(ValueError, match="stop is 'first'"):
-    Translator(*model, TOKENIZERS, ONE, **OPTIONS, stop="first")(SHORT)
+    Translator(*model, TOKENIZER, ONE, **OPTIONS, stop="first")(SHORT)
 
 
 def test_another_process_does_not_trace(model, translations, cache, monkeypatch):
   options = dict(OPTIONS, key="mine")
-  assert Translator(*model, TOKENIZERS, ONE, **options)(SHORT) == translations
+  assert Translator(*model, TOKENIZER, ONE, **options)(SHORT) == translations
   monkeypatch.setattr(Transformer, "decode", None)
-  assert Translator(*model, TOKENIZERS, ONE, **options)(SHORT) == translations
+  assert Translator(*model, TOKENIZER, ONE, **options)(SHORT) == translations
   for change in (dict(key="other"), dict(never_ends=True), dict(stop="bound"), dict(beam_size=3)):
     with pytest.raises(TypeError):  # of what it traces
-      Translator(*model, TOKENIZERS, ONE, **options | change)(SHORT)
+      Translator(*model, TOKENIZER, ONE, **options | change)(SHORT)
 
 
 def test_other_parameters_can_take_the_place_of_the_translators(model, translator, translations):
@@ -149,7 +148,7 @@ def test_greedy_translations_are_those_without_a_cache_token_by_token_on_one_lin
   tokens = tokens[:, 1:]
 
   assert (tokens == EOS).any() and not (tokens == EOS).any(axis=1).all()
-  translator = Translator(graphdef, params, TOKENIZERS, ONE, beam_size=1, **OPTIONS)
+  translator = Translator(graphdef, params, TOKENIZER, ONE, beam_size=1, **OPTIONS)
   texts = [decode(TOKENIZER, row) for row in tokens]
   assert "\n" in "".join(texts), "which a translation of one line may not have"
   assert translator(lines) == [text.replace("\n", " ").replace("\r", " ") for text in texts]
@@ -160,7 +159,7 @@ def test_a_translation_of_given_length_is_the_greedy_one_that_ends_there(model):
 
   def found(never_ends: bool, limits) -> list[np.ndarray]:
     options = OPTIONS | dict(beam_size=1, never_ends=never_ends)
-    translator = Translator(*model, TOKENIZERS, ONE, **options)
+    translator = Translator(*model, TOKENIZER, ONE, **options)
     rows = dict(translator._translate_all(model[1], sources, limits, [*range(len(SHORT))]))
     return [rows[i][rows[i] != PAD] for i in range(len(SHORT))]
 
