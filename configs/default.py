@@ -117,7 +117,7 @@ _TRANSLATION = dict(
     pairs=dict(train="", valid="", test=""),
   ),
   vocabulary=dict(  # one for both languages
-    kind="bpe",  # or wordpiece; words: for tokenised text
+    kind="bpe",  # or words: for tokenised text
     size=32_768,
   ),
   batches=dict(

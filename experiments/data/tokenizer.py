@@ -1,6 +1,6 @@
 """Vocabularies: text to token ids and back.
 
-The subword kinds, bpe and wordpiece, work on bytes, so no text is unknown and none is lost.
+The kind "bpe" has subwords of bytes, so no text is unknown and none is lost.
 Encoding adds a space before a line and decoding removes it: a word is the same token at the start
 of a line as inside it. Tokens do not cross from letters to digits, signs or white space, so text
 that spells a special token ("</s>") becomes ordinary tokens.
@@ -29,17 +29,15 @@ from experiments.errors import InputError
 from experiments.files import Path
 from relpos_jax.typing import Int, Integer
 
-KINDS = ("bpe", "wordpiece", "words")
+KINDS = ("bpe", "words")
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 _SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 _ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
-# GPT-2's split, with accents kept with their letter and a limit to the length of words, without
-# which WordPiece takes cubic time and fails on long ones.
-_LONGEST_WORD = 64
+# GPT-2's split, with accents kept with their letter and a limit to the length of words.
 _WORDS = (
   r"'(?:s|t|re|ve|m|ll|d)(?![\p{L}\p{M}])"
   r"| ?[\p{L}\p{M}]{1,N}| ?\p{N}{1,N}| ?[^\s\p{L}\p{M}\p{N}]{1,N}|\s{1,N}(?!\S)|\s"
-).replace("1,N", f"1,{_LONGEST_WORD}")
+).replace("1,N", "1,64")
 _LINES_AT_ONCE = 16_384
 _END = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", EOS)])
 FILE = "tokenizer.json"  # of a run directory
@@ -98,9 +96,8 @@ def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
 
   Args:
     lines: the text of both languages.
-    kind: "bpe" (Sennrich et al. 2016: merges in the order learned), "wordpiece" (Schuster and
-      Nakajima 2012, as in HF tokenizers: the same training, then longest match first) or "words"
-      (the most frequent words, and of equally frequent ones the first by code points).
+    kind: "bpe" (Sennrich et al. 2016: merges in the order learned) or "words" (the most frequent
+      words, and of equally frequent ones the first by code points).
     size: the largest number of entries, with the special tokens and, for subwords, the 256 bytes.
 
   Raises InputError: the size is too small for the special tokens and the bytes.
@@ -111,15 +108,8 @@ def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
     raise InputError(f"vocabulary size {size}: choose at least {smallest}, for tokens of all bytes")
   options = dict(vocab_size=size, min_frequency=2, show_progress=False)
   options |= dict(special_tokens=_SPECIAL, initial_alphabet=_ALPHABET)
-  if kind == "bpe":
-    model, trainer = models.BPE(), trainers.BpeTrainer(**options)
-  else:
-    longest = 4 * _LONGEST_WORD + 1  # bytes of UTF-8 and the space
-    model = models.WordPiece(unk_token=_SPECIAL[UNK], max_input_chars_per_word=longest)
-    # With a prefix for continuations, training would depend on the order of a hash table.
-    trainer = trainers.WordPieceTrainer(**options, continuing_subword_prefix="")
-  learner = _pipeline(model)
-  learner.train_from_iterator(lines, trainer)
+  learner = _pipeline(models.BPE())
+  learner.train_from_iterator(lines, trainers.BpeTrainer(**options))
   # A new pipeline: the trained one would find special tokens in text.
   return _pipeline(learner.model)
 

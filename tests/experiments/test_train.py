@@ -275,7 +275,6 @@ def test_other_choices_train_too(train, data, tmp_path):
     tmp_path / "run",
     *(f"--config.data.pairs.valid={tmp_path}/valid.tsv", "--config.data.pairs.test="),
     *("--config.data.moses", "--config.data.lowercase", "--config.evaluation.tokenize=none"),
-    *("--config.vocabulary.kind=wordpiece",),
     *("--config.batches.tokens=270", "--config.training.warmup_steps=1"),
     *("--noconfig.model.share_embeddings", "--config.model.dtype=bfloat16"),
     *("--config.mesh.data=2", "--config.training.num_microbatches=2"),
