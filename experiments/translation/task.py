@@ -62,21 +62,16 @@ class Translation(tasks.Task):
 
   def check(self, sizes: Mapping[str, int]) -> None:
     check_values(self.config, _CHOICES, _NUMBERS)
-    data, mark = self.config.data, self.config.evaluation.subword_mark
+    data = self.config.data
     known = LANGUAGES[data.source][: 2 if self._is_prepared else None]
     if not re.fullmatch("|".join(known) or "[a-z]{2,3}-[a-z]{2,3}", data.languages):
       raise InputError(
         f"config.data.languages is {data.languages!r}: give source-target, "
         f"as {', '.join(known) or 'en-de'}"
       )
-    if self._is_prepared and not mark:
+    if self._is_prepared and not self.config.evaluation.subword_mark:
       raise InputError(
         "config.data.multi30k.prepared is text in subwords: set config.evaluation.subword_mark=@@"
-      )
-    if mark and data.moses:
-      raise InputError(
-        f"config.data.moses would separate {mark} from its subword: set config.data.moses=False, "
-        "or config.evaluation.subword_mark to nothing"
       )
     tasks.check_batches(self.config, sizes)
 
@@ -96,13 +91,13 @@ class Translation(tasks.Task):
       raise InputError(
         "no validation pairs: give --config.data.pairs.valid=source_file,target_file"
       )
-    mark = self.config.evaluation.subword_mark
+    corpus, mark = self.normalize(corpus), self.config.evaluation.subword_mark
     if mark and all(bleu.join_subwords(x, mark) == x for _, x in corpus.splits["train"]):
       raise InputError(
         f"config.evaluation.subword_mark is {mark!r}, but no training target's subword ends in it: "
-        "give the mark of the text, or none"
+        "give the mark of the text, or none; config.data.moses would separate it from its subword"
       )
-    return self.normalize(corpus)
+    return corpus
 
   def normalize(self, corpus: Corpus) -> Corpus:
     """Normalises pairs as in training: lists at once, other sequences item by item when read."""
