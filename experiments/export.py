@@ -14,7 +14,6 @@ another: CTranslate2 divides by length**alpha, this project by ((5 + length) / 6
 """
 
 import importlib.util
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,11 +56,7 @@ def main(workdir: Path, out: Path) -> None:
   check_exportable(task.config)
   spec = ctranslate2_spec(load_run(workdir))
   command.make_folder(out, "out")
-  try:
-    spec.save(str(out))
-  except BaseException:
-    shutil.rmtree(out)
-    raise
+  spec.save(str(out))
   print(f"wrote {out}")
 
 

@@ -1,9 +1,5 @@
 """Exported translators against this project's own translations; needs the extra export."""
 
-import errno
-import pathlib
-import types
-
 import jax
 import numpy as np
 import pytest
@@ -28,20 +24,6 @@ def test_what_cannot_be_exported_is_refused(call, workdir, tmp_path):
   call("export", f"--workdir={run}", out).assert_refused(words)
   call("export", f"--workdir={workdir}", "--out=.").assert_refused(". exists already --out")
   assert not (tmp_path / "out").exists()
-
-
-def test_an_export_that_fails_leaves_no_part_of_a_model(call, workdir, tmp_path, monkeypatch):
-  pytest.importorskip("ctranslate2")
-
-  def save(folder):
-    pathlib.Path(folder, "model.bin").write_bytes(b"half")
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-  monkeypatch.setattr(export, "check_exportable", lambda _: None)
-  monkeypatch.setattr(export, "ctranslate2_spec", lambda _: types.SimpleNamespace(save=save))
-  answer = call("export", f"--workdir={workdir}", f"--out={tmp_path}/out")
-  assert answer.status == 2 and "No space left on device" in answer.err
-  assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("norm, tables_per_layer", [("pre", True), ("post", False)])
