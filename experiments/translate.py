@@ -39,8 +39,6 @@ def main(
   from experiments.translation.corpus import read_lines
   from experiments.translation.task import make_translator
 
-  if sys.stdout is None or (input == "-" and sys.stdin is None):
-    raise InputError("stdin or stdout is closed: give both, such as < lines.en > lines.de")
   lines = _stdin_lines() if input == "-" else iter(read_lines(pathlib.Path(input)))
   run = load_run(workdir, "translation", average_checkpoints)
   changes = dict(beam_size=beam_size) if beam_size else {}
