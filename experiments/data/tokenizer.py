@@ -9,6 +9,7 @@ The kind "words" is for text in tokens separated by white space. Those that are 
 vocabulary, or spell a special token, are unknown.
 """
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
@@ -126,14 +127,9 @@ def _pipeline(model: models.Model) -> Tokenizer:
 
 
 def _train_words(lines: Iterable[str], size: int) -> Tokenizer:
-  counter = Tokenizer(models.WordLevel())
-  counter.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-  # Trained without special tokens, because one that occurs as a word would lose its id.
-  trainer = trainers.WordLevelTrainer(vocab_size=size, show_progress=False)
-  counter.train_from_iterator(lines, trainer)
-  ids = counter.get_vocab()
-  entries = [*_SPECIAL, *(word for word in sorted(ids, key=ids.get) if word not in _SPECIAL)]
-  vocabulary = {entry: i for i, entry in enumerate(entries[:size])}
+  counts = collections.Counter(word for line in lines for word in line.split())
+  words = sorted(counts.keys() - {*_SPECIAL}, key=lambda word: (-counts[word], word))
+  vocabulary = {entry: i for i, entry in enumerate([*_SPECIAL, *words][:size])}
   tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=_SPECIAL[UNK]))
   special = Regex(rf"(?<!\S)(?:{'|'.join(_SPECIAL)})(?!\S)")
   tokenizer.normalizer = normalizers.Replace(special, _SPECIAL[UNK])
