@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -55,21 +54,19 @@ class Upstream(NamedTuple):
     return content
 
   def _copy(self, file: pathlib.Path) -> bytes:
-    name, read = file.name, pathlib.Path.read_bytes
-    if os.path.exists(packed := file.with_name(f"{name}.gz")):
-      file, read = packed, read_content
+    packed = file.with_name(f"{file.name}.gz")
     try:
-      content = read(file)
+      content = read_content(packed) if packed.exists() else file.read_bytes()
     except OSError as error:
       raise InputError(
         f"cannot read {file}: {error.strerror}; path must be a folder with files of {self.where}, "
         "or empty to download them"
       ) from None
-    if (found := _sha256(content)) != self.files[name]:
+    found, wanted = _sha256(content), self.files[file.name]
+    if found != wanted:
       raise InputError(
-        f"wrong file {file}: its sha256 is {found[:12]}..., upstream's is "
-        f"{self.files[name][:12]}...; copy it again from {self.where}, or leave path empty to "
-        "download it"
+        f"wrong file {file}: its sha256 is {found[:12]}..., upstream's is {wanted[:12]}...; copy "
+        f"it again from {self.where}, or leave path empty to download it"
       )
     return content
 
