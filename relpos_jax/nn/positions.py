@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from relpos_jax.attention.relations import Relations, RelativePositions, tables
+from relpos_jax.attention.relations import Relations, RelativePositions
 from relpos_jax.typing import Array, ArrayLike, Float, Int
 
 
@@ -108,23 +108,6 @@ class RelativePositionTables(Positions):
     self.key = nnx.Param(table_init(rngs.params(), shape, param_dtype)) if keys else None
     self.value = nnx.Param(table_init(rngs.params(), shape, param_dtype)) if values else None
     self.left, self.beyond, self.dtype = left, beyond, dtype
-
-  @classmethod
-  def from_relations(
-    cls,
-    relations: RelativePositions,
-    dtype: DTypeLike = jnp.float32,
-    param_dtype: DTypeLike = jnp.float32,
-  ) -> "RelativePositionTables":
-    """Returns tables to be trained that start as those of `relations`, of any length."""
-    if not isinstance(relations, RelativePositions) or not tables(relations):
-      raise ValueError(f"relations is {relations!r:.60}; want RelativePositions with a table")
-    given, reach = tables(relations), relations.reach
-    options = dict(keys="key" in given, values="value" in given, beyond=relations.beyond)
-    made = cls(reach[1], 1, left=relations.left, **options, dtype=dtype, rngs=nnx.Rngs(0))
-    for name, table in given.items():
-      setattr(made, name, nnx.Param(jnp.asarray(table, param_dtype)))
-    return made
 
   def __call__(self) -> RelativePositions:
     """Returns the relation of these tables, in the compute dtype."""

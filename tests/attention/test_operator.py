@@ -125,9 +125,6 @@ WRONG = {
 }
 
 
-MADE_OF = DistanceBias(TABLE[:, 0]), RelativePositions(None, None)
-MAKE = RelativePositionTables.from_relations
-WRONG_CALLS |= {f"relations is {x!r:.60}; want": functools.partial(MAKE, x) for x in MADE_OF}
 WRONG_CALLS |= {name: functools.partial(call, **options) for name, options in WRONG.items()}
 
 

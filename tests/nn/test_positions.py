@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.nn.positions import RelativePositionTables, sinusoids
 
 
@@ -35,32 +34,6 @@ def test_asymmetric_tables_of_any_start_dtype_and_names():
   assert tables.key.dtype == jnp.bfloat16 and "heads" in tables.key.get_metadata("out_sharding")
   relations = tables()
   assert relations.reach == (7, 0) and relations.key.shape == (8, 2, 4) and not relations.key.any()
-
-
-@pytest.mark.parametrize(
-  "options",
-  [
-    dict(),
-    dict(left=0, num_heads=2, beyond="zero"),
-    dict(values=False, param_dtype=jnp.bfloat16),
-    dict(keys=False, left=5),
-  ],
-  ids=str,
-)
-def test_tables_of_relations_are_those_of_the_tables_they_are_from(options):
-  tables = RelativePositionTables(3, 4, rngs=nnx.Rngs(1), **options)
-  saved = nnx.to_pure_dict(nnx.state(tables))
-  given = dict(key=None, value=None) | saved
-  relations = RelativePositions(**given, beyond=tables.beyond, left=tables.left)
-  again = RelativePositionTables.from_relations(relations)
-  assert nnx.graphdef(again) == nnx.graphdef(tables)
-  jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(nnx.state(again)), saved)
-
-
-def test_pretrained_tables_in_half_precision_are_trained_in_float32():
-  loaded = RelativePositions(np.ones((5, 4), np.float16), None)
-  table = RelativePositionTables.from_relations(loaded).key[...]
-  assert isinstance(table, jax.Array) and table.dtype == jnp.float32
 
 
 def tensor2tensor_signal(length: int, channels: int) -> np.ndarray:
