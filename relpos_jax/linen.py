@@ -5,7 +5,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
@@ -21,8 +20,7 @@ __all__ = ["RelativeAttention", "RelativePositionTables"]
 class RelativePositionTables(nn.Module):
   """Owns the trained vectors w^K and w^V: see `relpos_jax.nn.RelativePositionTables`.
 
-  Calling it with the width of a row, H, returns the relation of its tables. With
-  `max_distance=None`, the tables that `apply` is given decide their number of rows and heads.
+  Calling it with the width of a row, H, returns the relation of its tables.
 
   >>> import jax
   >>> relations, _ = RelativePositionTables(16, num_heads=8).init_with_output(jax.random.key(0), 64)
@@ -30,7 +28,7 @@ class RelativePositionTables(nn.Module):
   (33, 8, 64)
   """
 
-  max_distance: int | None
+  max_distance: int
   num_heads: int | None = None
   keys: bool = True
   values: bool = True
@@ -41,13 +39,7 @@ class RelativePositionTables(nn.Module):
 
   @nn.compact
   def __call__(self, head_width: int) -> RelativePositions:
-    if self.max_distance is None:
-      given = jax.tree.leaves(nn.meta.unbox(self.variables.get("params", {})))
-      if not given:
-        raise ValueError("max_distance is None and apply is given no tables: want a number")
-      shape = jnp.shape(given[0])
-    else:
-      shape = table_shape(self.max_distance, self.left, self.num_heads, head_width)
+    shape = table_shape(self.max_distance, self.left, self.num_heads, head_width)
     names = ["key"] * self.keys + ["value"] * self.values
     new = {name: self.param(name, self.table_init, shape, self.param_dtype) for name in names}
     return RelativePositions(new.get("key"), new.get("value"), beyond=self.beyond, left=self.left)
@@ -66,8 +58,7 @@ class RelativeAttention(nn.Module):
   `self_attention`. The einsums must be None.
 
   Attributes:
-    max_distance: k, the distance at which positions are clipped. None takes it from the tables that
-      `apply` is given; with `positions` it must be None.
+    max_distance: k, the distance at which positions are clipped; None with `positions`.
     num_heads, keys, values, beyond, left, param_dtype, table_init: as of
       `relpos_jax.nn.RelativePositionTables`.
     query_positions: integers `[B, T]` or `[T]`; by default 0, 1, 2, ..., or that of the cache.

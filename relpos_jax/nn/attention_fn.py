@@ -1,6 +1,5 @@
 """Relative positions in your own model: an `attention_fn` for Flax's attention layers."""
 
-import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -21,9 +20,8 @@ class RelativeAttention(nnx.Module):
 
   It owns the tables, parameters `attention_fn/tables/key` and `attention_fn/tables/value` of the
   layer it is given to. Layers given the same object share its tables. `positions=`, instead of
-  `max_distance` and `head_width`, takes existing tables, such as pretrained tables of any length,
-  `RelativePositionTables.from_relations(RelativePositions(key, value))`, or other positions, such
-  as `T5Positions(num_heads, rngs=rngs)`.
+  `max_distance` and `head_width`, takes existing tables, whose `key` and `value` may be set to
+  pretrained ones, or other positions, such as `T5Positions(num_heads, rngs=rngs)`.
 
   To decode with flax's cache, set `self_attention=True`: flax passes one query without its
   position. Or give the position: as `input_positions` to the layer (flax 0.12.12), or by
@@ -184,7 +182,9 @@ def attend_as_flax(
     options["query_offset"] = queries[..., 0]  # supported by more implementations
   else:
     options["query_positions"] = queries
-  with _precision_context(precision):
+  name = getattr(precision, "name", precision)  # of a `jax.lax.Precision`; or the name itself
+  precision = name.lower() if name else jax.config.jax_default_matmul_precision
+  with jax.default_matmul_precision(precision):
     names = "query_positions", "key_positions", "query_offset"
     options |= dict(query=q, key=k) | arguments(q, k, *map(options.get, names))
     if module is not None:
@@ -192,18 +192,6 @@ def attend_as_flax(
     if not deterministic:
       options |= dict(dropout_rate=dropout_rate, dropout_key=dropout_rng)
     return dot_product_attention(value=v, **options, implementation=hook.implementation)
-
-
-def _precision_context(precision: Any) -> Any:
-  """Returns the context of a name, a `jax.lax.Precision` or preset, or a pair of equal ones."""
-  if precision is None:
-    return contextlib.nullcontext()
-  if isinstance(precision, tuple):
-    if len(set(precision)) > 1:
-      raise ValueError(f"precision is {precision}; RelativeAttention wants one for both operands")
-    precision = precision[0]
-  name = getattr(precision, "name", str(precision))
-  return jax.default_matmul_precision(name if "_" in name else name.lower())
 
 
 def _positions(name: str, x: ArrayLike | None, batch: list[int]) -> Array | None:
