@@ -145,9 +145,13 @@ class Translation(tasks.Task):
     return f"{name} {files if isinstance(files, str) else files[split]}"
 
   def learn_vocabulary(self, data: Corpus, workdir: Path) -> Tokenizer:
-    """Reads the tokenizer of the run directory, or trains it."""
-    is_there = (workdir / tok.FILE).exists()
-    return tok.load_tokenizer(workdir) if is_there else self.learn_tokenizer(data)
+    """Reads the tokenizer of the run directory, or trains it.
+
+    Raises InputError: there is a checkpoint but not its tokenizer.
+    """
+    if (workdir / tok.FILE).exists() or any(workdir.glob("checkpoints/[0-9]*")):
+      return tok.load_tokenizer(workdir)
+    return self.learn_tokenizer(data)
 
   def learn_tokenizer(self, data: Corpus) -> Tokenizer:
     """Trains the vocabulary of `config.vocabulary` on both sides of the training split."""
