@@ -43,7 +43,8 @@ class Graph(NamedTuple):
   ) -> "Graph":
     """Builds a graph from rows of (sender, receiver, label) and of features.
 
-    Edges with equal rows and equal features become one edge.
+    Edges with equal rows and equal features become one edge. Raises ValueError for shapes that do
+    not fit the nodes.
     """
     nodes, edges = np.asarray(nodes, np.int32), np.asarray(edges, np.int32).reshape(-1, 3)
 
@@ -51,14 +52,18 @@ class Graph(NamedTuple):
       return np.asarray(np.empty((rows, 0)) if x is None else x, np.float32)
 
     edge_features = floats(edge_features, len(edges))
+    node_features, target = floats(node_features, len(nodes)), np.asarray(target, np.int32)
+    if not len(nodes) or len(node_features) != len(nodes) or target.shape:
+      shapes = f"node_features {node_features.shape} and target {target.shape}"
+      raise ValueError(f"{len(nodes)} nodes with {shapes}; want a row for each and one target")
     rows = np.column_stack([edges, edge_features])
     first = np.sort(np.unique(rows, axis=0, return_index=True)[1])
     return cls(
       nodes,
       *edges[first].T,
-      node_features=floats(node_features, len(nodes)),
+      node_features=node_features,
       edge_features=edge_features[first],
-      target=np.asarray(target, np.int32),
+      target=target,
       query=np.asarray(query, np.int32),
     )
 
