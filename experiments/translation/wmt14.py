@@ -40,30 +40,46 @@ def load(languages: str = "en-de") -> Corpus:
 def _prepare(config: str) -> Any:
   """Returns a TFDS builder, after downloading and preparing its data unless they are on disk.
 
-  Replaces the files of an interrupted preparation.
+  Replaces the files of an interrupted preparation. If several processes prepare the same data,
+  those of the first are kept.
   """
   import requests
   import tensorflow_datasets as tfds
   from tensorflow_datasets.core.constants import get_default_data_dir
 
+  def make() -> tfds.core.DatasetBuilder:
+    # The class, because tfds.builder does not find it by name without TensorFlow.
+    return tfds.translate.Wmt14Translate(config=config, data_dir=data_dir)
+
   data_dir = get_default_data_dir()
-  # The class, because tfds.builder does not find it by name without TensorFlow.
-  builder = tfds.translate.Wmt14Translate(config=config, data_dir=data_dir)
+  builder = make()
+  remedy = f"set TFDS_DATA_DIR to a folder with {builder.name} prepared as array_record"
   # TFDS logs a warning if the folder is missing.
   if builder.data_path.exists() and builder.is_prepared():
     return builder
-  remedy = f"set TFDS_DATA_DIR to a folder with {builder.name} prepared as array_record"
   if importlib.util.find_spec("tensorflow") is None:
     raise InputError(
       f"{builder.name} is not in {data_dir}; preparing it needs TensorFlow: "
       f"pip install -e '.[wmt14]', or {remedy}"
     )
-  # By default, TFDS takes a folder without metadata for prepared data.
-  mode = tfds.GenerateMode.REUSE_CACHE_IF_EXISTS
-  options = tfds.download.DownloadConfig(try_download_gcs=False, download_mode=mode)
   try:
     requests.head(_URL, timeout=20)  # TFDS retries for minutes
+  except requests.RequestException as error:
+    reason = f"no answer ({type(error).__name__})"
+    raise InputError(f"cannot download {_URL}: {reason}; {remedy}") from None
+  # TFDS takes a folder without metadata for prepared data.
+  is_partial, mode = builder.data_path.exists(), tfds.GenerateMode
+  options = tfds.download.DownloadConfig(
+    try_download_gcs=False,
+    download_mode=mode.REUSE_CACHE_IF_EXISTS if is_partial else mode.REUSE_DATASET_IF_EXISTS,
+  )
+  try:
     builder.download_and_prepare(download_config=options, file_format="array_record")
-  except OSError as error:  # no network, or no room
-    raise InputError(f"cannot prepare {builder.name} in {data_dir}: {error}; {remedy}") from error
+  except Exception as error:  # TFDS has many kinds
+    if (again := make()).is_prepared():
+      return again
+    if isinstance(error, OSError) and not isinstance(error, requests.RequestException):
+      remedy = "set TFDS_DATA_DIR to a folder with room that you may write to"
+    reason = str(error).partition("\n")[0].removesuffix(":")
+    raise InputError(f"cannot prepare {builder.name} in {data_dir}: {reason}; {remedy}") from error
   return builder

@@ -61,10 +61,11 @@ def test_no_tensorflow_names_the_extra_and_the_other_way(monkeypatch, data_dir):
 
 
 @pytest.mark.usefixtures("tensorflow")
-def test_no_network_is_one_line(monkeypatch):
-  def fail(url, timeout):
-    raise requests.ConnectionError("no route")
+def test_what_cannot_be_downloaded_is_one_line(monkeypatch):
+  def fail(self, dl_manager):
+    raise tfds.download.download_manager.NonMatchingChecksumError("X, has wrong checksum:\n* Got")
 
-  monkeypatch.setattr(requests, "head", fail)
+  monkeypatch.setattr(tfds.translate.Wmt14Translate, "_split_generators", fail)
   message = refusal(wmt14.load)
-  assert message.startswith("cannot prepare wmt14_translate in ") and "no route; set" in message
+  assert message.startswith("cannot prepare wmt14_translate in ")
+  assert "X, has wrong checksum; set TFDS_DATA_DIR" in message
