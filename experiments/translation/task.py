@@ -100,14 +100,18 @@ class Translation(tasks.Task):
     return corpus
 
   def normalize(self, corpus: Corpus) -> Corpus:
-    """Normalises pairs as in training, into memory."""
+    """Normalises pairs as in training: lists at once, other sequences item by item when read."""
     if not (self.config.data.moses or self.config.data.lowercase):
       return corpus
 
     def normalize(pair: tuple[str, str]) -> tuple[str, ...]:
       return tuple(self.normalize_lines([line], side)[0] for side, line in enumerate(pair))
 
-    return corpus._replace(splits={name: [*map(normalize, x)] for name, x in corpus.splits.items()})
+    splits = {
+      split: list(map(normalize, x)) if isinstance(x, list) else corpora.LazyPairs(x, normalize)
+      for split, x in corpus.splits.items()
+    }
+    return corpus._replace(splits=splits)
 
   def normalize_lines(self, lines: Sequence[str], side: int = 0) -> list[str]:
     """Normalises lines of the source language, or with side 1 of the target's, as in training."""

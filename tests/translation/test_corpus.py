@@ -99,6 +99,15 @@ def test_a_corpus_is_normalised_by_the_rules_of_each_side(how):
   assert corpus.notes == ("a note",)
 
 
+def test_a_split_on_disk_is_normalised_as_it_is_read():
+  read = set()
+  lazy = LazyPairs(range(1000), lambda number: read.add(number) or (f"A{number}.", "Ja."))
+  split = translation().normalize(Corpus({"train": lazy})).splits["train"]
+  assert len(split) == 1000
+  assert len(read) < 10  # Checking types in tests looks at some.
+  assert split[7] == ("A7 .", "Ja .")
+
+
 # Published files: `test_upstream` checks downloads.
 
 
