@@ -4,7 +4,9 @@ import contextlib
 import functools
 import pathlib
 import re
+import shutil
 import tempfile
+import time
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -195,11 +197,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     options.post_finalization_callback = self._finish
     if in_bucket(self.folder) and not is_remote:
       policy = ocp.checkpoint_managers.preservation_policy.LatestN(1)
-    options = ocp.CheckpointManagerOptions(
-      preservation_policy=policy,
-      async_options=options,
-      cleanup_tmp_directories=True,  # of saves that failed, or whose process was killed
-    )
+    options = ocp.CheckpointManagerOptions(preservation_policy=policy, async_options=options)
     return ocp.CheckpointManager(self._orbax_folder, options=options)
 
   def _finish(self) -> None:
@@ -220,13 +218,22 @@ class Checkpoints(contextlib.AbstractContextManager):
 
   @contextlib.contextmanager
   def _checking_disk(self) -> Iterator[None]:
-    """Raises InputError where the disk is full or read-only; in a bucket, for every error."""
+    """Raises InputError where the disk is full or read-only, and deletes files of the failed save.
+
+    In a bucket, raises it for every error.
+    """
     try:
       with checking_bucket(self.folder):
         yield
     except Exception as error:
       if not (refusal := write_refusal(error, f"a checkpoint in {self.folder}")):
         raise
+      for _ in range(10):  # other files of the save may still be written
+        for unfinished in (found := [*self.folder.glob("*.orbax-checkpoint-tmp*")]):
+          shutil.rmtree(unfinished, ignore_errors=True)
+        if not found:
+          break
+        time.sleep(0.1)
       raise InputError(f"{refusal}; the checkpoints there are intact") from error
 
   def _none_good(self) -> InputError:
