@@ -34,7 +34,8 @@ def main(results: pathlib.Path) -> list[pathlib.Path]:
 
   pages: dict[pathlib.Path, dict[str, str]] = {}
   for name, file in sorted(record_files(results / "runs").items()):
-    records = read_records(file)
+    if not (records := read_records(file)):
+      raise InputError(f"{file} has no record: restore or delete it")
     task = records[0]["config"].get("task", "translation")
     values = flatten(default.get_config(task))
     rows = group_rows(file, [run | dict(config=values | run["config"]) for run in records])

@@ -264,6 +264,7 @@ def pairs_of(names: Sequence[str]) -> list[tuple[str, str]]:
 def draw_block(results: Record) -> str:
   """Draws a picture next to the raw results, and returns their block of the page."""
   settings, cases, contestants = (results[key] for key in ("settings", "cases", "contestants"))
+  cases.sort(key=lambda case: case["length"])
   picture = results["path"].with_suffix(".png")
   peers = [name for name, of in contestants.items() if of["relations"] != "keys and values"]
   cost_curves(_panels(results), peers, picture)
@@ -276,8 +277,7 @@ def draw_block(results: Record) -> str:
   ]
   for title, cells in (("Time", _times), ("Temporary memory", _memory)):
     for kind in dict.fromkeys(map(_kind, cases)):
-      chosen = sorted((x for x in cases if _kind(x) == kind), key=lambda x: x["length"])
-      columns = {f"T = {case['length']:,}": cells(case) for case in chosen}
+      columns = {f"T = {case['length']:,}": cells(case) for case in cases if _kind(case) == kind}
       names = dict.fromkeys(name for of in columns.values() for name in of)
       parts += [f"### {title}, {kind}", column_table("", names, columns)]
   rows = []

@@ -40,7 +40,8 @@ class Schedule:
       for each.
     buckets: the examples of each bucket, in the order of `shapes`.
     dropped: the number of examples larger than the last boundary, which are left out.
-    padding: the fraction of padding in an epoch, over all sides.
+    padding: the fraction of padding in an epoch, over all sides; of music's rows, whose lengths
+      change, the least.
   """
 
   def __init__(

@@ -183,7 +183,8 @@ def group_rows(path: pathlib.Path, records: Sequence[Record]) -> Rows:
 
 def _shared(record: Record) -> dict[tuple, Any]:
   """Returns the values that all runs of a table, of a row, or of a seed share."""
-  budget, seed = record["budget"], record["seed"]  # seeds may be folds, with data of their own
+  budget, has_folds = record["budget"], record["config"].get("data.source") == "tu"
+  seed = record["seed"] if has_folds else None  # a seed is a fold, with data of its own
   signatures = {split: of.get("signatures", {}) for split, of in record["scores"].items()}
   return {
     ("recipe",): record.get("recipe", 1),

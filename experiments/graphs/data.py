@@ -185,7 +185,9 @@ def read_folder(folder: pathlib.Path | zipfile.Path, name: str = "") -> GraphDat
       return np.empty((number, 0), dtype)
     try:
       lines = file.read_text(encoding="ascii").splitlines()
-      numbers = np.loadtxt(lines, dtype, comments=None, delimiter=",", ndmin=2)
+      numbers = np.empty((0, columns or 1), dtype)
+      if any(lines):
+        numbers = np.loadtxt(lines, dtype, comments=None, delimiter=",", ndmin=2)
     except (OSError, ValueError) as error:
       raise InputError(f"cannot read {file}: {error}; {_WANTED}") from None
     wanted = len(numbers) if number is None else number, columns or numbers.shape[1]

@@ -7,7 +7,7 @@ single process can use all GPUs and is simpler; several can load data faster. If
 others are killed. If the command exits with status 134, 137 or 143 (aborted, killed, terminated),
 it starts again, up to --retries times; a training resumes from its last checkpoint. SIGTERM is
 passed on and ends the run, a second one at once. If the launcher itself is killed, so are its
-processes.
+processes, where Linux has setpriv.
 
 experiments/launch/ has recipes for Cloud TPU, GKE and SLURM.
 """
@@ -83,8 +83,8 @@ def _run(words: Sequence[str], processes: int, received: Sequence[int]) -> int:
     if received:
       for process in running:
         process.terminate()
-      for process in running:  # until it has saved, or a second signal comes
-        process.wait()
+      while any(p.poll() is None for p in running) and status() in (0, 143):
+        time.sleep(0.1)  # until all have saved, one fails, or a second signal comes
     return status()
   finally:
     for process in running:

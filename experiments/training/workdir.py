@@ -24,7 +24,7 @@ MAY_CHANGE += ("training.num_steps", "training.num_epochs", "training.eval_every
 MAY_CHANGE += ("training.save_every", "training.keep_checkpoints")
 MAY_CHANGE += ("training.num_samples", "training.max_skipped")
 
-# Keys that there are no longer, and the value that all models have now.
+# Removed keys, and the value that a run must have to be read; others are refused as unknown.
 _GONE = {("batches", "packed"): False, ("vocabulary", "joint"): True}
 
 _DIGESTS = "digests.json"

@@ -29,17 +29,16 @@ class Implementation(NamedTuple):
   attention: Callable[[Inputs], Array]
   unsupported: Callable[[Inputs], str | None] = lambda inputs: None  # why, or None if it can
   device: str | None = None  # the only platform it compiles for; elsewhere it is interpreted
-  timed: str = ""  # where, of a kernel
 
 
-def _kernel(name: str, device: str, timed: str) -> Implementation:
+def _kernel(name: str, device: str) -> Implementation:
   """Returns a Pallas kernel; its module is slow to import, so it is imported on first use."""
 
   def of_module(function):
     module = f"relpos_jax.attention.{name}"
     return lambda inputs: getattr(importlib.import_module(module), function)(inputs)
 
-  return Implementation(of_module("attention"), of_module("unsupported"), device, timed)
+  return Implementation(of_module("attention"), of_module("unsupported"), device)
 
 
 # The names that `implementation=` takes.
@@ -49,10 +48,8 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
   "skew": Implementation(skew.attention, skew.unsupported),
   "projected": Implementation(projected.attention),
   "chunked": Implementation(chunked.attention, chunked.unsupported),
-  "pallas_tpu": _kernel("pallas_tpu", device="tpu", timed="on no device yet"),
-  "pallas_gpu": _kernel(
-    "pallas_gpu", device="gpu", timed="on one H200, causal, in bfloat16, from 1,024 tokens on"
-  ),
+  "pallas_tpu": _kernel("pallas_tpu", device="tpu"),
+  "pallas_gpu": _kernel("pallas_gpu", device="gpu"),
 }
 
 # `implementation=` does not take this name: users can call jax.nn themselves.
@@ -98,14 +95,22 @@ def _is_long(inputs: Inputs) -> bool:
 
 
 def _is_timed_on_gpu(inputs: Inputs) -> bool:
-  """Returns whether this is a call such as those that a kernel was timed in, on one GPU."""
+  """Returns whether a call is causal self-attention from 1,024 tokens on, in bfloat16, on one H200.
+
+  So are those that were timed: with heads of 64 numbers, without relations or with 18 rows of
+  tables. Here they may be a sixteenth of the tokens, with 1 GiB for the band at most.
+  """
   if target_device().device_kind != "NVIDIA H200" or num_target_devices() > 1:
     return False
   low, high = band.kernel_limits(inputs)
-  length = inputs.key.shape[1]
-  is_alike = inputs.is_causal and inputs.query.dtype == jnp.bfloat16
-  rows = high - low + 1  # in the times 33
-  return is_alike and inputs.query.shape[1] == length >= max(1024, 16 * rows)
+  (batch, length, heads, width), rows = inputs.query.shape, high - low + 1
+  return (
+    inputs.is_causal
+    and (inputs.query.dtype, width) == (jnp.bfloat16, 64)
+    and {*map(type, inputs.relations)} <= {RelativePositions}
+    and inputs.key.shape[1] == length >= max(1024, 16 * rows)
+    and 4 * batch * heads * length * rows <= 2**30
+  )
 
 
 # The first that applies is chosen. Kernels are among them where a page in results/ shows that they
@@ -119,7 +124,7 @@ RULES: tuple[Rule, ...] = (
     # Forward and backward it takes 0.54 times as long as jax.nn without relations at 1,024 tokens,
     # and 0.40 times at 4,096; without relations 0.29 and 0.27: results/attention.md.
     "pallas_gpu",
-    "it was the fastest of all in causal training in bfloat16, on this GPU",
+    "on this GPU it is faster than jax.nn without relations and than chunked",
     _is_timed_on_gpu,
   ),
   Rule(
@@ -226,14 +231,14 @@ def explain(*arrays, implementation: str | None = None, **options) -> Explanatio
   (inputs,) = found
   chosen, reason, _ = choose(inputs, implementation)
   reasons = {chosen: f"chosen, {reason}"}
-  for name, (_, unsupported, device, timed) in IMPLEMENTATIONS.items():
+  for name, (_, unsupported, device) in IMPLEMENTATIONS.items():
     if reason := name != chosen and unsupported(inputs):
       reasons[name] = reason
       continue
     is_compiled = device in (None, target_platform())
     able = f"can do it, but {chosen} is preferred"
     if device and is_compiled:
-      able = f"can do it if implementation= names it: it was timed {timed}"
+      able = "can do it if implementation= names it: results/attention.md says where it was timed"
     reasons[name] = reasons.get(name, able)
     reasons[name] += "" if is_compiled else f"; interpreted, and slow: no {device.upper()}"
   return Explanation(chosen, reasons)

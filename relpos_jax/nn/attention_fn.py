@@ -182,8 +182,12 @@ def attend_as_flax(
     options["query_offset"] = queries[..., 0]  # supported by more implementations
   else:
     options["query_positions"] = queries
+  if isinstance(precision, tuple):
+    (precision,) = {*precision}  # one for both operands
   name = getattr(precision, "name", precision)  # of a `jax.lax.Precision`; or the name itself
-  precision = name.lower() if name else jax.config.jax_default_matmul_precision
+  if name and "_" not in name:  # presets are in capitals
+    name = name.lower()
+  precision = name or jax.config.jax_default_matmul_precision
   with jax.default_matmul_precision(precision):
     names = "query_positions", "key_positions", "query_offset"
     options |= dict(query=q, key=k) | arguments(q, k, *map(options.get, names))

@@ -250,18 +250,20 @@ def test_the_choice_follows_the_measurements_on_the_platform_of_the_mesh(
     (dict(dtype=jnp.float32), "projected"),
     (dict(length=512), "projected"),
     (dict(rows=129), "projected"),  # a band that is wide for this length
+    (dict(width=128), "projected"),
+    (dict(batch=4096, length=2048, rows=201), "chunked"),  # more than 1 GiB
     (dict(is_causal=False), "projected"),
     (dict(logits_soft_cap=9.0), "projected"),
   ],
 )
 def test_a_kernel_is_chosen_where_it_was_timed(change, wanted):
   call = dict(kind="NVIDIA H200", devices=1, length=1024, dtype=jnp.bfloat16, rows=33)
-  call |= dict(is_causal=True) | change
-  kind, devices, length, dtype, rows = (call.pop(x) for x in [*call][:5])
+  call |= dict(batch=8, width=64, is_causal=True) | change
+  kind, devices, length, dtype, rows, batch, width = (call.pop(x) for x in [*call][:7])
   chip = AbstractDevice(device_kind=kind, num_cores=None, platform="cuda")
   mesh = AbstractMesh((devices,), ("data",), (AxisType.Auto,), abstract_device=chip)
-  x = jax.ShapeDtypeStruct((8, length, 8, 64), dtype)
-  table = jax.ShapeDtypeStruct((rows, 64), dtype)
+  x = jax.ShapeDtypeStruct((batch, length, 8, width), dtype)
+  table = jax.ShapeDtypeStruct((rows, width), dtype)
   with use_abstract_mesh(mesh):
     found = explain(x, x, x, relations=RelativePositions(table, table) if rows else None, **call)
   assert found.implementation == wanted
