@@ -36,7 +36,6 @@ _PAPER = {
 _DISTINCT = dict(zip(range(2, 11), (2, 7, 36, 185, 105, 155, 135, 124, 122), strict=True))
 _GUESS = "most frequent class in training"
 _MOST_PAIRED = 8  # rows in a table of all pairs
-_MUSIC = {"nll": "a token", "without_ends": "without ends", "per_step": "a step"}
 
 
 def block_of(task: str, sweep: str, rows: Rows, folder: pathlib.Path) -> str:
@@ -89,19 +88,6 @@ def config_table(rows: Rows) -> str:
     if len({cells.get(row) for row in rows}) > 1:
       columns[key] = cells
   return tables.column_table("config", rows, columns)
-
-
-def curve_values(runs: Sequence[Record], column: int, start: float) -> dict[int, list[float]]:
-  """Returns the values of the runs by step, from `start` on, for a column of their curves.
-
-  >>> curve_values([dict(curve=[[9, 2.0], [99, None]]), dict(curve=[[9, 4.0]])], column=1, start=0)
-  {9: [2.0, 4.0]}
-  """
-  values: dict[int, list[float]] = {}
-  for point in (point for run in runs for point in run["curve"]):
-    if point[column] is not None and point[0] >= start:
-      values.setdefault(point[0], []).append(point[column])
-  return dict(sorted(values.items()))
 
 
 def _section(rows: Rows, parts: Sequence[str], facts: Mapping[str, object]) -> str:
@@ -158,7 +144,11 @@ def _draw_curves(rows: Rows, measures: list[str], picture: pathlib.Path, start: 
   """Draws the measures, columns of the curves, over updates; returns the line that shows them."""
   panels = []
   for column, measure in enumerate(measures, start=1):
-    curves = {row: curve_values(runs, column, start) for row, runs in rows.items()}
+    curves = {}
+    for row, runs in rows.items():
+      points = [(x[0], x[column]) for run in runs for x in run["curve"] if x[column] is not None]
+      steps = sorted({step for step, _ in points if step >= start})
+      curves[row] = {step: [y for x, y in points if x == step] for step in steps}
     panels.append(SpreadPanel("updates", f"validation {measure}", curves))
   spread_curves(panels, picture)
   sweep = picture.stem.removesuffix("-learning")
@@ -294,9 +284,8 @@ def _music(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   facts = {f"pieces of {split}": len(of) for split, of in first["sentences"].items()}
   facts |= {name: config[f"model.{name}"] for name in ("num_layers", "width", "num_heads")}
   columns = _seed_columns(rows)
-  for key in ((of, name) for of in first["scores"] for name in _MUSIC):
-    nats = _mean_column(rows, lambda run, key=key: run["scores"][key[0]][key[1]], 3)
-    columns[f"{key[0]}, {_MUSIC[key[1]]}"] = nats
+  for of in first["scores"]:
+    columns[f"{of}, a token"] = _mean_column(rows, lambda run, of=of: run["scores"][of]["nll"], 3)
   is_positions = sweep.partition("-")[0] == "positions"  # where `relative` is another scheme
   if config["data.source"] == "chorales" and not is_positions:
     published = {row: str(nats) for row, nats in music.PUBLISHED.items()}
