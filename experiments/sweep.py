@@ -105,10 +105,9 @@ def main(
         print(shlex.join(cell.command))
       print(f"{len(chosen) - len(waiting)} of {len(chosen)} are finished: {path}", file=sys.stderr)
       return
-    states = {cell: "finished" if cell.key in records else "waiting" for cell in chosen}
-    _train(waiting, parallel, lambda: collect_records(path, cells), states)
-  print(f"{sweep}: {_count(states)}; {path}")
+    _train(waiting, parallel, lambda: collect_records(path, cells))
   errors = [cell.file(".error.txt") for cell in waiting if cell.file(".error.txt").exists()]
+  print(f"{sweep}: {len(chosen) - len(errors)} of {len(chosen)} are finished; {path}")
   if errors:
     sys.exit("\n".join(f"failed: {file}: {file.read_text().splitlines()[-1]}" for file in errors))
 
@@ -196,20 +195,13 @@ def find_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, dict[st
   return found | own
 
 
-def _count(states: Mapping[Cell, str]) -> str:
-  counts = collections.Counter(states.values())
-  return ", ".join(f"{counts[state]} {state}" for state in sorted(counts))
-
-
-def _train(
-  waiting: Sequence[Cell], parallel: int, collect: Callable[[], Mapping], states: dict[Cell, str]
-) -> None:
+def _train(waiting: Sequence[Cell], parallel: int, collect: Callable[[], Mapping]) -> None:
   """Trains cells on this machine; collects the records whenever a training ends."""
   queue, running, start = collections.deque(waiting), {}, time.monotonic()
 
   def report(cell: Cell, state: str, note: str = "") -> None:
-    states[cell] = state
-    print(f"{cell.workdir.name}: {state} ({_count(states)}{note})", file=sys.stderr, flush=True)
+    counts = f"{len(running)} running, {len(queue)} waiting"
+    print(f"{cell.workdir.name}: {state} ({counts}{note})", file=sys.stderr, flush=True)
 
   before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
   try:

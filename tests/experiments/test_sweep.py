@@ -105,7 +105,7 @@ def test_rows_are_trained_seed_by_seed_and_finished_cells_skipped(room, swept):
   assert sorted(names(room)[3:]) == ["k-1-seed1", "k-2-seed1", "k-4-seed1"]
   assert results(room) == [*RESULTS, ("k=1", 1), ("k=2", 1), ("k=4", 1)]
   assert {one["sweep"] for one in read_records(room / "results" / "three.jsonl")} == {"three"}
-  assert f"three: 6 finished; {room}/results/three.jsonl\n" in answers[1].out
+  assert f"three: 6 of 6 are finished; {room}/results/three.jsonl\n" in answers[1].out
   assert {one["signal"] for one in calls(room)} == {signal.SIGKILL}  # sent if the sweep is killed
   cores = sorted(os.sched_getaffinity(0))
   shares = sorted(one["cores"] for one in calls(room)[3:])[::2]  # the first and the last of three
@@ -125,7 +125,7 @@ def test_one_row_is_trained_by_its_name(room, swept):
   assert answer.out.count("\n") == 1 and "0 of 1 are finished" in answer.err
   anew = "every cell has a record: give --results=FOLDER --out=FOLDER to train anew\n"
   assert swept("--only=k=4").err == anew
-  assert "three: 1 finished" in swept("--only=k=1").out
+  assert "three: 1 of 1 are finished" in swept("--only=k=1").out
   assert results(room) == [("k=1", 0), ("k=4", 0), ("k=4", 1)]  # no row's records are lost
 
 
@@ -151,7 +151,7 @@ def test_a_failed_cell_keeps_its_error_and_is_resumed(room, swept, contents):
   assert (answer.status, names(room)) == (1, CELLS)
   assert error.read_text() == "exit status 1\nloading\nstopped: step 2: loss nan\n"
   assert answer.err.splitlines()[-1] == f"failed: {error}: stopped: step 2: loss nan"
-  assert "three: 1 failed, 2 finished" in answer.out
+  assert "three: 2 of 3 are finished" in answer.out
   assert "k-1-seed0: running (1 running, 2 waiting)" in answer.err
   assert results(room) == [RESULTS[0], RESULTS[2]]
   before = contents(room)
