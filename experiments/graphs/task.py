@@ -72,10 +72,7 @@ class Graphs(tasks.Task):
     return self.load_vocabulary(workdir) if (workdir / _NAMES_FILE).exists() else data.names
 
   def load_vocabulary(self, workdir: Path) -> GraphNames:
-    path = workdir / _NAMES_FILE
-    if not path.exists():
-      raise InputError(f"no {path}: the run stopped before its first step; train it again")
-    values = read_json(path).items()
+    values = read_json(workdir / _NAMES_FILE).items()
     return GraphNames(**{k: tuple(x) if isinstance(x, list) else x for k, x in values})
 
   def save_vocabulary(self, vocabulary: GraphNames, workdir: Path) -> None:
