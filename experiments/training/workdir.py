@@ -62,7 +62,7 @@ def check_not_lost(workdir: Path, lines: Sequence[Mapping[str, Any]]) -> None:
   folder = workdir / "checkpoints"
   if not lines or list_steps(folder) or list_damaged(folder):
     return
-  if lines[-1]["step"] > read_config(workdir)["training"]["save_every"]:
+  if lines[-1]["step"] > read_json(workdir / "config.json")["training"]["save_every"]:
     raise InputError(
       f"the checkpoints in {folder} are gone, and the run has reached step {lines[-1]['step']}: "
       f"bring that folder back, or delete {workdir} to start again"

@@ -177,20 +177,17 @@ def choose(inputs: Inputs, implementation: str | None = None) -> Rule:
   if implementation not in IMPLEMENTATIONS:
     known = ", ".join(IMPLEMENTATIONS)
     raise ValueError(f"implementation is {implementation!r}; want None or one of {known}")
-  if why := _unsupported(implementation, inputs):
+  if why := IMPLEMENTATIONS[implementation].unsupported(inputs):
     raise NotImplementedError(f"implementation {implementation!r} cannot do this call: {why}")
   return Rule(implementation, reason)
 
 
-def _unsupported(name: str, inputs: Inputs) -> str | None:
-  return None if name == PLAIN else IMPLEMENTATIONS[name].unsupported(inputs)
-
-
 def _can_run(name: str, inputs: Inputs) -> bool:
   """Returns whether an implementation supports the call, compiled."""
-  if name != PLAIN and IMPLEMENTATIONS[name].device not in (None, target_platform()):
-    return False  # without importing its module
-  return not _unsupported(name, inputs)
+  if name == PLAIN:
+    return True
+  _, unsupported, device = IMPLEMENTATIONS[name]  # a kernel's module is imported where it compiles
+  return device in (None, target_platform()) and not unsupported(inputs)
 
 
 class Explanation(NamedTuple):
