@@ -97,10 +97,9 @@ def evaluate(run: "Run", data: Any, workdir: Path) -> None:
   if not found.results:
     return
   config, last = run.config, metrics[-1] if metrics else {}
-  num_steps = config.training.num_steps
-  if not num_steps:
-    batches, _ = run.task.make_batches(data, run.vocabulary, run.mesh)
-    num_steps = config.training.num_epochs * batches.num_per_epoch
+  environment = read_json(workdir / "environment.json")
+  # 0 if it is unknown: in runs of epochs by older code.
+  num_steps = environment.get("updates", config.training.num_steps)
   # A finished training ends with an evaluation.
   if last.get("step") == num_steps and "valid_loss" in last:
     if run.steps[-1] != num_steps:
@@ -110,7 +109,6 @@ def evaluate(run: "Run", data: Any, workdir: Path) -> None:
         file=sys.stderr,
       )
       return
-    environment = read_json(workdir / "environment.json")
     values = config.to_dict(), own_values(config), environment, metrics
     record = make_record(*values, found.scores, found.sentences, run.steps)
     write_whole(workdir / "record.json", to_line(record))

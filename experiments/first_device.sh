@@ -12,7 +12,7 @@
 # exit status is 0 when all are done.
 #
 # Before: pip install -e '.[test,gpu]' or '.[test,tpu]', and for PyTorch's attention a torch for the
-# GPU's CUDA. DATA is a folder with multi30k/raw and jsb; without it the corpora are downloaded.
+# GPU's CUDA. DATA is a folder with multi30k/raw, jsb and scan; without it the corpora are downloaded.
 # PARALLEL trainings share a GPU.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

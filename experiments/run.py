@@ -34,10 +34,7 @@ from experiments.training.step import (
 from experiments.training.task import Run, Task
 from experiments.training.workdir import check_unchanged, read_config
 
-_CHOICES = {
-  "training.schedule": ("paper", "inverse_sqrt"),
-  "training.prng": ("threefry2x32", "rbg", "unsafe_rbg"),
-}
+_CHOICES = {"training.schedule": ("paper", "inverse_sqrt")}
 _NUMBERS = (
   ("from 0 to 2**32 - 1", lambda x: 0 <= x < 2**32, ("seed",)),
   between(0, MOST_STEPS, "training.num_steps", "training.num_epochs"),
@@ -155,7 +152,7 @@ def build(task: Task, vocabulary: Any, mesh: sharding.AnyMesh | None = None) -> 
     return sharding.put_parameters(start(sharding.put_parameters(params, mesh)), mesh)
 
   loss = sharding.in_ring(task.loss) if config.mesh.ring else task.loss
-  options = dict(num_microbatches=config.training.num_microbatches, prng=config.training.prng)
+  options = dict(num_microbatches=config.training.num_microbatches)
   step = make_train_step(graphdef, loss, optimizer, seed=seed, schedule=rate, **options)
   shapes = sharding.shapes_on(mesh, jax.eval_shape(start, params))
   return Training(run, shapes, init, step, make_eval_step(graphdef, loss))

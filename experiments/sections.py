@@ -93,7 +93,8 @@ def config_table(rows: Rows) -> str:
 def _section(rows: Rows, parts: Sequence[str], facts: Mapping[str, object]) -> str:
   """Returns the parts of a sweep's block, what its rows differ in, and how they were run."""
   listed = [f"- {name}: {value}" for name, value in (dict(facts) | run_facts(rows)).items()]
-  return "\n\n".join([*parts, config_table(rows), "\n".join(listed)])
+  texts = [*parts, config_table(rows) if len(rows) > 1 else "", "\n".join(listed)]
+  return "\n\n".join(filter(None, texts))
 
 
 def _first(rows: Rows) -> Record:
@@ -115,7 +116,7 @@ def _seed_columns(rows: Rows) -> dict[str, dict[str, str]]:
 def _differences(
   title: str, rows: Rows, score: Callable[[Record], float], digits: int = 2, is_paired: bool = False
 ) -> str:
-  """Returns the differences between rows; those whose 95% interval excludes zero are bold.
+  """Returns the differences between rows, if there are several; significant ones (95%) are bold.
 
   If `is_paired`, the interval is that of the differences at the seeds that both rows have,
   otherwise that of the difference of two means. Runs that diverged are left out. More than 8 rows
@@ -137,7 +138,7 @@ def _differences(
 
   others = [*rows][: None if len(rows) <= _MOST_PAIRED else 1]
   columns = {b: {a: cell(a, b) for a in rows if a != b} for b in others}
-  return tables.column_table(f"{title}, row - column", rows, columns)
+  return tables.column_table(f"{title}, row - column", rows, columns) if len(rows) > 1 else ""
 
 
 def _draw_curves(rows: Rows, measures: list[str], picture: pathlib.Path, start: float = 0) -> str:

@@ -189,7 +189,8 @@ def find_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, dict[st
     record = [own.pop(cell.key, None), *here][-1]
     if not record and cell.digest in others:
       file, record = others[cell.digest]
-      print(f"{cell.workdir.name} is {record['row']!r}, seed {record['seed']}, of {file.name}")
+      note = f"{cell.workdir.name} is {record['row']!r}, seed {record['seed']}, of {file.name}"
+      print(note, file=sys.stderr)  # on stdout --dry_run has commands
     if record:
       found[cell.key] = {**record, "sweep": own_name, "row": cell.row}
   return found | own

@@ -100,7 +100,7 @@ def _train(
     is_there = any(line["step"] == start and "valid_loss" in line for line in lines)
     lacks_evaluation = processes.any_process(is_due and not is_there)
     if processes.is_first():
-      write_run_files(workdir, run.config.to_dict())
+      write_run_files(workdir, run.config.to_dict(), num_steps)
       run.task.save_vocabulary(run.vocabulary, workdir)
       write_digests(workdir, digests)
     check_shared(workdir)

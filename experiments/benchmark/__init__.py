@@ -1,1 +1,1 @@
-"""Benchmarks of attention, training steps, decoding and memory."""
+"""Benchmarks of attention and training steps."""

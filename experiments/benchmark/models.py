@@ -1,5 +1,6 @@
 """Times training steps of models with random parameters."""
 
+import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,8 +14,11 @@ from experiments import command
 from experiments.benchmark import attention, timing
 from experiments.data.tokenizer import UNK
 from experiments.errors import InputError
+from experiments.evaluation.records import digest
 from experiments.evaluation.tables import markdown_table
-from experiments.run import build, parse_config
+from experiments.files import write_whole
+from experiments.run import build, own_values, parse_config
+from experiments.training.environment import environment
 from experiments.training.sharding import make_mesh
 
 BASELINE, AGAIN = "sinusoidal", "sinusoidal (again)"
@@ -52,7 +56,12 @@ def _time_models(config, models, length: int, repetitions: int, out: str, kind: 
   results["models"] = {name: figures for name, (_, figures) in steps.items()}
   steps = {name: step for name, (step, _) in steps.items()}
   results |= dict(shape=shape, seconds=timing.time_rounds(steps, repetitions))
-  timing.publish(config, results, folder, f"{shape[0]}x{length}", block_of_steps, _PREFIXES[kind])
+  results |= dict(environment=environment(), name=config.name, digest=digest(own_values(config)))
+  print(block_of_steps(results))
+  if folder:
+    path = folder / f"{config.name}-{shape[0]}x{length}.json"
+    write_whole(path, json.dumps(results) + "\n")
+    timing.rewrite_page(folder, block_of_steps, _PREFIXES[kind])
 
 
 def make_stepper(

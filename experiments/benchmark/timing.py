@@ -9,13 +9,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
-from experiments.evaluation.records import Record, digest, hardware
+from experiments.evaluation.records import Record, hardware
 from experiments.evaluation.tables import rewrite_blocks
-from experiments.files import write_whole
-from experiments.run import own_values
-from experiments.training.environment import environment, short_commit
+from experiments.training.environment import short_commit
 
 
 def time_rounds(functions: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
@@ -62,22 +59,6 @@ def free_bytes() -> float:
   meminfo = pathlib.Path("/proc/meminfo")
   found = meminfo.exists() and re.search(r"MemAvailable:\s*(\d+) kB", meminfo.read_text())
   return 1024 * int(found[1]) if found else float("inf")
-
-
-def publish(
-  config: ConfigDict,
-  results: dict[str, Any],
-  folder: pathlib.Path | None,
-  shape: str,
-  block: Callable[[Record], str],
-  prefix: str = "",
-) -> None:
-  """Prints the block of a measurement, and with a folder writes its raw results and its page."""
-  results |= dict(environment=environment(), name=config.name, digest=digest(own_values(config)))
-  print(block(results))
-  if folder:
-    write_whole(folder / f"{config.name}-{shape}.json", json.dumps(results) + "\n")
-    rewrite_page(folder, block, prefix)
 
 
 def rewrite_page(folder: pathlib.Path, block: Callable[[Record], str], prefix: str = "") -> None:

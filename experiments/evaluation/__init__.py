@@ -1,1 +1,1 @@
-"""BLEU, pictures and reports."""
+"""Scores, records, tables and pictures."""

@@ -1,1 +1,1 @@
-"""Graphs with labelled edges: data, task, scores and report."""
+"""Graphs with labelled edges: data, task and scores."""

@@ -125,7 +125,6 @@ class GraphBatches(Schedule):
       for name in ("nodes", "node_features", "senders", "receivers", "labels", "edge_features"):
         values = getattr(graph, name)
         getattr(batch, name)[row, : len(values)] = values
-      batch.segment_ids[row, : len(graph.nodes)] = 0
       batch.query[row], batch.target[row] = graph.query, graph.target
     return batch
 
@@ -147,12 +146,11 @@ def empty_batch(shape: tuple[int, ...], widths: tuple[int, int] = (0, 0)) -> Gra
 
   return GraphBatch(
     nodes=full(nodes),
-    segment_ids=full(nodes),
     node_features=np.zeros((rows, nodes, widths[0]), np.float32),
     senders=full(edges),
     receivers=full(edges),
     labels=full(edges),
     edge_features=np.zeros((rows, edges, widths[1]), np.float32),
-    query=full(1, 2),
-    target=full(1),
+    query=full(2),
+    target=full(),
   )

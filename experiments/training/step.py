@@ -36,14 +36,13 @@ def make_train_step(
   *,
   num_microbatches: int = 1,
   seed: int = 0,
-  prng: str | None = None,
   schedule: optax.Schedule | None = None,
 ):
   """Builds the jitted `train_step(state, batch) -> (state, metrics)`, which donates the state.
 
   `loss(model, batch, rngs)` returns sums. The gradient is that of the mean over the batch's tokens,
-  for any number of microbatches. Dropout depends on the seed, the generator `prng` and the step
-  alone. Metrics: loss (nats per token), grad_norm, num_tokens, skipped, and learning_rate if the
+  for any number of microbatches. Dropout depends on the seed and the step alone.
+  Metrics: loss (nats per token), grad_norm, num_tokens, skipped, and learning_rate if the
   optimizer's `schedule` is given. If the loss or the norm is not finite, the step is skipped (1):
   its number is counted, and parameters and optimizer state do not change.
   """
@@ -52,7 +51,7 @@ def make_train_step(
     return loss(nnx.merge(graphdef, params), batch, nnx.Rngs(dropout=key))
 
   def train_step(state: TrainState, batch):
-    key = jax.random.fold_in(jax.random.key(seed, impl=prng), state.step)
+    key = jax.random.fold_in(jax.random.key(seed), state.step)
     gradient = jax.value_and_grad(summed_loss, has_aux=True)
     (total, num_tokens), grads = _sum_over_microbatches(
       gradient, state.params, batch, key, num_microbatches

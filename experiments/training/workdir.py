@@ -25,7 +25,12 @@ MAY_CHANGE += ("training.save_every", "training.keep_checkpoints")
 MAY_CHANGE += ("training.num_samples", "training.max_skipped")
 
 # Removed keys, and the value that a run must have to be read; others are refused as unknown.
-_GONE = {("batches", "packed"): False, ("vocabulary", "joint"): True}
+_GONE = {
+  ("batches", "packed"): False,
+  ("model", "layers_shared"): False,
+  ("training", "prng"): "threefry2x32",
+  ("vocabulary", "joint"): True,
+}
 
 _DIGESTS = "digests.json"
 _SHARED_SECONDS = 10  # until a file appears on a network file system
@@ -101,9 +106,10 @@ def read_json(path: Path) -> dict[str, Any]:
     ) from error
 
 
-def write_run_files(workdir: Path, config: Mapping[str, Any]) -> None:
-  """Writes config.json and environment.json at each start of a run."""
-  for name, content in (("config", config), ("environment", environment())):
+def write_run_files(workdir: Path, config: Mapping[str, Any], updates: int) -> None:
+  """Writes config.json, and environment.json with the number of updates, at each start of a run."""
+  where = environment() | dict(updates=updates)  # of epochs it depends on the mesh
+  for name, content in (("config", config), ("environment", where)):
     text = json.dumps(content, indent=2, ensure_ascii=False)
     write_whole(workdir / f"{name}.json", text + "\n")
 

@@ -1,1 +1,1 @@
-"""Translation: data, task, scores and report."""
+"""Translation: data, task and scores."""

@@ -2,10 +2,9 @@
 
 A relation with clipped distances adds a number t_i(r) to a logit of query i, by the row r of its
 pair, and only the diagonals within the table need a lookup: the *band*. The far field costs
-nothing: left of the band each logit of a query gets the same number t_i(0), right of it t_i(-1). So
-the softmax of such a part is that of plain logits, and its number is added to their maximum when
-parts are merged. It may be as low as -inf, which hides the part: a number is never subtracted from
-the logits of other parts, where float32 would lose their digits. `KeyBias` has a number by key.
+no lookup: left of the band each logit of a query gets the same number t_i(0), right of it t_i(-1).
+Such a number may be as low as -inf, which hides its side. It is never subtracted from the logits of
+other parts, where float32 would lose their digits. `KeyBias` has a number by key.
 
 Values: the weights of a query sum to one, so z_i = w_0 + sum_j p_ij v_j + sum_r P_ir w'_r, with
 P_ir the weight of query i on row r, and w'_r = w_r - w_0. (With dropout w_0 is multiplied by the

@@ -97,8 +97,8 @@ def _is_long(inputs: Inputs) -> bool:
 def _is_timed_on_gpu(inputs: Inputs) -> bool:
   """Returns whether a call is causal self-attention from 1,024 tokens on, in bfloat16, on one H200.
 
-  So are those that were timed: with heads of 64 numbers, without relations or with 18 rows of
-  tables. Here they may be a sixteenth of the tokens, with 1 GiB for the band at most.
+  Timed were heads of 64 numbers, without relations or with 18 rows of tables, at 1,024 to 4,096
+  tokens. The rule allows one row for 16 tokens, and 1 GiB for the band.
   """
   if target_device().device_kind != "NVIDIA H200" or num_target_devices() > 1:
     return False

@@ -28,15 +28,13 @@ from relpos_jax.attention.partitioned import shapes_like
 from relpos_jax.typing import Array, ArrayLike
 
 # A letter for each axis of each array, see `over_devices`: small ones are not sharded.
-#
-# A weight is exp(logit - maximum) * inverse_total: in a logsumexp float32 would lose the total
-# beside a large maximum.
 AXES = dict(key_table="Nrh", value_table="Nrh", bias_table="Nro")
 # All sequences share these, and heads may; the kernel's gradients are per sequence and head.
 TABLES = tuple(AXES)
 AXES |= {f"d_{name}": "B" + axes for name, axes in AXES.items()}
 AXES |= dict.fromkeys(("query", "d_output", "output", "d_query"), "BNht")
 AXES |= dict.fromkeys(("key", "value", "d_key", "d_value"), "BKhS")
+# A weight is exp(logit - maximum) * inverse_total: in a logsumexp float32 would lose the total.
 AXES |= dict.fromkeys(("maximum", "inverse_total", "delta"), "BNot")
 AXES |= dict(seeds="BNop", key_mask="BSo", query_segments="Bot", key_segments="BSo")
 

@@ -35,7 +35,6 @@ class GraphEncoderConfig(LayersConfig):
     sees: a node sees itself and its "neighbours", or "all" nodes of its graph.
     reverse_edges: an edge is also added backwards, with a label and kernels of its own
       ("own_label"), or not at all ("none": only the receiver sees the sender).
-    layers_shared: apply one layer `num_layers` times.
   """
 
   num_node_labels: int
@@ -47,7 +46,6 @@ class GraphEncoderConfig(LayersConfig):
   readout: Literal["mean", "sum"] = "mean"
   sees: Literal["neighbours", "all"] = "neighbours"
   reverse_edges: Literal["own_label", "none"] = "own_label"
-  layers_shared: bool = False
 
   def __post_init__(self):
     super().__post_init__()
@@ -66,76 +64,71 @@ class GraphEncoderConfig(LayersConfig):
 
 
 class GraphBatch(NamedTuple):
-  """B rows of up to G graphs, padded with -1 to T nodes and M edges; features padded with 0.
+  """B graphs, padded with -1 to T nodes and M edges; features padded with 0.
 
   Attributes:
     nodes: the label of each node.
-    segment_ids: the index, within its row, of each node's graph.
-    senders, receivers: the indices, within their row, of the source and target node of each edge.
+    senders, receivers: the indices of the source and target node of each edge.
     labels: the label of each edge; -1 for an edge without one.
     query: the two nodes of each graph's query; -1 if graphs or nodes are classified.
-    target: the class of each graph or query, [B, G]; or of each node, [B, T].
+    target: the class of each graph or query, [B]; or of each node, [B, T].
   """
 
   nodes: Int[Array, "B T"]
-  segment_ids: Int[Array, "B T"]
   node_features: Float[Array, "B T features"]
   senders: Int[Array, "B M"]
   receivers: Int[Array, "B M"]
   labels: Int[Array, "B M"]
   edge_features: Float[Array, "B M F"]
-  query: Int[Array, "B G 2"]
-  target: Int[Array, "B X"]
+  query: Int[Array, "B 2"]
+  target: Int[Array, "B *T"]
 
 
 class GraphEncoder(nnx.Module):
   """Maps graphs to logits of each graph, each node, or each graph's query.
 
-  Padding and the other graphs of a row have no effect and get no gradient. Permuting the nodes of a
-  graph permutes their logits. Dropout is applied if `rngs` are given.
+  Padding has no effect and gets no gradient. Permuting the nodes of a graph permutes their logits.
+  Dropout is applied if `rngs` are given.
 
   >>> config = GraphEncoderConfig(num_node_labels=2, num_edge_labels=4, num_classes=6, head="pair",
   ...                             num_layers=1, width=16, num_heads=2, feed_forward=16)
   >>> graphs = GraphBatch(  # one graph of three nodes and two edges, and a pair to classify
-  ...   nodes=jnp.zeros((1, 3), int), segment_ids=jnp.zeros((1, 3), int),
-  ...   node_features=jnp.zeros((1, 3, 0)), senders=jnp.array([[0, 1]]),
-  ...   receivers=jnp.array([[1, 2]]), labels=jnp.array([[3, 0]]),
-  ...   edge_features=jnp.zeros((1, 2, 0)), query=jnp.array([[[0, 2]]]), target=jnp.array([[5]]))
+  ...   nodes=jnp.zeros((1, 3), int), node_features=jnp.zeros((1, 3, 0)),
+  ...   senders=jnp.array([[0, 1]]), receivers=jnp.array([[1, 2]]), labels=jnp.array([[3, 0]]),
+  ...   edge_features=jnp.zeros((1, 2, 0)), query=jnp.array([[0, 2]]), target=jnp.array([5]))
   >>> model = nnx.jit(lambda: GraphEncoder(config, rngs=nnx.Rngs(0)))()
   >>> nnx.jit(lambda model, graphs: model(graphs))(model, graphs).shape
-  (1, 1, 6)
+  (1, 6)
   """
 
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
     self.config = config
     self.embedding = NodeEmbedding(config, rngs=rngs)
-    num_layers = 1 if config.layers_shared else config.num_layers
-    self.layers = nnx.List([Layer(config, rngs=rngs) for _ in range(num_layers)])
-    num_tables = num_layers if config.tables_per_layer else 1
+    self.layers = nnx.List([Layer(config, rngs=rngs) for _ in range(config.num_layers)])
+    num_tables = config.num_layers if config.tables_per_layer else 1
     if not (config.relative_keys or config.relative_values):
       num_tables = 0
     self.tables = nnx.List([EdgeTables(config, rngs=rngs) for _ in range(num_tables)])
     self.norm = last_norm(config, rngs)
     self.head = Head(config, rngs=rngs)
 
-  def __call__(self, graphs: GraphBatch, rngs: nnx.Rngs | None = None) -> Float[Array, "B X C"]:
-    """Returns float32 logits of G graphs or queries, or of T nodes, in every row."""
+  def __call__(self, graphs: GraphBatch, rngs: nnx.Rngs | None = None) -> Float[Array, "B *T C"]:
+    """Returns float32 logits of the graphs or queries, [B, C], or of the nodes, [B, T, C]."""
     x = self.embedding(graphs, rngs)
-    options = self._options(*complete(graphs, self.config), graphs.segment_ids)
-    for index in range(self.config.num_layers):
-      layer = self.layers[index % len(self.layers)]
+    options = self._options(*complete(graphs, self.config), is_node=graphs.nodes >= 0)
+    for index, layer in enumerate(self.layers):
       x = layer(x, rngs, **options[index % len(options)])
     return self.head(self.norm(x), graphs, rngs)
 
-  def _options(self, senders, receivers, labels, features, segment_ids) -> list[dict]:
+  def _options(self, senders, receivers, labels, features, is_node) -> list[dict]:
     """Returns the options of attention for each set of tables, or for all layers without tables."""
     if self.config.implementation == "edge_list":
       ends = dict(senders=senders, receivers=receivers)
       return [ends | tables.of_list(labels, features) for tables in self.tables] or [ends]
-    sizes = dict(num_labels=self.config.num_table_rows, num_nodes=segment_ids.shape[1])
+    sizes = dict(num_labels=self.config.num_table_rows, num_nodes=is_node.shape[1])
     features, mask = pair_features(senders, receivers, labels, features, **sizes)
     if self.config.sees == "all":
-      mask = (segment_ids[:, :, None] == segment_ids[:, None, :]) & (segment_ids >= 0)[:, None, :]
+      mask = is_node[:, :, None] & is_node[:, None]
     mask = mask[:, None]
     relations = [tables.of_pairs(features) for tables in self.tables] or [None]
     return [dict(mask=mask, relations=each) for each in relations]
@@ -160,8 +153,8 @@ class NodeEmbedding(nnx.Module):
     if self.features is not None:
       x += self.features(graphs.node_features)
     if self.places is not None:
-      is_asked = jax.nn.one_hot(graphs.query, x.shape[1], dtype=x.dtype)  # [B, G, 2, T]
-      x += jnp.einsum("BGPT,PD->BTD", is_asked, self.places.embedding[...])
+      is_asked = jax.nn.one_hot(graphs.query, x.shape[1], dtype=x.dtype)  # [B, 2, T]
+      x += jnp.einsum("BPT,PD->BTD", is_asked, self.places.embedding[...])
     return drop(x.astype(self.dtype), self.dropout_rate, rngs)
 
 
@@ -217,18 +210,17 @@ class Head(nnx.Module):
 
   def __call__(
     self, x: Array, graphs: GraphBatch, rngs: nnx.Rngs | None = None
-  ) -> Float[Array, "B X C"]:
-    """Returns float32 logits; X is G for graphs and for queries, T for nodes."""
-    rows, num_graphs, _ = graphs.query.shape
+  ) -> Float[Array, "B *T C"]:
+    """Returns float32 logits."""
     if self.kind == "pair":  # concatenate the two nodes of each query
-      indices = jnp.maximum(graphs.query, 0).reshape(rows, -1, 1)
-      x = jnp.take_along_axis(x, indices, axis=1).reshape(rows, num_graphs, -1)
+      indices = jnp.maximum(graphs.query, 0)[..., None]
+      x = jnp.take_along_axis(x, indices, axis=1).reshape(len(x), -1)
     elif self.kind == "graph":  # add up in float32 or wider; a missing graph has 0
       wide = jnp.promote_types(x.dtype, jnp.float32)
-      belongs = jax.nn.one_hot(graphs.segment_ids, num_graphs, dtype=wide)
-      sums = jnp.einsum("BTG,BTD->BGD", belongs, x.astype(wide))
+      is_node = (graphs.nodes >= 0).astype(wide)
+      sums = jnp.einsum("BT,BTD->BD", is_node, x.astype(wide))
       if self.readout == "mean":
-        sums /= jnp.maximum(belongs.sum(1), 1)[..., None]
+        sums /= jnp.maximum(is_node.sum(1), 1)[:, None]
       x = sums.astype(x.dtype)
     hidden = jax.nn.relu(self.hidden(x))
     return self.out(drop(hidden, self.dropout_rate, rngs)).astype(jnp.float32)

@@ -82,6 +82,9 @@ def test_only_a_finished_run_has_a_record(call, run_copy, num_lines, num_steps):
   config = json.loads((run_copy / "config.json").read_text("utf-8"))
   config["training"]["num_steps"] = num_steps
   (run_copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
+  environment = json.loads((run_copy / "environment.json").read_text("utf-8"))
+  updates = json.dumps(environment | dict(updates=num_steps))
+  (run_copy / "environment.json").write_text(updates, encoding="utf-8")
   lines = (run_copy / "metrics.jsonl").read_text("utf-8").splitlines(keepends=True)
   (run_copy / "metrics.jsonl").write_text("".join(lines[:num_lines]), encoding="utf-8")
   assert call("evaluate", f"--workdir={run_copy}").status == 0

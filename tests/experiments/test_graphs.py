@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -82,6 +83,19 @@ def test_a_trained_model_is_scored_again(run, call, tmp_path):
   answer = call("evaluate", f"--workdir={workdir}")
   assert (answer.status, answer.err) == (0, "")
   assert (workdir / "results.json").read_text() == before
+
+
+def test_the_updates_of_a_run_of_epochs_are_those_of_its_training(run, call, tmp_path):
+  """As where it was trained on more devices than it is scored on."""
+  shutil.copytree(run[0], tmp_path / "run")
+  path, record = tmp_path / "run" / "config.json", tmp_path / "run" / "record.json"
+  config = json.loads(path.read_text())
+  config["training"]["num_epochs"] *= 2
+  path.write_text(json.dumps(config))
+  before = json.loads(record.read_text())
+  record.write_text("")
+  assert call("evaluate", f"--workdir={tmp_path}/run").status == 0
+  assert json.loads(record.read_text())["budget"] == before["budget"]
 
 
 def test_the_fold_follows_from_the_seed_unless_given(folder):

@@ -134,9 +134,11 @@ def test_records_of_the_same_config_in_another_sweep_are_taken_and_no_others(roo
   text = CONFIG_FILE.replace('"three"', '"two"').replace("(1, 2, 4)", "(4, 8)")
   (room / "two.py").write_text(text.replace("k={k}", "clip {k}"))
   plan(room, "two.py")
+  (command,) = swept("--dry_run", file="two.py").out.splitlines()
+  assert command.endswith("clip-8-seed0")
   answer = swept(file="two.py")
   assert answer.status == 0 and names(room) == [*CELLS, "clip-8-seed0"]
-  assert "clip-4-seed0 is 'k=4', seed 0, of three.jsonl\n" in answer.out
+  assert "clip-4-seed0 is 'k=4', seed 0, of three.jsonl\n" in answer.err
   assert results(room, "two") == [("clip 4", 0), ("clip 8", 0)]
   assert [one["sweep"] for one in read_records(room / "results" / "two.jsonl")] == ["two", "two"]
   (room / "results" / "three.jsonl").unlink()

@@ -31,17 +31,16 @@ def as_lists(graph: Graph):
 def unbatched(batch) -> list:
   """Recovers the graphs of a batch from its rows."""
   found = []
-  for row, ids in enumerate(batch.segment_ids):
-    nodes, edges = ids == 0, batch.senders[row] >= 0
+  for row, labels in enumerate(batch.nodes):
+    nodes, edges = labels >= 0, batch.senders[row] >= 0
     if not nodes.any():
-      assert (batch.query[row] == -1).all()
+      assert (batch.query[row] == -1).all() and batch.target[row] == -1
       continue
-    assert (batch.nodes[row, ~nodes] == -1).all()
     found.append(
       Graph(
         *(batch.nodes[row, nodes], batch.senders[row, edges], batch.receivers[row, edges]),
         *(batch.labels[row, edges], batch.node_features[row, nodes]),
-        *(batch.edge_features[row, edges], batch.target[row, 0], batch.query[row, 0]),
+        *(batch.edge_features[row, edges], batch.target[row], batch.query[row]),
       )
     )
   return [as_lists(graph) for graph in found]

@@ -95,7 +95,7 @@ def graph_loss_on(sizes, implementation):
 @pytest.mark.parametrize("implementation", ["edge_list", None])
 @pytest.mark.parametrize("sizes", [(8, 1, 1, 1), (2, 2, 2, 1)])
 def test_a_mesh_gives_one_devices_loss_and_gradients_of_graphs(sizes, implementation):
-  assert {*graphs().segment_ids.max(1).tolist()} == {0, -1}
+  assert {*graphs().nodes.max(1).tolist()} == {1, -1}
   wanted, _ = graph_loss_on((1, 1, 1, 1), None)
   assert all(np.abs(gradient).max() > 1e-3 for gradient in jax.tree.leaves(wanted))
   found, text = graph_loss_on(sizes, implementation)
