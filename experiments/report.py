@@ -47,7 +47,7 @@ def main(results: pathlib.Path) -> list[pathlib.Path]:
   if not pages:
     raise InputError(
       f"no records in {results}/runs/*.jsonl: run a sweep first, with "
-      "python -m experiments.sweep --config=configs/table1.py"
+      f"python -m experiments.sweep --config=configs/table1.py --results={results}/runs"
     )
   for page, blocks in pages.items():
     tables.rewrite_blocks(page.with_suffix(".md"), blocks)

@@ -59,8 +59,8 @@ class Upstream(NamedTuple):
       content = read_content(packed) if packed.exists() else file.read_bytes()
     except OSError as error:
       raise InputError(
-        f"cannot read {file}: {error.strerror}; path must be a folder with files of {self.where}, "
-        "or empty to download them"
+        f"cannot read {file}: {error.strerror}; path must be a folder with {self.where}, "
+        "or empty to download it"
       ) from None
     found, wanted = _sha256(content), self.files[file.name]
     if found != wanted:
