@@ -76,7 +76,12 @@ def make_train_step(
 
 def make_eval_step(graphdef: nnx.GraphDef, loss: Callable[..., Loss]):
   """Builds `eval_step(params, batch) -> Loss`, the training loss without dropout."""
-  return jax.jit(lambda params, batch: loss(nnx.merge(graphdef, params), batch))
+
+  @jax.jit  # its name is shown while it compiles
+  def eval_step(params, batch):
+    return loss(nnx.merge(graphdef, params), batch)
+
+  return eval_step
 
 
 @contextlib.contextmanager
