@@ -12,8 +12,8 @@
 # exit status is 0 when all are done.
 #
 # Before: pip install -e '.[test,gpu]' or '.[test,tpu]', and for PyTorch's attention a torch for the
-# GPU's CUDA. DATA is a folder with multi30k/raw, jsb and scan; without it the corpora are downloaded.
-# PARALLEL trainings share a GPU.
+# GPU's CUDA. DATA is a folder with multi30k/raw, jsb and scan; without it the corpora are
+# downloaded. PARALLEL trainings share a GPU.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 toy=${TOY:-} out=results

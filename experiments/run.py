@@ -152,8 +152,8 @@ def build(task: Task, vocabulary: Any, mesh: sharding.AnyMesh | None = None) -> 
     return sharding.put_parameters(start(sharding.put_parameters(params, mesh)), mesh)
 
   loss = sharding.in_ring(task.loss) if config.mesh.ring else task.loss
-  options = dict(num_microbatches=config.training.num_microbatches)
-  step = make_train_step(graphdef, loss, optimizer, seed=seed, schedule=rate, **options)
+  num = config.training.num_microbatches
+  step = make_train_step(graphdef, loss, optimizer, num_microbatches=num, seed=seed, schedule=rate)
   shapes = sharding.shapes_on(mesh, jax.eval_shape(start, params))
   return Training(run, shapes, init, step, make_eval_step(graphdef, loss))
 

@@ -76,7 +76,7 @@ def run_facts(rows: Rows) -> dict[str, str]:
 
 
 def config_table(rows: Rows) -> str:
-  """Returns a table of the config values, except the seed, that differ between rows."""
+  """Returns a table of the config values, except the seed, that differ between rows, if any."""
 
   def shown(value: object) -> str:  # 0 and 0.0 are the same value
     return value if value and isinstance(value, str) else json.dumps(value).removesuffix(".0")
@@ -87,14 +87,13 @@ def config_table(rows: Rows) -> str:
     cells = {row: f"`{shown(config[key])}`" for row, config in configs.items() if key in config}
     if len({cells.get(row) for row in rows}) > 1:
       columns[key] = cells
-  return tables.column_table("config", rows, columns)
+  return tables.column_table("config", rows, columns) if columns else ""
 
 
 def _section(rows: Rows, parts: Sequence[str], facts: Mapping[str, object]) -> str:
   """Returns the parts of a sweep's block, what its rows differ in, and how they were run."""
   listed = [f"- {name}: {value}" for name, value in (dict(facts) | run_facts(rows)).items()]
-  texts = [*parts, config_table(rows) if len(rows) > 1 else "", "\n".join(listed)]
-  return "\n\n".join(filter(None, texts))
+  return "\n\n".join(filter(None, [*parts, config_table(rows), "\n".join(listed)]))
 
 
 def _first(rows: Rows) -> Record:

@@ -41,10 +41,10 @@ def make_train_step(
   """Builds the jitted `train_step(state, batch) -> (state, metrics)`, which donates the state.
 
   `loss(model, batch, rngs)` returns sums. The gradient is that of the mean over the batch's tokens,
-  for any number of microbatches. Dropout depends on the seed and the step alone.
-  Metrics: loss (nats per token), grad_norm, num_tokens, skipped, and learning_rate if the
-  optimizer's `schedule` is given. If the loss or the norm is not finite, the step is skipped (1):
-  its number is counted, and parameters and optimizer state do not change.
+  for any number of microbatches. Dropout depends on the seed and the step alone. Metrics: loss
+  (nats per token), grad_norm, num_tokens, skipped, and learning_rate if the optimizer's `schedule`
+  is given. If the loss or the norm is not finite, the step is skipped (1): its number is counted,
+  and parameters and optimizer state do not change.
   """
 
   def summed_loss(params, batch, key):
