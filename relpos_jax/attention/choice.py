@@ -52,6 +52,9 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
   "pallas_gpu": _kernel("pallas_gpu", device="gpu"),
 }
 
+# The names of those that are compiled for one kind of device.
+KERNELS = [name for name, implementation in IMPLEMENTATIONS.items() if implementation.device]
+
 # `implementation=` does not take this name: users can call jax.nn themselves.
 PLAIN = "jax.nn"
 

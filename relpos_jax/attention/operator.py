@@ -1,14 +1,19 @@
 """The operator: attention with any relation, by any implementation."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import masks, projected, reference
-from relpos_jax.attention.choice import IMPLEMENTATIONS, PLAIN, choose, used_rules
+from relpos_jax.attention.choice import IMPLEMENTATIONS, KERNELS, PLAIN, choose, used_rules
 from relpos_jax.attention.inputs import Inputs, gather_inputs
-from relpos_jax.attention.partitioned import FIRST_DERIVATIVES_ONLY, with_automatic_axes
+from relpos_jax.attention.partitioned import (
+  FIRST_DERIVATIVES_ONLY,
+  target_platform,
+  with_automatic_axes,
+)
 from relpos_jax.attention.relations import Relations
 from relpos_jax.typing import Array, ArrayLike, Float
 
@@ -48,6 +53,9 @@ def dot_product_attention(
   A query that sees no key gets zero output and zero gradient. B, T and S may be 0. A NaN or an
   infinity in a hidden key or value may still reach the result, as in jax.nn: zero times it is NaN.
 
+  Outside of `jax.jit`, JAX compiles a call once for its shapes and options. Another scale or offset
+  compiles nothing, except that kernels are compiled for their scale.
+
   Args:
     query: `[B, T, N, H]`. For B, here and below, there may be no axis or several: `[T, N, H]` or
       `[B, R, T, N, H]`.
@@ -72,7 +80,8 @@ def dot_product_attention(
     key_positions: integers `[B, S]` or `[S]`, `arange(S)` by default. Mask unused slots.
     query_offset: an integer or integers `[B]`, instead of positions: queries are at query_offset,
       query_offset + 1, ..., keys at 0, 1, ... Every implementation supports it, so prefer it for
-      chunked prefill, decoding with a cache, and shards of a sequence. A Python int is static.
+      chunked prefill, decoding with a cache, and shards of a sequence. Within `jax.jit` a Python
+      int is static.
     query_seq_lengths: integers `[B]`; queries past their row's length get zero, as in jax.nn.
     key_value_seq_lengths: integers `[B]`; keys past their row's length are hidden.
     local_window_size: the distance, or (left, right) distances, beyond which keys are hidden.
@@ -127,7 +136,12 @@ def dot_product_attention(
     return_residual=return_residual,
   )
   result = ("BTNH", "BTN") if return_residual else "BTNH"
-  output = with_automatic_axes(_attend, inputs.query, inputs, implementation, result=result)
+  try:
+    output = _compute(_attend, inputs, implementation, result=result)
+  except TypeError as error:
+    if "custom_vjp" not in str(error):
+      raise
+    raise NotImplementedError(FIRST_DERIVATIVES_ONLY) from error  # jax.jvp, outside of jax.jit
   batch = jnp.shape(query)[:-3]
   return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), output)
 
@@ -157,7 +171,7 @@ def attention_weights(
          [0.25      , 0.25      , 0.25      , 0.25      ]], dtype=float32)
   """
   inputs = gather_inputs(query, key, None, bias, mask, relations=relations, **options)
-  weights = with_automatic_axes(_weights, inputs.query, inputs, result="BNTS")
+  weights = _compute(_weights, inputs, result="BNTS")
   return weights.reshape(*jnp.shape(query)[:-3], *weights.shape[1:])
 
 
@@ -184,6 +198,56 @@ def merge(
   return merged.astype(outputs.dtype), jnp.where(sees_none, -jnp.inf, total)[0]
 
 
+def _compute(
+  function: Callable,
+  inputs: Inputs,
+  implementation: str | None = None,
+  *,
+  result: str | tuple[str, ...],
+) -> Array | tuple[Array, Array]:
+  """Returns `function(inputs, implementation)`; a call outside of `jax.jit` is compiled.
+
+  It is compiled once for its shapes and for the values that are no arrays. The axes of each result
+  have the letters of `result`.
+  """
+  is_in_jit = isinstance(jnp.zeros(()), jax.core.Tracer)
+  if is_in_jit:
+    return with_automatic_axes(function, inputs.query, inputs, implementation, result=result)
+  inputs = _with_traced_numbers(inputs, implementation)
+  leaves, structure = jax.tree.flatten(inputs)
+  arrays, others = [], []
+  for leaf in leaves:
+    is_array = isinstance(leaf, jax.Array)
+    arrays.append(leaf if is_array else None)
+    others.append(None if is_array else leaf)
+  return _compiled(arrays, tuple(others), structure, function, implementation, result)
+
+
+def _with_traced_numbers(inputs: Inputs, implementation: str | None) -> Inputs:
+  """Makes arrays of the offset and the scale, so that others need no other program."""
+  if isinstance(inputs.query_offset, int) and inputs.query_offset:
+    inputs = inputs._replace(query_offset=jnp.int32([inputs.query_offset]))
+  # A kernel is made for one scale.
+  if implementation is None:
+    may_be_kernel = target_platform() != "cpu"
+  else:
+    may_be_kernel = implementation in KERNELS
+  if may_be_kernel:
+    return inputs
+  return inputs._replace(scale=jnp.asarray(inputs.scale))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4, 5))
+def _compiled(
+  arrays: list, others: tuple, structure, function: Callable, implementation, result
+) -> Array | tuple[Array, Array]:
+  """Computes what `_compute` returns, from the leaves of the inputs: arrays, and others."""
+  pairs = zip(arrays, others, strict=True)
+  leaves = [other if array is None else array for array, other in pairs]
+  inputs = jax.tree.unflatten(structure, leaves)
+  return with_automatic_axes(function, inputs.query, inputs, implementation, result=result)
+
+
 def _attend(inputs: Inputs, implementation: str | None) -> Array | tuple[Array, Array]:
   """Calls the implementation of that name, or the one chosen for the call."""
   used_rules.get().append(rule := choose(inputs, implementation))
@@ -193,15 +257,10 @@ def _attend(inputs: Inputs, implementation: str | None) -> Array | tuple[Array, 
     return (output, none) if inputs.return_residual else output
   if rule.implementation == PLAIN:
     return _plain(inputs)
-  try:
-    return IMPLEMENTATIONS[rule.implementation].attention(inputs)
-  except TypeError as error:
-    if "custom_vjp" not in str(error):
-      raise
-    raise NotImplementedError(FIRST_DERIVATIVES_ONLY) from error  # jax.jvp, outside of jax.jit
+  return IMPLEMENTATIONS[rule.implementation].attention(inputs)
 
 
-def _weights(inputs: Inputs) -> Float[Array, "B N T S"]:
+def _weights(inputs: Inputs, _) -> Float[Array, "B N T S"]:
   if inputs.query.size and inputs.key.size:
     return reference.attention_weights(inputs, projected.relative_logits)[0]
   batch, num_queries, heads, _ = inputs.query.shape

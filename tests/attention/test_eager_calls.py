@@ -1,0 +1,118 @@
+"""Calls outside of `jax.jit`: each is compiled once for its shapes."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from relpos_jax import (
+  DistanceBias,
+  FunctionBias,
+  RelativePositions,
+  attention_weights,
+  dot_product_attention,
+)
+
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+@contextlib.contextmanager
+def counting_compilations():
+  """Yields a list that gets the name of each program that JAX compiles."""
+  names = []
+
+  def listen(event, seconds, fun_name="", **_):
+    if event == _COMPILED:
+      names.append(fun_name)
+
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  try:
+    yield names
+  finally:
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def arrays(seed: int, num_tokens: int = 64):
+  """Returns a query, a key, a value and a table."""
+  generator = np.random.default_rng(seed)
+  shapes = [(1, num_tokens, 2, 8)] * 3 + [(9, 8)]
+  return [jnp.asarray(generator.standard_normal(x), jnp.float32) for x in shapes]
+
+
+def distance_decay(rate, i, j, *_):
+  return -rate * jnp.abs(i - j)
+
+
+def by_distance(table):
+  return RelativePositions(table, table)
+
+
+def with_function(table):
+  return DistanceBias(table[:, 0]), FunctionBias(distance_decay, table[0, 0])
+
+
+KINDS = {
+  "chunked": (by_distance, "chunked", 64),
+  "in blocks of queries": (with_function, "chunked", 1024),
+  "projected": (by_distance, "projected", 64),
+  "per_position": (by_distance, "per_position", 64),
+  "default": (by_distance, None, 64),
+  "no relation": (lambda table: None, None, 64),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_later_call_compiles_nothing(kind):
+  relation, implementation, num_tokens = KINDS[kind]
+
+  def attend(seed, **options):
+    *tensors, table = arrays(seed, num_tokens)
+    options |= dict(relations=relation(table), implementation=implementation)
+    return dot_product_attention(*tensors, is_causal=True, **options)
+
+  attend(0, query_offset=1)
+  later_calls = dict(arrays=(1, {}), offset=(0, dict(query_offset=3)), scale=(0, dict(scale=0.7)))
+  for what, (seed, options) in later_calls.items():
+    with counting_compilations() as compiled:
+      attend(seed, **{"query_offset": 1, **options})
+    assert not compiled, f"another {what}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_later_gradients_compile_nothing(kind):
+  relation, implementation, num_tokens = KINDS[kind]
+
+  def gradients(seed, scale, offset):
+    def loss(query, key, value, table):
+      options = dict(relations=relation(table), implementation=implementation, scale=scale)
+      output = dot_product_attention(query, key, value, query_offset=offset, **options)
+      return jnp.sum(jnp.sin(output))
+
+    return jax.grad(loss, argnums=(0, 1, 2, 3))(*arrays(seed, num_tokens))
+
+  gradients(0, scale=0.5, offset=1)
+  with counting_compilations() as compiled:
+    gradients(1, scale=0.7, offset=3)
+  assert not compiled
+
+
+def test_later_weights_compile_nothing():
+  def weights(seed):
+    query, key, _, table = arrays(seed)
+    return attention_weights(query, key, relations=by_distance(table))
+
+  weights(0)
+  with counting_compilations() as compiled:
+    weights(1)
+  assert not compiled
+
+
+@pytest.mark.parametrize("name", ["pallas_tpu", "pallas_gpu"])
+def test_kernels_take_any_scale(name):
+  *tensors, table = arrays(0)
+  options = dict(relations=by_distance(table), scale=0.3)
+  output = dot_product_attention(*tensors, implementation=name, **options)
+  expected = dot_product_attention(*tensors, implementation="reference", **options)
+  np.testing.assert_allclose(output, expected, atol=1e-5)
