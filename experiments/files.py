@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import errno
 import gzip
+import hashlib
 import importlib.util
 import io
 import lzma
@@ -186,6 +187,20 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     os.replace(new, path)
   finally:
     new.unlink(missing_ok=True)
+
+
+def with_digest(content: bytes) -> bytes:
+  """Returns the content and its SHA-256."""
+  return content + hashlib.sha256(content).digest()
+
+
+def without_digest(content: bytes) -> bytes:
+  """Returns the content that `with_digest` was given; raises ValueError if it is damaged."""
+  size = hashlib.sha256().digest_size
+  content, digest = content[:-size], content[-size:]
+  if hashlib.sha256(content).digest() != digest:
+    raise ValueError("the content is not that of its digest")
+  return content
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -6,6 +6,7 @@ Damage may be visible to one process only, so nothing here waits for other proce
 import contextlib
 import functools
 import hashlib
+import io
 import itertools
 import json
 import logging
@@ -15,7 +16,6 @@ import sys
 import tempfile
 import textwrap
 import warnings
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +23,17 @@ import jax
 import numpy as np
 
 from experiments.errors import InputError
-from experiments.files import Path, download, in_bucket, list_folder, move, whole_file, write_whole
+from experiments.files import (
+  Path,
+  download,
+  in_bucket,
+  list_folder,
+  move,
+  whole_file,
+  with_digest,
+  without_digest,
+  write_whole,
+)
 from relpos_jax.typing import PyTree
 
 COMPLETE = "commit_success.txt"  # the last file of a step in a bucket, written by Orbax into gs://
@@ -206,19 +216,25 @@ def key_of(folder: Path, steps: Sequence[int]) -> str:
 
 def read_average(file: pathlib.Path, key: str, like: PyTree) -> PyTree | None:
   """Returns the average that is kept for a key; None if it is another, damaged or not there."""
+  try:
+    content = without_digest(file.read_bytes())
+  except (OSError, ValueError):
+    return None
   wanted = by_name(like)
-  with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-    with np.load(file) as kept:
-      found = {name: kept[name] for name in wanted} if kept["key"].item() == key else {}
-    if [*map(describe, found.values())] == [*map(describe, wanted.values())]:
-      shardings = [getattr(x, "sharding", None) for x in wanted.values()]
-      leaves = jax.device_put([*found.values()], shardings)
-      return jax.tree.unflatten(jax.tree.structure(like), leaves)
-  return None
+  with np.load(io.BytesIO(content)) as arrays:
+    if arrays["key"].item() != key or not wanted.keys() <= {*arrays}:
+      return None
+    found = [arrays[name] for name in wanted]
+  if [*map(describe, found)] != [*map(describe, wanted.values())]:
+    return None
+  shardings = [getattr(x, "sharding", None) for x in wanted.values()]
+  return jax.tree.unflatten(jax.tree.structure(like), jax.device_put(found, shardings))
 
 
 def write_average(file: pathlib.Path, key: str, average: PyTree) -> None:
   """Keeps an average for a key, unless the folder cannot be written."""
   arrays = {name: np.asarray(x) for name, x in by_name(average).items()}
-  with contextlib.suppress(OSError), whole_file(file) as content:
-    np.savez(content, key=key, **arrays)
+  content = io.BytesIO()
+  np.savez(content, key=key, **arrays)
+  with contextlib.suppress(OSError), whole_file(file) as opened:
+    opened.write(with_digest(content.getvalue()))

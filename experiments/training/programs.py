@@ -6,6 +6,7 @@ import hashlib
 import os
 import pathlib
 import pickle
+import stat
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ import jax
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
-from experiments.files import whole_file
+from experiments.files import whole_file, with_digest, without_digest
 from experiments.training.environment import code_version, cpuinfo
 
 _MOST_BYTES = 2**28  # of the files kept; those used least recently are deleted
@@ -25,8 +26,8 @@ def kept(function: Callable, key: str, devices: Sequence[jax.Device]) -> Callabl
 
   A program is found again by the key, the code of this project, versions, settings, devices and the
   kinds of its arguments, which are arrays. The key must name all that the function closes over. A
-  file that cannot be read is made again. Without a key or a local cache, or in several processes,
-  nothing is kept.
+  file that is damaged, or that another user could have written, is made again. Without a key or a
+  local cache, or in several processes, nothing is kept.
   """
   folder = jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir
   if not key or not folder or "://" in folder or jax.process_count() > 1:
@@ -52,12 +53,25 @@ def kept(function: Callable, key: str, devices: Sequence[jax.Device]) -> Callabl
 def _load(file: pathlib.Path, args: tuple, devices: Sequence[jax.Device]) -> Callable | None:
   """Returns the program in a file; None if there is none that can be read."""
   with contextlib.suppress(Exception):  # a broken file may raise any
-    program, out = pickle.loads(file.read_bytes())
+    program, out = pickle.loads(_read_own(file))
     trees = jax.tree.structure((args, {})), jax.tree.structure(out)
     program = serialize_executable.deserialize_and_load(program, *trees, execution_devices=devices)
     os.utime(file)
     return program
   return None
+
+
+def _read_own(file: pathlib.Path) -> bytes:
+  """Reads a file that only this user can write: unpickling runs what a file says.
+
+  Raises PermissionError: another user can write it. Raises ValueError: it is damaged.
+  """
+  with open(file, "rb") as opened:
+    status = os.fstat(opened.fileno())
+    others_may_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if status.st_uid != os.getuid() or others_may_write:
+      raise PermissionError(f"another user can write {file}")
+    return without_digest(opened.read())
 
 
 def _compile(file: pathlib.Path, function: Any, args: tuple) -> Callable:
@@ -79,7 +93,8 @@ def _compile(file: pathlib.Path, function: Any, args: tuple) -> Callable:
     content = pickle.dumps((program, jax.tree.unflatten(out, range(out.num_leaves))))
     file.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(file) as opened:
-      opened.write(content)
+      os.fchmod(opened.fileno(), stat.S_IRUSR | stat.S_IWUSR)
+      opened.write(with_digest(content))
     _delete_old(file.parent)
   return compiled
 

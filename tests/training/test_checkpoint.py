@@ -20,6 +20,7 @@ from faults import damage, refusal
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from experiments.training import checkpoint_reader
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.checkpoint_reader import Damage, check_digests
 from experiments.training.step import init_state
@@ -187,6 +188,18 @@ def test_an_average_is_computed_again_where_what_is_kept_is_not_it(
       checkpoints.save(3, make_state(7))
   wanted, _ = Checkpoints(copied).average(2, part=1.0, like=make_state().params)
   assert_same_bits(average()[0], wanted)
+
+
+def test_no_damage_of_a_kept_average_is_read(tmp_path):
+  file, params = tmp_path / "average.npz", make_state().params
+  checkpoint_reader.write_average(file, "a key", params)
+  content = file.read_bytes()
+  assert_same_bits(checkpoint_reader.read_average(file, "a key", params), params)
+  for place in range(0, len(content), 7):
+    damaged = bytearray(content)
+    damaged[place] ^= 1 << place % 8
+    file.write_bytes(damaged)
+    assert checkpoint_reader.read_average(file, "a key", params) is None, place
 
 
 def test_an_average_without_a_damaged_step_is_not_kept(copied, average, capsys):

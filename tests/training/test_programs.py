@@ -77,6 +77,26 @@ def test_a_broken_file_is_replaced(process, cache, content):
   assert [process(), process()] == [1, 0]
 
 
+def test_a_flipped_bit_is_noticed(process, cache):
+  process()
+  (file,) = (cache / "programs").iterdir()
+  content = bytearray(file.read_bytes())
+  content[len(content) // 5] ^= 1
+  file.write_bytes(content)
+  assert [process(), process()] == [1, 0]
+
+
+def test_files_that_another_user_could_have_written_are_not_read(process, cache, monkeypatch):
+  process()
+  (file,) = (cache / "programs").iterdir()
+  assert process() == 0
+  file.chmod(0o666)
+  assert [process(), process()] == [1, 0]
+  own = os.getuid()
+  monkeypatch.setattr(os, "getuid", lambda: own + 1)
+  assert process() == 1
+
+
 def test_a_folder_that_cannot_be_written_and_no_key_keep_nothing(process, cache):
   assert [process(key=""), process(key="")] == [1, 1]
   (cache / "programs").write_text("a file")
