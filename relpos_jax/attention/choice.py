@@ -152,6 +152,8 @@ RULES: tuple[Rule, ...] = (
       not (x.relations or x.return_residual)
       and x.dropout_seeds is x.soft_cap is x.sinks is None
       and x.value.shape == x.key.shape  # jax.nn takes no others
+      # Compiled, jax.nn asks for a product of float16 that only GPUs have.
+      and (x.query.dtype != jnp.float16 or target_platform() == "gpu")
     ),
   ),
   Rule("projected", "a dimension is symbolic", lambda x: is_symbolic(x.query, x.key)),

@@ -1,7 +1,11 @@
 """The operator: attention with any relation, by any implementation."""
 
+# Without it `inspect.signature` would spell out every union.
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +20,58 @@ from relpos_jax.attention.partitioned import (
 )
 from relpos_jax.attention.relations import Relations
 from relpos_jax.typing import Array, ArrayLike, Float
+
+ImplementationName = Literal[
+  "reference", "per_position", "skew", "projected", "chunked", "pallas_tpu", "pallas_gpu"
+]
+
+
+class AttentionOptions(TypedDict, total=False):
+  """The options of `dot_product_attention` that `attention_weights` has, too, for editors."""
+
+  relations: Relations | None
+  scale: ArrayLike | None
+  logits_soft_cap: float | None
+  sinks: ArrayLike | None
+  is_causal: bool
+  query_positions: ArrayLike | None
+  key_positions: ArrayLike | None
+  query_offset: ArrayLike | None
+  query_seq_lengths: ArrayLike | None
+  key_value_seq_lengths: ArrayLike | None
+  local_window_size: int | tuple[int, int] | None
+  query_segment_ids: ArrayLike | None
+  key_segment_ids: ArrayLike | None
+  dropout_rate: float
+  dropout_key: ArrayLike | None
+
+
+@overload
+def dot_product_attention(
+  query: ArrayLike,
+  key: ArrayLike,
+  value: ArrayLike,
+  bias: ArrayLike | None = None,
+  mask: ArrayLike | None = None,
+  *,
+  implementation: ImplementationName | None = None,
+  return_residual: Literal[False] = False,
+  **options: Unpack[AttentionOptions],
+) -> Array: ...
+
+
+@overload
+def dot_product_attention(
+  query: ArrayLike,
+  key: ArrayLike,
+  value: ArrayLike,
+  bias: ArrayLike | None = None,
+  mask: ArrayLike | None = None,
+  *,
+  implementation: ImplementationName | None = None,
+  return_residual: Literal[True],
+  **options: Unpack[AttentionOptions],
+) -> tuple[Array, Array]: ...
 
 
 def dot_product_attention(
@@ -40,14 +96,13 @@ def dot_product_attention(
   key_segment_ids: ArrayLike | None = None,
   dropout_rate: float = 0.0,
   dropout_key: ArrayLike | None = None,
-  implementation: str | None = None,
+  implementation: ImplementationName | None = None,
   return_residual: bool = False,
 ) -> Array | tuple[Array, Array]:
-  r"""Computes attention with a relation a_ij between every query i and key j.
+  """Computes attention with a relation a_ij between every query i and key j.
 
-  $$e_{ij} = s\, q_i \cdot (k_j + a^K_{ij})$$
-
-  $$z_i = \sum_j \mathrm{softmax}_j(e_{ij} + b_{ij}) (v_j + a^V_{ij})$$
+      e_ij = scale * q_i . (k_j + aK_ij)
+      z_i = sum_j softmax_j(e_ij + bias_ij) (v_j + aV_ij)
 
   Shaw et al. 2018, equations 3 and 4. With `relations=None` it is `jax.nn.dot_product_attention`.
   A query that sees no key gets zero output and zero gradient. B, T and S may be 0. A NaN or an
@@ -151,9 +206,7 @@ def attention_weights(
   key: ArrayLike,
   bias: ArrayLike | None = None,
   mask: ArrayLike | None = None,
-  *,
-  relations: Relations | None = None,
-  **options,
+  **options: Unpack[AttentionOptions],
 ) -> Array:
   """Computes the weights p_ij of `dot_product_attention`, before dropout.
 
@@ -170,7 +223,7 @@ def attention_weights(
          [0.33333334, 0.33333334, 0.33333334, 0.        ],
          [0.25      , 0.25      , 0.25      , 0.25      ]], dtype=float32)
   """
-  inputs = gather_inputs(query, key, None, bias, mask, relations=relations, **options)
+  inputs = gather_inputs(query, key, None, bias, mask, **options)
   weights = _compute(_weights, inputs, result="BNTS")
   return weights.reshape(*jnp.shape(query)[:-3], *weights.shape[1:])
 
@@ -190,12 +243,15 @@ def merge(
   >>> bool(jnp.allclose(output, dot_product_attention(q, k, k), atol=1e-6))
   True
   """
-  outputs, residuals = (jnp.stack([*map(jnp.asarray, x)]) for x in (outputs, residuals))
-  sees_none = jnp.isneginf(residuals).all(0, keepdims=True)
-  total = jax.nn.logsumexp(jnp.where(sees_none, 0, residuals), axis=0, keepdims=True)
-  shares = jnp.exp(residuals - total)
-  merged = jnp.sum(shares[..., None] * outputs.astype(shares.dtype), axis=0)
-  return merged.astype(outputs.dtype), jnp.where(sees_none, -jnp.inf, total)[0]
+  output_of_part = jnp.stack([jnp.asarray(x) for x in outputs])
+  residual_of_part = jnp.stack([jnp.asarray(x) for x in residuals])
+  sees_none = jnp.isneginf(residual_of_part).all(0, keepdims=True)
+  finite = jnp.where(sees_none, 0, residual_of_part)
+  total = jax.nn.logsumexp(finite, axis=0, keepdims=True)
+  shares = jnp.exp(residual_of_part - total)
+  merged = jnp.sum(shares[..., None] * output_of_part.astype(shares.dtype), axis=0)
+  residual = jnp.where(sees_none, -jnp.inf, total)[0]
+  return merged.astype(output_of_part.dtype), residual
 
 
 def _compute(
@@ -204,7 +260,7 @@ def _compute(
   implementation: str | None = None,
   *,
   result: str | tuple[str, ...],
-) -> Array | tuple[Array, Array]:
+) -> Any:
   """Returns `function(inputs, implementation)`; a call outside of `jax.jit` is compiled.
 
   It is compiled once for its shapes and for the values that are no arrays. The axes of each result

@@ -12,10 +12,11 @@ def rotate(
   base: float = 10_000.0,
   frequencies: ArrayLike | None = None,
 ) -> Float[Array, "*B T N H"]:
-  r"""Rotates queries or keys by their positions, so that products depend on distances alone.
+  """Rotates queries or keys by their positions, so that products depend on distances alone.
 
-  $$(x_d, x_{d + H/2}) \to (x_d \cos\phi - x_{d + H/2} \sin\phi,\;
-    x_{d + H/2} \cos\phi + x_d \sin\phi) \qquad \phi = \mathrm{position} \cdot base^{-2 d / H}$$
+      angle = position * base**(-2 d / H)
+      x_d, x_(d + H/2) become
+      x_d cos(angle) - x_(d + H/2) sin(angle), x_(d + H/2) cos(angle) + x_d sin(angle)
 
   Su et al. 2021 (RoFormer), section 3.2.2, in the half-split layout of GPT-NeoX and Gemma: d and
   d + H/2 are a pair. The paper pairs 2d and 2d + 1, as GPT-J does; weights for that layout need
