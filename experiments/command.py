@@ -114,9 +114,20 @@ def _raising_interrupts() -> Iterator[None]:
   if signal.getsignal(signal.SIGINT) is not signal.SIG_DFL:
     yield
     return
-  signal.signal(signal.SIGINT, signal.default_int_handler)
+  received = []
+
+  def interrupt(number: int, _) -> None:
+    received.append(number)
+    raise KeyboardInterrupt
+
+  signal.signal(signal.SIGINT, interrupt)
   try:
     yield
+  except Exception as error:
+    if not received:
+      raise
+    # An extension that is being imported turns it into an ImportError.
+    raise KeyboardInterrupt from error
   finally:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -1,11 +1,14 @@
 """Runs in several processes: joining, agreeing, printing, and stopping together on a signal."""
 
 import contextlib
+import gc
 import json
 import os
 import signal
 import sys
 import threading
+import traceback
+import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -188,15 +191,24 @@ class StopOnSignal:
     finally:
       self.deferred = before
 
-  def _receive(self, number: int, _) -> None:
+  def _receive(self, number: int, frame: types.FrameType | None) -> None:
     # A launcher passes Ctrl-C on as SIGTERM, and a shutdown may send a signal twice.
     if self._received:
       return
     self._received, self.signal = True, signal.Signals(number)
     if jax.process_count() > 1:
       signal.raise_signal(signal.SIGTERM)  # of which JAX's service tells the other processes
-    elif not self.deferred:
+    elif not self.deferred and not _is_collecting(frame):
       raise Stopped
+
+
+def _is_collecting(frame: types.FrameType | None) -> bool:
+  """Returns whether a frame is in a callback of gc, such as JAX's.
+
+  There Python would print an exception, and drop it.
+  """
+  codes = [getattr(callback, "__code__", None) for callback in gc.callbacks]
+  return any(inner.f_code in codes for inner, _ in traceback.walk_stack(frame))
 
 
 def _answer_interrupts(reader: int) -> None:

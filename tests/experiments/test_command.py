@@ -174,6 +174,25 @@ def test_an_interrupt_while_a_command_is_imported_leaves_no_traceback(tmp_path):
   assert process.returncode == -signal.SIGINT  # 130 in a shell
 
 
+def test_an_interrupt_that_a_library_turns_into_another_error_is_one():
+  code = """
+import contextlib, signal
+from experiments import command
+
+def main():
+  try:
+    signal.raise_signal(signal.SIGINT)
+  except KeyboardInterrupt as error:
+    raise ImportError("as an extension does that is being imported") from error
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # as while a command is imported
+command.run(main, {}, [])
+"""
+  root = pathlib.Path(command.__file__).parents[1]
+  answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
+  assert (answer.stderr, answer.returncode) == ("interrupted\n", 130)
+
+
 def test_a_command_ends_as_it_does_where_its_notes_cannot_be_read():
   code = "import sys; from experiments import command; note = lambda: print(1, file=sys.stderr)"
   code += "; command.run(lambda: [note(), print(2)], {}, [])"

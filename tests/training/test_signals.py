@@ -1,6 +1,7 @@
 """SIGTERM and SIGINT stop once, and their handlers are restored."""
 
 import contextlib
+import gc
 import os
 import pathlib
 import signal
@@ -73,6 +74,17 @@ def test_what_may_be_cut_short_is(before):
         terminate()
       pytest.fail("the block goes on")
     assert stop.deferred and stop.stopping
+
+
+def test_no_signal_raises_in_a_callback_of_gc_which_would_show_and_drop_it(before):
+  callback = lambda *_: terminate()
+  with StopOnSignal() as stop:
+    gc.callbacks.append(callback)
+    try:
+      gc.collect()
+    finally:
+      gc.callbacks.remove(callback)
+    assert stop.should_stop()
 
 
 def test_an_interrupt_that_a_launcher_passes_on_too_stops_once(before):
