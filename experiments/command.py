@@ -9,7 +9,6 @@ import math
 import os
 import pathlib
 import re
-import signal
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ import filelock
 from absl import flags as absl_flags
 from ml_collections import ConfigDict, config_flags
 
+from experiments import signals
 from experiments.config import TEST_SETS, add_test_sets, check_keys, flatten
 from experiments.errors import InputError
 from experiments.files import Path, bucket_lock, check_writable, in_bucket, to_path, write_refusal
@@ -84,7 +84,7 @@ def run(
 def _run(main: Callable[..., None], flags: Mapping[str, Flag], argv: Sequence[str]) -> int:
   """Calls `main` with the values of its flags, and returns the exit status."""
   try:
-    with _raising_interrupts():
+    with signals.raising_interrupts():
       values = parse(flags, argv)
       _keep_compiled()
       _keep_freed_memory()
@@ -106,30 +106,6 @@ def _run(main: Callable[..., None], flags: Mapping[str, Flag], argv: Sequence[st
     DisplayStream(sys.stdout).flush()
   print(f"error: {refusal}", file=sys.stderr)
   return 2
-
-
-@contextlib.contextmanager
-def _raising_interrupts() -> Iterator[None]:
-  """Has Ctrl-C raise KeyboardInterrupt inside the block, if it kills outside, as in imports."""
-  if signal.getsignal(signal.SIGINT) is not signal.SIG_DFL:
-    yield
-    return
-  received = []
-
-  def interrupt(number: int, _) -> None:
-    received.append(number)
-    raise KeyboardInterrupt
-
-  signal.signal(signal.SIGINT, interrupt)
-  try:
-    yield
-  except Exception as error:
-    if not received:
-      raise
-    # An extension that is being imported turns it into an ImportError.
-    raise KeyboardInterrupt from error
-  finally:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class DisplayStream:

@@ -33,12 +33,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments import command
+from experiments import command, signals
 from experiments.config import flatten
 from experiments.errors import InputError
 from experiments.evaluation.records import digest, read_records, record_files, write_records
 from experiments.files import write_whole
-from experiments.launch import dying_with_this_process, handling_signals
+from experiments.launch import dying_with_this_process
 
 FLAGS = dict(
   config=command.SWEEP,
@@ -105,7 +105,7 @@ def main(
         print(shlex.join(cell.command))
       print(f"{len(chosen) - len(waiting)} of {len(chosen)} are finished: {path}", file=sys.stderr)
       return
-    with handling_signals([signal.SIGTERM, signal.SIGHUP], _stop):
+    with signals.handling([signal.SIGTERM, signal.SIGHUP], _stop):
       _train(waiting, parallel, lambda: collect_records(path, cells))
   errors = [cell.file(".error.txt") for cell in waiting if cell.file(".error.txt").exists()]
   print(f"{sweep}: {len(chosen) - len(errors)} of {len(chosen)} are finished; {path}")

@@ -22,9 +22,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from experiments import command
+from experiments import command, signals
 from experiments.errors import InputError
-from experiments.launch import dying_with_this_process, handling_signals
+from experiments.launch import dying_with_this_process
 
 FLAGS = dict(
   processes=command.Flag(1, "number of processes; if several, each has one GPU"),
@@ -32,7 +32,6 @@ FLAGS = dict(
 )
 
 _RETRIED = (134, 137, 143)
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def make_main(words: Sequence[str]) -> Callable[..., None]:
@@ -56,7 +55,7 @@ def run_with_retries(words: Sequence[str], processes: int, retries: int) -> int:
       raise KeyboardInterrupt
     received.append(number)
 
-  with handling_signals(_PASSED_ON, note):
+  with signals.handling(signals.STOPPING, note):
     for retry in range(1, retries + 2):
       status = _run(words, processes, received)
       if status not in _RETRIED or received or retry > retries:
@@ -79,7 +78,7 @@ def _run(words: Sequence[str], processes: int, received: Sequence[int]) -> int:
     while not received and not status() and any(process.poll() is None for process in running):
       time.sleep(0.1)
     if received:
-      saved = {0, *(128 + number for number in _PASSED_ON)}
+      saved = {0, *(128 + number for number in signals.STOPPING)}
       for process in running:
         process.terminate()
       while any(p.poll() is None for p in running) and status() in saved:

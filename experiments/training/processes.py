@@ -1,13 +1,11 @@
 """Runs in several processes: joining, agreeing, printing, and stopping together on a signal."""
 
 import contextlib
-import gc
 import json
 import os
 import signal
 import sys
 import threading
-import traceback
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,12 +14,12 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from experiments import signals
 from experiments.errors import InputError
 
 _HEARTBEAT_SECONDS = 10  # without a heartbeat; then the other processes end with status 134
 # The variables by which JAX finds the tasks of a SLURM step.
 _SLURM = {f"SLURM_{x}" for x in ("JOB_ID", "STEP_NODELIST", "NTASKS", "PROCID", "LOCALID")}
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal was closed
 
 
 def join_processes(distributed: bool = False, env: Mapping[str, str] = os.environ) -> None:
@@ -143,11 +141,11 @@ class StopOnSignal:
     self._num_calls = 0
 
   def __enter__(self) -> "StopOnSignal":
-    self._handlers = {}
-    for number in STOPPING:
-      is_for_jax = number == signal.SIGTERM and jax.process_count() > 1
-      if not is_for_jax and signal.getsignal(number) is not signal.SIG_IGN:
-        self._handlers[number] = signal.signal(number, self._receive)
+    handled = [*signals.STOPPING]
+    if jax.process_count() > 1:
+      handled.remove(signal.SIGTERM)
+    self._exit = contextlib.ExitStack()
+    self._exit.enter_context(signals.handling(handled, self._receive))
     # Python calls handlers in the main thread, and not while it is in a compilation. It writes the
     # numbers of signals at once.
     reader, self._writer = os.pipe()
@@ -158,8 +156,7 @@ class StopOnSignal:
     return self
 
   def __exit__(self, *_) -> None:
-    for number, handler in self._handlers.items():
-      signal.signal(number, handler)
+    self._exit.close()
     signal.set_wakeup_fd(self._writer_before)
     os.close(self._writer)
     self._thread.join()
@@ -198,17 +195,8 @@ class StopOnSignal:
     self._received, self.signal = True, signal.Signals(number)
     if jax.process_count() > 1:
       signal.raise_signal(signal.SIGTERM)  # of which JAX's service tells the other processes
-    elif not self.deferred and not _is_collecting(frame):
+    elif not self.deferred and not signals.drops_exceptions(frame):
       raise Stopped
-
-
-def _is_collecting(frame: types.FrameType | None) -> bool:
-  """Returns whether a frame is in a callback of gc, such as JAX's.
-
-  There Python would print an exception, and drop it.
-  """
-  codes = [getattr(callback, "__code__", None) for callback in gc.callbacks]
-  return any(inner.f_code in codes for inner, _ in traceback.walk_stack(frame))
 
 
 def _answer_interrupts(reader: int) -> None:

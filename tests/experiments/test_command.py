@@ -174,23 +174,35 @@ def test_an_interrupt_while_a_command_is_imported_leaves_no_traceback(tmp_path):
   assert process.returncode == -signal.SIGINT  # 130 in a shell
 
 
-def test_an_interrupt_that_a_library_turns_into_another_error_is_one():
+@pytest.mark.parametrize("place", ["import", "gc"])
+def test_an_interrupt_kills_where_libraries_drop_exceptions(place, tmp_path):
+  (tmp_path / "extension.py").write_text("import main\nmain.interrupt()")
   code = """
-import contextlib, signal
+import gc, signal, sys
 from experiments import command
 
-def main():
+def interrupt(*_):
   try:
     signal.raise_signal(signal.SIGINT)
-  except KeyboardInterrupt as error:
-    raise ImportError("as an extension does that is being imported") from error
+  except KeyboardInterrupt:
+    print("dropped")
 
+def work(place):
+  if place == "import":
+    import extension
+  else:
+    gc.callbacks.append(interrupt)
+    gc.collect()
+
+sys.modules["main"] = sys.modules["__main__"]
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # as while a command is imported
-command.run(main, {}, [])
+command.run(work, dict(place=command.Flag("", "")), sys.argv[1:])
 """
   root = pathlib.Path(command.__file__).parents[1]
-  answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
-  assert (answer.stderr, answer.returncode) == ("interrupted\n", 130)
+  env = os.environ | dict(PYTHONPATH=f"{root}:{tmp_path}")
+  words = [sys.executable, "-c", code, f"--place={place}"]
+  answer = subprocess.run(words, capture_output=True, text=True, env=env)
+  assert (answer.returncode, answer.stdout, answer.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_a_command_ends_as_it_does_where_its_notes_cannot_be_read():
