@@ -12,12 +12,13 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import filelock
 from absl import flags as absl_flags
 from ml_collections import ConfigDict, config_flags
 
+from experiments import signals
 from experiments.config import TEST_SETS, add_test_sets, check_keys, flatten
 from experiments.errors import InputError
 from experiments.files import Path, bucket_lock, check_writable, in_bucket, to_path, write_refusal
@@ -76,37 +77,68 @@ def run(
     if isinstance(stream, io.TextIOWrapper):
       # Whatever the locale is. A log of a killed process has what it printed.
       stream.reconfigure(encoding="utf-8", line_buffering=True)
+  with contextlib.redirect_stderr(sys.stderr and DisplayStream(sys.stderr)):
+    sys.exit(_run(main, flags, argv))
+
+
+def _run(main: Callable[..., None], flags: Mapping[str, Flag], argv: Sequence[str]) -> int:
+  """Calls `main` with the values of its flags, and returns the exit status."""
   try:
-    values = parse(flags, argv)
-    _keep_compiled()
-    _keep_freed_memory()
-    main(**values)
-    if sys.stdout:
-      sys.stdout.flush()
+    with signals.raising_interrupts():
+      values = parse(flags, argv)
+      _keep_compiled()
+      _keep_freed_memory()
+      main(**values)
+      if sys.stdout:
+        sys.stdout.flush()
+    return 0
   except InputError as error:
     refusal = error
   except KeyboardInterrupt:
     print("interrupted", file=sys.stderr)
-    sys.exit(130)
+    return 130
   except BrokenPipeError:
-    _drop_stdout()
-    sys.exit(141)
+    DisplayStream(sys.stdout).flush()  # Python flushes it at exit
+    return 141
   except OSError as error:
     if not (refusal := write_refusal(error, error.filename or "the output")):
       raise
-    _drop_stdout()
-  else:
-    sys.exit(0)
+    DisplayStream(sys.stdout).flush()
   print(f"error: {refusal}", file=sys.stderr)
-  sys.exit(2)
+  return 2
 
 
-def _drop_stdout() -> None:
-  """Drops what stdout still holds if it cannot be written; Python flushes it at exit."""
-  try:
-    sys.stdout.flush()
-  except OSError:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+class DisplayStream:
+  """Writes to a text stream, and drops all text once the stream cannot be written.
+
+  It is for progress and notes, which must not end what they tell of: the reader of a pipe may die,
+  a terminal may be closed, a disk may be full.
+  """
+
+  def __init__(self, stream: Any):
+    self._stream = stream
+
+  def __getattr__(self, name: str) -> Any:  # such as isatty
+    return getattr(self._stream, name)
+
+  def write(self, text: str) -> int:
+    try:
+      self._stream.write(text)
+    except OSError:
+      self._drop()
+    return len(text)
+
+  def flush(self) -> None:
+    try:
+      self._stream.flush()
+    except OSError:
+      self._drop()
+
+  def _drop(self) -> None:
+    """Has all of the process write to the null device instead, also what is buffered."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, self._stream.fileno())
+    os.close(null)
 
 
 def _keep_compiled() -> None:

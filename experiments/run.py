@@ -211,6 +211,6 @@ def with_average(run: Run, workdir: Path) -> Run:
   shapes = jax.tree.map(lambda x: replicate(x.shape, x.dtype), run.params)
   training, num = run.config.training, run.config.decoding.average_checkpoints
   keep = None if in_bucket(workdir) or jax.process_count() > 1 else workdir / "average.npz"
-  with Checkpoints(workdir / "checkpoints", save_every=training.save_every) as checkpoints:
+  with Checkpoints(workdir / "checkpoints") as checkpoints:
     params, steps = checkpoints.average(num, like=shapes, since=training.warmup_steps, keep=keep)
   return run._replace(params=params, steps=tuple(steps))

@@ -33,7 +33,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments import command
+from experiments import command, signals
 from experiments.config import flatten
 from experiments.errors import InputError
 from experiments.evaluation.records import digest, read_records, record_files, write_records
@@ -105,7 +105,8 @@ def main(
         print(shlex.join(cell.command))
       print(f"{len(chosen) - len(waiting)} of {len(chosen)} are finished: {path}", file=sys.stderr)
       return
-    _train(waiting, parallel, lambda: collect_records(path, cells))
+    with signals.handling([signal.SIGTERM, signal.SIGHUP], _stop):
+      _train(waiting, parallel, lambda: collect_records(path, cells))
   errors = [cell.file(".error.txt") for cell in waiting if cell.file(".error.txt").exists()]
   print(f"{sweep}: {len(chosen) - len(errors)} of {len(chosen)} are finished; {path}")
   if errors:
@@ -204,7 +205,6 @@ def _train(waiting: Sequence[Cell], parallel: int, collect: Callable[[], Mapping
     counts = f"{len(running)} running, {len(queue)} waiting"
     print(f"{cell.workdir.name}: {state} ({counts}{note})", file=sys.stderr, flush=True)
 
-  before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
   try:
     while queue or running:
       for share in range(parallel):
@@ -234,7 +234,12 @@ def _train(waiting: Sequence[Cell], parallel: int, collect: Callable[[], Mapping
         process.wait(_SAVE_SECONDS)
       process.kill()  # one that hangs
       process.wait()
-    signal.signal(signal.SIGTERM, before)
+
+
+def _stop(number: int, _) -> None:
+  """Ends a sweep, and ignores a second signal while its trainings save."""
+  signal.signal(number, signal.SIG_IGN)
+  sys.exit(128 + number)
 
 
 def _start(cell: Cell, share: int, parallel: int) -> subprocess.Popen:

@@ -13,7 +13,8 @@ r"""Trains a model, scores it and draws what it learned.
 The folder --workdir holds the whole run; the same command resumes it from the last checkpoint.
 It may be in a bucket, gs://BUCKET/RUN or, for one process, s3://BUCKET/RUN. Only one training at a
 time may use the folder: a second one is refused. SIGTERM saves and exits with status 143, Ctrl-C
-saves and exits with status 130, and a second Ctrl-C exits at once. Data are downloaded unless
+with 130, and the SIGHUP of a closed terminal with 129; a second Ctrl-C exits at once. If its output
+can no longer be written, as after `| head -1`, the training goes on. Data are downloaded unless
 FOLDER holds them.
 
 TensorBoard shows the metrics, with the package xprof also a profile: tensorboard --logdir=FOLDER.

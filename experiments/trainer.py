@@ -1,7 +1,6 @@
 """Trains a model as its config says, and evaluates it: what `experiments.train` runs."""
 
 import contextlib
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -44,7 +43,9 @@ def run(
   Exits if it is stopped. The arguments are those of the command.
   """
   processes.join_processes(distributed)
-  output = sys.stdout if processes.is_first() else None  # one process prints
+  output = None  # one process prints
+  if processes.is_first() and sys.stdout:
+    output = command.DisplayStream(sys.stdout)
   with contextlib.redirect_stdout(output), StopOnSignal() as stop:
     try:
       with contextlib.ExitStack() as stack:
@@ -68,8 +69,6 @@ def run(
     except Stopped as stopped:
       done = " ".join(f"stopped by {stop.signal.name} {stopped}".split())
       print(f"{done}: run the same command again to resume", flush=True)
-      if stop.signal == signal.SIGINT:
-        raise KeyboardInterrupt from stopped
       sys.exit(128 + stop.signal)
 
 

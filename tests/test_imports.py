@@ -22,6 +22,7 @@ LAYERS = {
 }
 NN = {"relpos_jax.typing", "relpos_jax.attention", "relpos_jax.nn"}
 FOUNDATION = {"relpos_jax.typing", "experiments.errors", "experiments.files", "experiments.config"}
+FOUNDATION |= {"experiments.signals"}
 SHARED = {"experiments.data", "experiments.training", "experiments.evaluation"}
 SYSTEMS = {"experiments.translation", "experiments.music", "experiments.graphs"}
 MAY_IMPORT = LAYERS | {
@@ -30,6 +31,7 @@ MAY_IMPORT = LAYERS | {
   "relpos_jax.decoding": {"relpos_jax.typing"},
   "configs": set(),
   "experiments.errors": set(),
+  "experiments.signals": set(),
   "experiments.files": {"experiments.errors"},
   "experiments.config": {"experiments.errors"},
   "experiments.data": FOUNDATION,

@@ -5,9 +5,10 @@ r"""Runs a command in one or several processes on this machine, with retries.
 With --processes above 1, each process gets the coordinator's address, its number, and one GPU. A
 single process can use all GPUs and is simpler; several can load data faster. If one fails, the
 others are killed. If the command exits with status 134, 137 or 143 (aborted, killed, terminated),
-it starts again, up to --retries times; a training resumes from its last checkpoint. SIGTERM is
-passed on and ends the run, a second one at once. If the launcher itself is killed, so are its
-processes, where Linux has setpriv.
+it starts again, up to --retries times; a training resumes from its last checkpoint. SIGTERM, Ctrl-C
+and the SIGHUP of a closed terminal are passed on as SIGTERM and end the run; a second SIGTERM or
+Ctrl-C ends it at once. If the launcher itself is killed, so are its processes, where Linux has
+setpriv.
 
 experiments/launch/ has recipes for Cloud TPU, GKE and SLURM.
 """
@@ -21,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from experiments import command
+from experiments import command, signals
 from experiments.errors import InputError
 from experiments.launch import dying_with_this_process
 
@@ -50,21 +51,17 @@ def run_with_retries(words: Sequence[str], processes: int, retries: int) -> int:
   received = []
 
   def note(number: int, _) -> None:
-    if received:
+    if received and number != signal.SIGHUP:  # a terminal that is closed may send two
       raise KeyboardInterrupt
     received.append(number)
 
-  before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-  try:
+  with signals.handling(signals.STOPPING, note):
     for retry in range(1, retries + 2):
       status = _run(words, processes, received)
       if status not in _RETRIED or received or retry > retries:
         break
       print(f"exit status {status}: retry {retry} of {retries}", file=sys.stderr)
     return status
-  finally:
-    for number, handler in before.items():
-      signal.signal(number, handler)
 
 
 def _run(words: Sequence[str], processes: int, received: Sequence[int]) -> int:
@@ -81,9 +78,10 @@ def _run(words: Sequence[str], processes: int, received: Sequence[int]) -> int:
     while not received and not status() and any(process.poll() is None for process in running):
       time.sleep(0.1)
     if received:
+      saved = {0, *(128 + number for number in signals.STOPPING)}
       for process in running:
         process.terminate()
-      while any(p.poll() is None for p in running) and status() in (0, 143):
+      while any(p.poll() is None for p in running) and status() in saved:
         time.sleep(0.1)  # until all have saved, one fails, or a second signal comes
     return status()
   finally:

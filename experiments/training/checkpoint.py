@@ -42,8 +42,8 @@ class Checkpoints(contextlib.AbstractContextManager):
     Args:
       folder: holds the checkpoints of this run alone.
       keep: the number of checkpoints kept; older ones are deleted after each save.
-      save_every: the interval of the saves. A step between, saved because a signal came, is deleted
-        after the next save, so that the others are those of a run without signals.
+      save_every: the interval of the saves. A step between, saved because a signal came, is marked
+        and deleted after the next save, so that the others are those of a run without signals.
       rename_damaged: whether damaged steps are renamed; only for the run that owns the folder.
     """
     path = str(folder if in_bucket(folder) else folder.absolute())
@@ -163,8 +163,15 @@ class Checkpoints(contextlib.AbstractContextManager):
     return average, averaged
 
   def _regular(self, steps: list[int]) -> list[int]:
-    """Returns the newest step, and those that an undisturbed run saves too."""
-    return [step for step in steps if step % self._save_every == 0 or step == steps[-1]]
+    """Returns the newest step, and those that an undisturbed run saves too.
+
+    Those were multiples of the interval when they were saved; it may be another one now.
+    """
+    regular = []
+    for step in steps[:-1]:
+      if not (self.folder / str(step) / checkpoint_reader.TEMPORARY).exists():
+        regular.append(step)
+    return regular + steps[-1:]
 
   def _kept(self, steps: list[int]) -> list[int]:
     return self._regular(steps)[-self._keep :]
@@ -206,6 +213,8 @@ class Checkpoints(contextlib.AbstractContextManager):
     unfinished = self._orbax_folder.glob(f"{step}.*")  # none in gs://, where nothing is renamed
     new = next(iter(unfinished), self._orbax_folder / step)
     checkpoint_reader.write_digests(new)
+    if self._saving % self._save_every:
+      (new / checkpoint_reader.TEMPORARY).write_text("deleted after the next save\n")
     if in_bucket(self.folder) and not in_bucket(new):
       path = self.folder / step
       path.rmtree(missing_ok=True)  # half a copy, by a killed run

@@ -37,6 +37,7 @@ from experiments.files import (
 from relpos_jax.typing import PyTree
 
 COMPLETE = "commit_success.txt"  # the last file of a step in a bucket, written by Orbax into gs://
+TEMPORARY = "temporary.txt"  # marks a step between two regular ones; older checkpoints have none
 _DIGESTS = "sha256sums.txt"  # `sha256sum --check` reads it; older checkpoints have none
 
 

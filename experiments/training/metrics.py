@@ -34,9 +34,10 @@ class Reporter:
   bar, and what is being compiled. Steps during which something is compiled are not timed. The run
   goes on after the step `start`: what an interrupted run wrote for later steps is dropped.
 
-  A line of metrics.jsonl is an object with "step", "time" (seconds since 1970) and the values by
-  name, null where one is not finite. TensorBoard gets the finite values. Write errors are raised
-  as OSError. Files do not grow in a bucket: they grow here, and are copied there by `upload`.
+  A line of metrics.jsonl is an object with "step", "time" (seconds since 1970, which never go
+  back) and the values by name, null where one is not finite. TensorBoard gets the finite values.
+  Write errors are raised as OSError. Files do not grow in a bucket: they grow here, and are copied
+  there by `upload`.
   """
 
   def __init__(
@@ -71,7 +72,10 @@ class Reporter:
     if in_bucket(self._workdir):
       self._folder = pathlib.Path(self._exit.enter_context(tempfile.TemporaryDirectory()))
       self._exit.callback(self.upload)
-    _copy_until(self._start, self._workdir, self._folder)
+    kept = _copy_until(self._start, self._workdir, self._folder)
+    last_time = kept[-1]["time"] if kept else 0.0
+    # The clock may be set back while the run trains, or be behind that of another machine.
+    self._clock_offset = max(time.time(), last_time) - time.monotonic()
     (folder := self._folder / "tensorboard").mkdir(exist_ok=True)
     # Not SummaryWriter, whose thread hangs once the disk is full. The step in the file's name keeps
     # restarts within one second apart. START hides later steps of earlier files.
@@ -146,8 +150,9 @@ class Reporter:
 
   def _write(self, step: int, values: Mapping[str, float | int]) -> None:
     finite = {name: float(x) if math.isfinite(x) else None for name, x in values.items()}
+    now = round(self._clock_offset + time.monotonic(), 3)
     with open(self._folder / "metrics.jsonl", "a", encoding="utf-8") as file:
-      file.write(json.dumps(dict(step=step, time=round(time.time(), 3)) | finite) + "\n")
+      file.write(json.dumps(dict(step=step, time=now) | finite) + "\n")
     self._log(finite, step=step)
     for name, value in finite.items():
       if value is not None:
@@ -191,16 +196,17 @@ def wandb_run(config: Mapping[str, Any], workdir: Path, project: str) -> Any:
   return wandb.init(project=project, id=file.read_text(), **options)
 
 
-def _copy_until(last: int, workdir: Path, target: Path) -> None:
-  """Copies the metrics and samples of the steps until `last`."""
-  kept = [json.dumps(line) + "\n" for line in read_metrics(workdir) if line["step"] <= last]
-  write_whole(target / "metrics.jsonl", "".join(kept))
+def _copy_until(last: int, workdir: Path, target: Path) -> list[dict[str, Any]]:
+  """Copies the metrics and samples of the steps until `last`; returns the lines of the metrics."""
+  kept = [line for line in read_metrics(workdir) if line["step"] <= last]
+  write_whole(target / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
   samples = workdir / "samples.txt"
   if samples.exists():
     text = samples.read_bytes().decode()
     headers = re.finditer(r"^=== step (\d+), ", text, flags=re.MULTILINE)
     later = (header.start() for header in headers if int(header[1]) > last)
     write_whole(target / samples.name, text[: next(later, len(text))])
+  return kept
 
 
 class _Display(rich.progress.Progress):

@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import sys
+import threading
+import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,13 +14,12 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from experiments import signals
 from experiments.errors import InputError
 
 _HEARTBEAT_SECONDS = 10  # without a heartbeat; then the other processes end with status 134
 # The variables by which JAX finds the tasks of a SLURM step.
 _SLURM = {f"SLURM_{x}" for x in ("JOB_ID", "STEP_NODELIST", "NTASKS", "PROCID", "LOCALID")}
-# Handlers once a signal was received: a shutdown may send SIGTERM twice, a second Ctrl-C kills.
-_ONCE_RECEIVED = {signal.SIGTERM: signal.SIG_IGN, signal.SIGINT: signal.SIG_DFL}
 
 
 def join_processes(distributed: bool = False, env: Mapping[str, str] = os.environ) -> None:
@@ -122,11 +123,11 @@ class Stopped(BaseException):
 
 
 class StopOnSignal:
-  """Handles SIGTERM and SIGINT inside a `with` block; a second SIGINT kills.
+  """Handles SIGTERM, SIGHUP and SIGINT inside a `with` block; a second SIGINT exits at once.
 
   A signal raises `Stopped` at once, unless `deferred` is true: then `should_stop` returns True
   from the next call on. Signals that are ignored stay ignored, since shells let background jobs
-  ignore SIGINT.
+  ignore SIGINT, and nohup SIGHUP.
 
   In several processes JAX's preemption service receives the signals, and `should_stop` returns True
   from the same call on in all of them; what does not call it goes on.
@@ -135,19 +136,30 @@ class StopOnSignal:
   def __init__(self):
     self.deferred = False
     self.stopping = False  # known to all processes
-    self.signal = signal.SIGTERM  # the signal received
+    self.signal = signal.SIGTERM  # the signal received; the same in all processes once stopping
     self._received = False
     self._num_calls = 0
 
   def __enter__(self) -> "StopOnSignal":
-    numbers = [signal.SIGINT] if jax.process_count() > 1 else [*_ONCE_RECEIVED]
-    handled = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]
-    self._handlers = {number: signal.signal(number, self._receive) for number in handled}
+    handled = [*signals.STOPPING]
+    if jax.process_count() > 1:
+      handled.remove(signal.SIGTERM)
+    self._exit = contextlib.ExitStack()
+    self._exit.enter_context(signals.handling(handled, self._receive))
+    # Python calls handlers in the main thread, and not while it is in a compilation. It writes the
+    # numbers of signals at once.
+    reader, self._writer = os.pipe()
+    os.set_blocking(self._writer, False)
+    self._thread = threading.Thread(target=_answer_interrupts, args=[reader], daemon=True)
+    self._thread.start()
+    self._writer_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
     return self
 
   def __exit__(self, *_) -> None:
-    for number, handler in self._handlers.items():
-      signal.signal(number, handler)
+    self._exit.close()
+    signal.set_wakeup_fd(self._writer_before)
+    os.close(self._writer)
+    self._thread.join()
 
   def should_stop(self) -> bool:
     """Returns whether any process received a signal; all processes call this together."""
@@ -156,6 +168,9 @@ class StopOnSignal:
     elif not self.stopping:
       self._num_calls += 1
       self.stopping = multihost_utils.reached_preemption_sync_point(self._num_calls)
+      if self.stopping:
+        # A process that received none has SIGTERM, the largest number.
+        self.signal = signal.Signals(min(map(int, _gather(str(int(self.signal))))))
     return self.stopping
 
   @contextlib.contextmanager
@@ -173,13 +188,25 @@ class StopOnSignal:
     finally:
       self.deferred = before
 
-  def _receive(self, number: int, _) -> None:
-    signal.signal(number, _ONCE_RECEIVED[number])
-    if jax.process_count() > 1:
-      signal.raise_signal(signal.SIGTERM)  # of which JAX's service tells the other processes
-      return
-    if self._received:  # the other signal came before, as when a launcher passes Ctrl-C on
+  def _receive(self, number: int, frame: types.FrameType | None) -> None:
+    # A launcher passes Ctrl-C on as SIGTERM, and a shutdown may send a signal twice.
+    if self._received:
       return
     self._received, self.signal = True, signal.Signals(number)
-    if not self.deferred:
+    if jax.process_count() > 1:
+      signal.raise_signal(signal.SIGTERM)  # of which JAX's service tells the other processes
+    elif not self.deferred and not signals.drops_exceptions(frame):
       raise Stopped
+
+
+def _answer_interrupts(reader: int) -> None:
+  """Reads the numbers of signals: tells of the first SIGINT, and exits after the second."""
+  is_told = False
+  with open(reader, "rb", buffering=0) as numbers:
+    for number in iter(lambda: numbers.read(1), b""):
+      if ord(number) != signal.SIGINT:
+        continue
+      if is_told:
+        os._exit(128 + signal.SIGINT)
+      is_told = True
+      print_once("stopping after this step or compilation; Ctrl-C again exits at once")

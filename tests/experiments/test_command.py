@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -157,6 +158,63 @@ def test_input_errors_and_interrupts_are_one_line_and_bugs_have_a_traceback(
     assert run(capsys, lambda: print("a line"), flags={}) == answer
   with pytest.raises(ZeroDivisionError):
     command.run(lambda: 1 / 0, {}, [])
+
+
+def test_an_interrupt_while_a_command_is_imported_leaves_no_traceback(tmp_path):
+  slow = "import time\nprint('imported', flush=True)\ntime.sleep(60)\n"
+  (tmp_path / "filelock.py").write_text(slow)  # shadows a package that commands import
+  words = [sys.executable, "-m", "experiments.report"]
+  pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+  env = os.environ | dict(PYTHONPATH=str(tmp_path))
+  root = pathlib.Path(command.__file__).parents[1]
+  with subprocess.Popen(words, cwd=root, env=env, **pipes) as process:
+    assert process.stdout.readline() == "imported\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.read() == ""
+  assert process.returncode == -signal.SIGINT  # 130 in a shell
+
+
+@pytest.mark.parametrize("place", ["import", "gc"])
+def test_an_interrupt_kills_where_libraries_drop_exceptions(place, tmp_path):
+  (tmp_path / "extension.py").write_text("import main\nmain.interrupt()")
+  code = """
+import gc, signal, sys
+from experiments import command
+
+def interrupt(*_):
+  try:
+    signal.raise_signal(signal.SIGINT)
+  except KeyboardInterrupt:
+    print("dropped")
+
+def work(place):
+  if place == "import":
+    import extension
+  else:
+    gc.callbacks.append(interrupt)
+    gc.collect()
+
+sys.modules["main"] = sys.modules["__main__"]
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # as while a command is imported
+command.run(work, dict(place=command.Flag("", "")), sys.argv[1:])
+"""
+  root = pathlib.Path(command.__file__).parents[1]
+  env = os.environ | dict(PYTHONPATH=f"{root}:{tmp_path}")
+  words = [sys.executable, "-c", code, f"--place={place}"]
+  answer = subprocess.run(words, capture_output=True, text=True, env=env)
+  assert (answer.returncode, answer.stdout, answer.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_a_command_ends_as_it_does_where_its_notes_cannot_be_read():
+  code = "import sys; from experiments import command; note = lambda: print(1, file=sys.stderr)"
+  code += "; command.run(lambda: [note(), print(2)], {}, [])"
+  reader, writer = os.pipe()
+  os.close(reader)
+  root = pathlib.Path(command.__file__).parents[1]
+  options = dict(cwd=root, stdout=subprocess.PIPE, stderr=writer, text=True)
+  answer = subprocess.run([sys.executable, "-c", code], **options)
+  os.close(writer)
+  assert (answer.stdout, answer.returncode) == ("2\n", 0)
 
 
 @pytest.mark.parametrize("word, kind", [("--help", command.CONFIG), ("-h", command.SWEEP)])

@@ -145,19 +145,25 @@ def test_a_killed_process_is_started_again(processes, moments, launched, check_e
   check_end(workdir, processes)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_sigterm_saves_and_the_same_command_goes_on(processes, launched, check_end, tmp_path):
+@pytest.mark.parametrize(
+  "processes, number", [(1, signal.SIGTERM), (2, signal.SIGTERM), (2, signal.SIGINT)]
+)
+def test_a_signal_saves_and_the_same_command_goes_on(
+  processes, number, launched, check_end, tmp_path
+):
   workdir, rng = tmp_path / "run", random.Random(processes)
   with launched(workdir, processes) as launcher:
     wait_for("train", rng, 0.0, launcher, workdir)
     sent = time.monotonic()
-    os.kill(rng.choice([launcher.pid, *children(launcher)]), signal.SIGTERM)
-    assert launcher.wait() == 143, log(workdir)
+    pids = [launcher.pid, *children(launcher)]
+    for pid in pids if number == signal.SIGINT else [rng.choice(pids)]:  # as a terminal does
+      os.kill(pid, number)
+    assert launcher.wait() == 128 + number, log(workdir)
   assert time.monotonic() - sent < 10
   last = reached(workdir)
   assert last == kept(workdir)
   check_digests(workdir / "checkpoints" / str(last))
-  assert f"stopped by SIGTERM at step {last}: run the same command again" in log(workdir)
+  assert f"stopped by {number.name} at step {last}: run the same command again" in log(workdir)
   with launched(workdir, processes) as launcher:
     assert launcher.wait() == 0, log(workdir)
   check_end(workdir, processes)

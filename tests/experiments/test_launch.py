@@ -45,21 +45,25 @@ def test_if_one_process_fails_the_others_are_killed(tmp_path):
   assert not is_alive(int((tmp_path / "0").read_text()))
 
 
-def test_sigterm_is_passed_on_and_nothing_is_retried(tmp_path):
-  script = f"trap 'touch {tmp_path}/ended$JAX_PROCESS_ID; exit 143' TERM; "
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_passed_on_and_nothing_is_retried(number, tmp_path):
+  script = f"trap 'sleep 0.3; touch {tmp_path}/ended$JAX_PROCESS_ID; exit 143' TERM; "
   script += f"touch {tmp_path}/up$JAX_PROCESS_ID; while true; do sleep 0.05; done"
 
   def terminate():
     wait_until(lambda: len([*tmp_path.glob("up*")]) == 2)
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), number)
+    if number == signal.SIGHUP:  # the kernel sends one, and the shell another
+      time.sleep(0.1)
+      os.kill(os.getpid(), number)
 
-  handler = signal.getsignal(signal.SIGTERM)
+  handler = signal.getsignal(number)
   thread = threading.Thread(target=terminate)
   thread.start()
   assert run_with_retries(["bash", "-c", script], 2, retries=2) == 143
   thread.join()
   assert len([*tmp_path.glob("ended*")]) == 2
-  assert signal.getsignal(signal.SIGTERM) == handler
+  assert signal.getsignal(number) == handler
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")

@@ -166,18 +166,19 @@ def test_a_failed_cell_keeps_its_error_and_is_resumed(room, swept, contents):
   assert results(room) == RESULTS and not error.exists()
 
 
-def test_sigterm_stops_the_trainings_and_keeps_finished_results(room, swept, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_the_trainings_and_keeps_finished_results(number, room, swept, monkeypatch):
   def sleep(seconds, sleep=time.sleep):
     sleep(seconds)
     if (room / "hanging").exists():
       (room / "hanging").unlink()
-      os.kill(os.getpid(), signal.SIGTERM)
+      os.kill(os.getpid(), number)
 
   monkeypatch.setattr(sweep.time, "sleep", sleep)
-  handler = signal.getsignal(signal.SIGTERM)
-  assert swept(do={"k-2-seed0": "hang"}).status == 128 + signal.SIGTERM
+  handler = signal.getsignal(number)
+  assert swept(do={"k-2-seed0": "hang"}).status == 128 + number
   assert names(room) == CELLS[:2] and results(room) == RESULTS[:1]
-  assert signal.getsignal(signal.SIGTERM) is handler
+  assert signal.getsignal(number) is handler
   with pytest.raises(ProcessLookupError):
     os.kill(calls(room)[-1]["pid"], 0)
 

@@ -1,7 +1,9 @@
 """Tests the files that training writes, and that it resumes bit for bit."""
 
+import contextlib
 import importlib.machinery
 import json
+import os
 import shutil
 import signal
 import sys
@@ -13,6 +15,8 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from experiments import command
+from experiments import train as train_command
 from experiments import trainer as trainer_module
 from experiments.run import load_run, load_task, schedule
 from experiments.training import task as tasks
@@ -265,6 +269,37 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
     np.testing.assert_array_equal(ours, theirs)
   assert metrics(tmp_path) == metrics(straight) and results(tmp_path) == results(straight)
   assert (tmp_path / "samples.txt").read_bytes() == (straight / "samples.txt").read_bytes()
+
+
+@pytest.mark.parametrize(
+  "open_display, number", [(os.pipe, signal.SIGINT), (os.openpty, signal.SIGHUP)]
+)
+def test_a_training_whose_reader_or_terminal_is_gone_saves_and_ends(
+  open_display, number, data, fast, tmp_path, monkeypatch
+):
+  reader, writer = open_display()
+  os.close(reader)
+  words = f"--config={data}/tiny.py", f"--workdir={tmp_path}", "--config.training.num_steps=6"
+
+  def train() -> int:
+    with contextlib.ExitStack() as stack:
+      stdout, stderr = (stack.enter_context(open(os.dup(writer), "w")) for _ in range(2))
+      stack.enter_context(contextlib.redirect_stdout(stdout))
+      stack.enter_context(contextlib.redirect_stderr(stderr))
+      stack.enter_context(fast())
+      with pytest.raises(SystemExit) as exit:
+        command.run(train_command.main, train_command.FLAGS, words)
+    return exit.value.code
+
+  with monkeypatch.context() as patch:
+    interrupt = lambda: signal.raise_signal(number)
+    patch.setattr(trainer_module.Reporter, "step", _interrupt_at(2, interrupt))
+    assert train() == 128 + number
+  (saved,) = list_steps(tmp_path / "checkpoints")
+  assert saved == metrics(tmp_path)[-1]["step"] < 6
+  assert train() == 0
+  assert list_steps(tmp_path / "checkpoints") == [3, 6] and results(tmp_path)
+  os.close(writer)
 
 
 def test_other_choices_train_too(train, data, tmp_path):

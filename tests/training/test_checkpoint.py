@@ -109,6 +109,18 @@ def test_a_step_between_saves_is_kept_until_the_next_save(tmp_path):
       assert checkpoints.average(3, like=make_state().params, since=since)[1] == averaged
 
 
+def test_another_interval_keeps_what_was_kept(tmp_path):
+  with Checkpoints(tmp_path, save_every=10) as checkpoints:
+    for step in (30, 40, 50, 53):
+      checkpoints.save(step, make_state(step))
+  with Checkpoints(tmp_path, save_every=8) as checkpoints:
+    for step, after in ((56, [56]), (57, [56, 57]), (64, [56, 64])):
+      checkpoints.save(step, make_state(step))
+      assert checkpoints.steps() == [30, 40, 50, *after]
+  _, averaged = Checkpoints(tmp_path).average(5, like=make_state().params, part=1.0)
+  assert averaged == [30, 40, 50, 56, 64]
+
+
 def test_an_interrupted_save_is_no_checkpoint_and_can_be_repeated(copied):
   shutil.copytree(copied / "3", copied / "4.orbax-checkpoint-tmp")
   with Checkpoints(copied) as checkpoints:

@@ -47,6 +47,18 @@ def test_numbers_of_any_kind_are_written_and_those_not_finite_are_null(tmp_path)
   assert line == dict(step=1, time=line["time"], a=0.5, b=2, c=None, d=None, e=3)
 
 
+def test_the_times_of_a_run_never_go_back_as_clocks_do(tmp_path, clock, monkeypatch):
+  for start, now in ((0, 5000.0), (2, 3000.0)):  # the second run is on a machine behind
+    reporter, _ = make_reporter(tmp_path, start=start)
+    monkeypatch.setattr(metrics.time, "time", lambda: now)  # noqa: B023
+    with reporter:
+      for step in (start + 1, start + 2):
+        reporter.values(step, dict(valid_loss=1.0))
+        now -= 60
+        clock.now += 2
+  assert [line["time"] for line in read_metrics(tmp_path)] == [5000, 5002, 5002, 5004]
+
+
 @pytest.mark.parametrize("num_steps, kept", [(10, 10), (2_003, 1002)])
 def test_about_a_thousand_steps_are_kept_and_always_the_last(tmp_path, num_steps, kept):
   reporter, _ = make_reporter(tmp_path, num_steps)

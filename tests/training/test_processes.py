@@ -68,7 +68,7 @@ def test_two_processes_that_slurm_started_go_on_from_one_and_one_from_them(tmp_p
 
   one, other = answers(finish(start(folder, 20, 1, int(signal.SIGINT), 6)))
   first, received = one
-  assert one == other and received == "SIGTERM" and 6 <= max(first) < 10
+  assert one == other and received == "SIGINT" and 6 <= max(first) < 10
   assert sorted(path.name for path in folder.iterdir()) == ["3", str(max(first))]
 
   losses |= first | small_run.run(folder, 20, num_devices=2)

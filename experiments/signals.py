@@ -1,0 +1,54 @@
+"""Handles the signals that end a command."""
+
+import contextlib
+import gc
+import signal
+import traceback
+import types
+from collections.abc import Callable, Iterator, Sequence
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: its terminal was closed
+
+
+@contextlib.contextmanager
+def handling(numbers: Sequence[signal.Signals], handler: Callable) -> Iterator[None]:
+  """Handles signals inside the block; those that are ignored, as nohup does, stay ignored."""
+  before = {}
+  for number in numbers:
+    if signal.getsignal(number) is not signal.SIG_IGN:
+      before[number] = signal.signal(number, handler)
+  try:
+    yield
+  finally:
+    for number, handler_before in before.items():
+      signal.signal(number, handler_before)
+
+
+@contextlib.contextmanager
+def raising_interrupts() -> Iterator[None]:
+  """Has Ctrl-C raise KeyboardInterrupt inside the block, if it kills outside, but for imports."""
+  if signal.getsignal(signal.SIGINT) is not signal.SIG_DFL:
+    yield
+    return
+  with handling([signal.SIGINT], _interrupt):
+    yield
+
+
+def _interrupt(number: int, frame: types.FrameType | None) -> None:
+  if drops_exceptions(frame):
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+  raise KeyboardInterrupt
+
+
+def drops_exceptions(frame: types.FrameType | None) -> bool:
+  """Returns whether an exception that a handler raises in this frame is printed and dropped.
+
+  Extensions do so while they are imported, and Python does in the callbacks of gc, such as JAX's.
+  """
+  callbacks = [getattr(callback, "__code__", None) for callback in gc.callbacks]
+  for outer, _ in traceback.walk_stack(frame):
+    is_import = outer.f_code.co_filename.startswith("<frozen importlib")
+    if is_import or outer.f_code in callbacks:
+      return True
+  return False
