@@ -10,6 +10,7 @@ import lzma
 import os
 import pathlib
 import re
+import secrets
 import socket
 import sys
 import textwrap
@@ -170,7 +171,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
   """Opens a new file that replaces `path` at the end of the block.
 
   If the block raises or the process is killed, `path` keeps its content. A link at `path` is
-  replaced, not followed.
+  replaced, not followed. Several processes may write one file: the last one stays, whole. A killed
+  process leaves a hidden file, which nothing reads.
   """
   if in_bucket(path):
     content = io.BytesIO()
@@ -178,8 +180,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     with checking_bucket(path):
       path.write_bytes(content.getvalue())
     return
-  new = path.with_name(f".{path.name}.new")
-  new.unlink(missing_ok=True)  # left by a killed process
+  # Not by `tempfile`, whose files only their owner may read.
+  new = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
   try:
     with open(new, "xb") as file:
       yield file

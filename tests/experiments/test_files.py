@@ -1,0 +1,28 @@
+"""Files appear whole, whoever else writes them, and paths are those that a shell would name."""
+
+import contextlib
+import os
+
+from experiments.files import whole_file
+
+
+def test_commands_that_write_one_file_at_once_publish_whole_files_alone(tmp_path):
+  path = tmp_path / "results.json"
+  with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
+    whole, half = (stack.enter_context(whole_file(path)) for stack in (first, second))
+    whole.write(b"of the first")
+    half.write(b"of the sec")
+    first.close()
+    assert path.read_bytes() == b"of the first"
+    half.write(b"ond")
+    second.close()
+    assert path.read_bytes() == b"of the second"
+  assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_file_has_the_permissions_of_any_new_file(tmp_path):
+  plain, whole = tmp_path / "plain", tmp_path / "whole"
+  plain.touch()
+  with whole_file(whole) as file:
+    file.write(b"")
+  assert os.stat(whole).st_mode == os.stat(plain).st_mode
