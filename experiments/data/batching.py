@@ -50,15 +50,16 @@ class Schedule:
     boundaries: Sequence[int],
     budget: int,
     multiple_of: int = 1,
+    length_multiple_of: int = 1,
     seed: int | None,
   ):
     """Sorts the examples into buckets.
 
     A side is the sizes of all examples, in tokens or nodes; the larger side counts. The examples of
     a bucket are padded to its boundary; `boundaries` increase. `budget` is the largest size of a
-    batch, over all devices and microbatches, if it has room for `multiple_of` rows, devices times
-    microbatches, of the last boundary. The examples of a step are the same for any. Without a seed,
-    buckets and examples stay in order.
+    batch, over all devices and microbatches, before its rows and their length are rounded up to
+    multiples: of devices times microbatches, and of the devices that share a row. So the examples
+    of a step are the same for any. Without a seed, buckets and examples stay in order.
 
     Raises InputError: no example is small enough.
     """
@@ -73,7 +74,8 @@ class Schedule:
       if len(examples):
         starts = range(0, len(examples), num_rows)
         self._batches += [(len(shapes), slice(start, start + num_rows)) for start in starts]
-        shapes.append((math.ceil(num_rows / multiple_of) * multiple_of, boundary))
+        padded_length = round_up(boundary, length_multiple_of)
+        shapes.append((round_up(num_rows, multiple_of), padded_length))
         self.buckets.append(examples)
     self.shapes, self.num_per_epoch = tuple(shapes), len(self._batches)
     self.dropped = len(sizes) - sum(map(len, self.buckets))
@@ -143,6 +145,11 @@ class Batches(Schedule):
   def examples(self) -> list[np.ndarray]:
     """Returns the rows of all sides in the first epoch, before they are batched."""
     return [x for side in self._sides for x in (side.in_epoch(0).values, side.in_epoch(0).offsets)]
+
+
+def round_up(number: int, multiple_of: int) -> int:
+  """Returns the smallest multiple that is at least as large as a number."""
+  return -(-number // multiple_of) * multiple_of
 
 
 def pair_lengths(*sides: Any) -> Int[np.ndarray, "pairs"]:

@@ -18,7 +18,9 @@ from experiments.training.checkpoint_reader import list_damaged, list_steps
 from experiments.training.environment import environment
 from relpos_jax.typing import PyTree
 
-# Keys, or groups of keys, that may change when a run is resumed, since no step depends on them.
+# Keys, or groups of keys, that may change when a run is resumed, since no step depends on
+# them: neither its examples nor, up to rounding, what is computed. Only where a mesh pads
+# sequences to shard them does dropout draw other numbers.
 MAY_CHANGE = ("mesh", "data.pairs.test", "decoding", "evaluation")
 MAY_CHANGE += ("training.num_steps", "training.num_epochs", "training.eval_every")
 MAY_CHANGE += ("training.save_every", "training.keep_checkpoints")
@@ -108,7 +110,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_run_files(workdir: Path, config: Mapping[str, Any], updates: int) -> None:
   """Writes config.json, and environment.json with the number of updates, at each start of a run."""
-  where = environment() | dict(updates=updates)  # of epochs it depends on the mesh
+  where = environment() | dict(updates=updates)  # of epochs: those of the data
   for name, content in (("config", config), ("environment", where)):
     text = json.dumps(content, indent=2, ensure_ascii=False)
     write_whole(workdir / f"{name}.json", text + "\n")
