@@ -13,6 +13,9 @@ record.json, the run's line in the results of a sweep.
 With --pairs, writes into the folder `pairs` of the run directory, and no record. With --hypotheses,
 scores a file of translations instead, a line for each pair, and writes nothing. They must be in the
 form of the run's own, in Moses tokens or lower case where `config.data` says so.
+
+The data must be those that the run was started with, by their digests in digests.json; --pairs are
+not compared.
 """
 
 import json
@@ -37,7 +40,8 @@ FLAGS = dict(
 
 def main(workdir: Path, pairs: str, hypotheses: str, average_checkpoints: int) -> None:
   """Repeats the evaluation at the end of training, or scores other files."""
-  from experiments.run import load_run
+  from experiments.run import load_run, load_task
+  from experiments.training.workdir import check_unchanged, data_digests
 
   if hypotheses:
     print(_score_hypotheses(workdir, pairs, hypotheses))
@@ -45,8 +49,11 @@ def main(workdir: Path, pairs: str, hypotheses: str, average_checkpoints: int) -
   if workdir.exists():
     check_writable(workdir)
   if not pairs:
+    task = load_task(workdir)
+    data = task.load_data()
+    check_unchanged(workdir, data_digests(data, task.name_split))
     run = load_run(workdir, average_checkpoints=average_checkpoints)
-    evaluate(run, run.task.load_data(), workdir)
+    evaluate(run, data, workdir)
     return
   from experiments.translation.corpus import read_splits
 

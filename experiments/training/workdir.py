@@ -116,12 +116,18 @@ def write_run_files(workdir: Path, config: Mapping[str, Any], updates: int) -> N
     write_whole(workdir / f"{name}.json", text + "\n")
 
 
-def data_digests(data: Any, examples: PyTree, name_split: Callable[[str], str]) -> dict[str, str]:
-  """Returns the digests of the training examples and of the other splits of the data, by name."""
-  digests = {"training data": _digest(jax.tree.leaves(examples))}
-  for split in data.splits.keys() - {"train"}:
-    digests[name_split(split)] = _digest(jax.tree.leaves([*data.splits[split]]))
-  return digests
+def data_digests(data: Any, name_split: Callable[[str], str]) -> dict[str, str]:
+  """Returns the digests of all splits of the data by name, but for that of training."""
+  return {
+    name_split(split): _digest(jax.tree.leaves([*examples]))
+    for split, examples in data.splits.items()
+    if split != "train"
+  }
+
+
+def training_digest(examples: PyTree) -> dict[str, str]:
+  """Returns the digest of the examples that batches are made of, by name."""
+  return {"training data": _digest(jax.tree.leaves(examples))}
 
 
 def check_unchanged(workdir: Path, digests: Mapping[str, str] | None = None) -> None:

@@ -85,6 +85,7 @@ def test_only_a_finished_run_has_a_record(call, run_copy, num_lines, num_steps):
   environment = json.loads((run_copy / "environment.json").read_text("utf-8"))
   updates = json.dumps(environment | dict(updates=num_steps))
   (run_copy / "environment.json").write_text(updates, encoding="utf-8")
+  (run_copy / "digests.json").unlink()  # as of an old run
   lines = (run_copy / "metrics.jsonl").read_text("utf-8").splitlines(keepends=True)
   (run_copy / "metrics.jsonl").write_text("".join(lines[:num_lines]), encoding="utf-8")
   assert call("evaluate", f"--workdir={run_copy}").status == 0
