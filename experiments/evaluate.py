@@ -19,7 +19,6 @@ not compared.
 """
 
 import json
-import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +32,14 @@ if TYPE_CHECKING:
 FLAGS = dict(
   workdir=command.WORKDIR,
   pairs=command.Flag("", "other pairs to score: source_file,target_file or file.tsv"),
-  hypotheses=command.Flag("", "a file of translations of --pairs, in the form of the run's own"),
+  hypotheses=command.Flag(
+    "", "a file of translations of --pairs, in the form of the run's own", is_path=True
+  ),
   average_checkpoints=command.AVERAGE,
 )
 
 
-def main(workdir: Path, pairs: str, hypotheses: str, average_checkpoints: int) -> None:
+def main(workdir: Path, pairs: str, hypotheses: Path | str, average_checkpoints: int) -> None:
   """Repeats the evaluation at the end of training, or scores other files."""
   from experiments.run import load_run, load_task
   from experiments.training.workdir import check_unchanged, data_digests
@@ -66,7 +67,7 @@ def main(workdir: Path, pairs: str, hypotheses: str, average_checkpoints: int) -
     _print(found, run, folder)
 
 
-def _score_hypotheses(workdir: Path, pairs: str, hypotheses: str) -> str:
+def _score_hypotheses(workdir: Path, pairs: str, hypotheses: Path) -> str:
   """Returns the table of the scores of a file of translations, as those of a run are scored."""
   from experiments.run import load_task
   from experiments.translation.corpus import Corpus, read_lines, read_pairs
@@ -74,7 +75,7 @@ def _score_hypotheses(workdir: Path, pairs: str, hypotheses: str) -> str:
 
   if not pairs:
     raise InputError("--hypotheses are translations of --pairs: give source_file,target_file")
-  rows, lines = read_pairs(pairs), read_lines(pathlib.Path(hypotheses))
+  rows, lines = read_pairs(pairs), read_lines(hypotheses)
   if len(rows) != len(lines):
     raise InputError(
       f"{hypotheses} has {len(lines)} lines and {pairs} {len(rows)}: give a translation of each"

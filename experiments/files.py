@@ -34,10 +34,16 @@ Path = pathlib.Path | epath.Path  # local, or in a bucket
 def to_path(name: str | os.PathLike) -> Path:
   """Returns a local path, or one in a bucket, as in gs://bucket/runs/mine or s3://bucket/mine.
 
-  Raises InputError: the name has another scheme, or the package that serves it is not installed.
+  Expands ~, which shells leave as it is in --workdir=~/run.
+
+  Raises InputError: the name has another scheme, or the package that serves it is not installed,
+  or there is no such home.
   """
   if not (scheme := re.match("([a-z0-9]+):/", os.fspath(name))):
-    return pathlib.Path(name)
+    try:
+      return pathlib.Path(name).expanduser()
+    except RuntimeError as error:
+      raise InputError(f"cannot use {name}: {error}") from None
   package = dict(gs="gcsfs", s3="s3fs").get(scheme[1])
   if not package or not os.fspath(name).startswith(f"{scheme[1]}://"):
     raise InputError(f"cannot use {name}: give a local path, gs://BUCKET/RUN or s3://BUCKET/RUN")

@@ -8,14 +8,13 @@ The text is UTF-8, and in subwords if the model was trained on them.
 
 import functools
 import itertools
-import pathlib
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 from experiments import command
 from experiments.errors import InputError
-from experiments.files import Path
+from experiments.files import Path, to_path
 
 _LINES_AT_ONCE = 1024
 
@@ -39,7 +38,7 @@ def main(
   from experiments.translation.corpus import read_lines
   from experiments.translation.task import make_translator
 
-  lines = _stdin_lines() if input == "-" else iter(read_lines(pathlib.Path(input)))
+  lines = _stdin_lines() if input == "-" else iter(read_lines(to_path(input)))
   run = load_run(workdir, "translation", average_checkpoints)
   changes = dict(beam_size=beam_size) if beam_size else {}
   if not sys.stdout.isatty():

@@ -3,7 +3,10 @@
 import contextlib
 import os
 
-from experiments.files import whole_file
+import pytest
+
+from experiments.errors import InputError
+from experiments.files import to_path, whole_file
 
 
 def test_commands_that_write_one_file_at_once_publish_whole_files_alone(tmp_path):
@@ -26,3 +29,10 @@ def test_a_file_has_the_permissions_of_any_new_file(tmp_path):
   with whole_file(whole) as file:
     file.write(b"")
   assert os.stat(whole).st_mode == os.stat(plain).st_mode
+
+
+def test_a_path_below_the_home_is_expanded(tmp_path, monkeypatch):
+  monkeypatch.setenv("HOME", str(tmp_path))
+  assert to_path("~/runs/x") == tmp_path / "runs" / "x"
+  with pytest.raises(InputError, match="cannot use ~nobody-at-all/x: "):
+    to_path("~nobody-at-all/x")

@@ -66,13 +66,16 @@ def test_a_line_loads_no_other_system_and_no_library_of_scores(workdir):
   assert "orbax" not in imported  # since the evaluation after training kept the average
 
 
-def test_line_ends_a_byte_order_mark_and_packing_do_not_matter(translate, translations, tmp_path):
+def test_line_ends_a_byte_order_mark_and_packing_do_not_matter(
+  translate, translations, tmp_path, monkeypatch
+):
+  monkeypatch.setenv("HOME", str(tmp_path))
   text = ("\ufeff" + "\r\n".join(SHORT_LINES)).encode()
   wanted = [translations[LINES.index(line)] for line in SHORT_LINES]
   assert translate(text) == wanted
   for name, content in (("lines.txt", text), ("lines.gz", gzip.compress(text))):
     (tmp_path / name).write_bytes(content)
-    assert translate(b"", f"--input={tmp_path}/{name}") == wanted
+    assert translate(b"", f"--input=~/{name}") == wanted
   assert (translate(b""), translate(b"\n\n")) == ([], ["", ""])
 
 
