@@ -92,20 +92,23 @@ def check_shared(workdir: Path) -> None:
 def read_config(workdir: Path) -> dict[str, Any]:
   """Reads the config of a run, without the keys that there are no longer."""
   config = read_json(workdir / "config.json")
-  for (group, key), value in _GONE.items():
-    if config.get(group, {}).get(key) == value:
-      del config[group][key]
+  for (name, key), value in _GONE.items():
+    group = config.get(name)
+    if isinstance(group, dict) and group.get(key) == value:
+      del group[key]
   return config
 
 
 def read_json(path: Path) -> dict[str, Any]:
-  """Reads a JSON file of a run directory; raises InputError if it cannot be read."""
+  """Reads the JSON object in a file of a run directory; raises InputError if there is none."""
+  remedy = "restore it, or name another run's folder"
   try:
-    return json.loads(path.read_bytes())
+    content = json.loads(path.read_bytes())
   except (OSError, ValueError) as error:
-    raise InputError(
-      f"cannot read {path} ({error}): restore it, or name another run's folder"
-    ) from error
+    raise InputError(f"cannot read {path} ({error}): {remedy}") from error
+  if not isinstance(content, dict):
+    raise InputError(f"{path} is no JSON object: {remedy}")
+  return content
 
 
 def write_run_files(workdir: Path, config: Mapping[str, Any], updates: int) -> None:
