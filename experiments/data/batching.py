@@ -65,7 +65,10 @@ class Schedule:
     """
     self._seed, self._longest = seed, boundaries[-1]
     sizes = np.maximum.reduce(sides)
-    _check_any(sizes, self._longest)
+    if not (sizes <= self._longest).any():
+      problem = f"none of {len(sizes)} examples is at most {self._longest} long"
+      remedy = "train on longer ones, or give shorter ones to validate"
+      raise InputError(f"{problem}, as the longest in training: {remedy}")
     bucket_of = np.searchsorted(boundaries, sizes)
     self.buckets, self._batches, shapes = [], [], []
     for index, boundary in enumerate(boundaries):
@@ -168,8 +171,10 @@ def bucket_boundaries(
   Raises InputError: every example is longer than max_length.
   """
   max_length = max_length or int(lengths.max(initial=0))
-  _check_any(lengths, max_length)
   short = lengths[lengths <= max_length]
+  if not len(short):
+    problem = f"none of {len(lengths)} examples is at most {max_length} long"
+    raise InputError(f"{problem}: give shorter ones or raise config.batches.max_length")
   ends, counts = np.unique(-(-short // multiple_of) * multiple_of, return_counts=True)
   ends, examples = np.concatenate([[0], ends]), np.concatenate([[0], np.cumsum(counts)])
   # cells[j]: the fewest tokens, with padding, of the examples up to length ends[j]. Each iteration
@@ -185,13 +190,6 @@ def bucket_boundaries(
     boundaries.append(int(ends[j]))
     j = bucket[j]
   return tuple(reversed(boundaries))
-
-
-def _check_any(sizes: Int[np.ndarray, "examples"], longest: int) -> None:
-  if not (sizes <= longest).any():
-    raise InputError(
-      f"none of {len(sizes)} examples is at most {longest} long: give other data or raise the limit"
-    )
 
 
 def prefetch(batches: Any, start: int, stop: int) -> Iterator[Any]:

@@ -115,7 +115,7 @@ def test_so_many_checkpoints_are_averaged_as_asked(call, longer):
   assert "averages 12, 15 alone" in translate().err
   assert translate("--average_checkpoints=1").err == ""
   answer = translate("--average_checkpoints=4")
-  assert answer.status == 2 and "average_checkpoints is 4, but only 3 are kept" in answer.err
+  answer.assert_refused("4, but only 3 are kept: give --average_checkpoints=3 or less")
 
 
 def test_a_run_older_than_the_choice_stops_at_the_bound_as_it_did(workdir, tmp_path):
