@@ -19,6 +19,7 @@ not compared.
 """
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -58,9 +59,13 @@ def main(workdir: Path, pairs: str, hypotheses: Path | str, average_checkpoints:
     return
   from experiments.translation.corpus import read_splits
 
+  folder = workdir / "pairs"
+  is_other = os.path.islink(folder) or (folder.exists() and not folder.is_dir())
+  if is_other:  # others may have put a link there, to what is not theirs
+    raise InputError(f"{folder} is a link or a file: delete it")
   corpus = read_splits(dict(pairs=pairs))
   run = load_run(workdir, "translation", average_checkpoints)
-  (folder := workdir / "pairs").mkdir(exist_ok=True)
+  folder.mkdir(exist_ok=True)
   for note in corpus.notes:
     print(note)
   if found := run.task.evaluate(run, run.task.normalize(corpus), folder):

@@ -44,12 +44,29 @@ def main(
   if not sys.stdout.isatty():
     changes["track"] = functools.partial(track, what="sentences")
   translate = make_translator(run, **changes)
-  numbers = itertools.count(1)
   size = 1 if input == "-" and sys.stdin.isatty() else _LINES_AT_ONCE
+  number = 1
   while chunk := list(itertools.islice(lines, size)):
-    numbered = zip(run.task.normalize_lines(chunk), numbers, strict=False)
-    chunk = [_read(*pair, run.vocabulary, max_source_length) for pair in numbered]
-    print(*run.task.join(translate(chunk)), sep="\n", flush=True)
+    normalized = enumerate(run.task.normalize_lines(chunk), number)
+    chunk = [_read(line, i, run.vocabulary, max_source_length) for i, line in normalized]
+    translations = run.task.join(translate(chunk))
+    print(*translations, sep="\n", flush=True)
+    _warn_of_empty(chunk, translations, number)
+    number += len(chunk)
+
+
+def _warn_of_empty(lines: list[str], translations: list[str], number: int) -> None:
+  """Warns of lines, numbered from `number`, that have words and an empty translation."""
+  empty = []
+  for i, (line, translation) in enumerate(zip(lines, translations, strict=True), number):
+    if line and not translation:
+      empty.append(i)
+  if empty:
+    print(
+      f"empty translations: {len(empty)}, the first of line {empty[0]}: "
+      "the training may have diverged",
+      file=sys.stderr,
+    )
 
 
 def _read(line: str, number: int, tokenizer: Any, longest: int) -> str:

@@ -133,6 +133,22 @@ def test_other_pairs_and_given_translations_are_scored_as_a_test_set(
   assert scored.out.strip() and scored.out.strip() in answer.out
 
 
+@pytest.mark.parametrize("kind", ["link", "broken link", "file"])
+def test_nothing_is_written_where_a_link_in_a_run_points_to(
+  run_copy, call, data, tmp_path, contents, kind
+):
+  (tmp_path / "elsewhere").mkdir()
+  (tmp_path / "elsewhere" / "results.json").write_text("mine")
+  if kind == "file":
+    (run_copy / "pairs").write_text("")
+  else:
+    (run_copy / "pairs").symlink_to(tmp_path / ("elsewhere" if kind == "link" else "nowhere"))
+  before = contents(tmp_path)
+  answer = call("evaluate", f"--workdir={run_copy}", f"--pairs={data}/test.en,{data}/test.de")
+  answer.assert_refused(f"{run_copy}/pairs is a link or a file: delete it")
+  assert contents(tmp_path) == before
+
+
 @pytest.mark.parametrize(
   "flags, words",
   [

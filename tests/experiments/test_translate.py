@@ -6,10 +6,13 @@ import re
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from configs import quickstart
+from experiments import run as run_module
 from experiments import translate as translate_command
 from experiments.data.tokenizer import decode, encode, load_tokenizer, train_tokenizer
 from experiments.run import load_run, load_task
@@ -91,6 +94,23 @@ def test_a_long_line_is_truncated_with_a_warning(call, workdir):
   short = [*lines[:2], first, lines[3]]
   wanted = call("translate", f"--workdir={workdir}", stdin="\n".join(short).encode())
   assert answer.out == wanted.out
+
+
+def test_a_model_that_diverged_is_told_from_its_empty_translations(call, workdir, monkeypatch):
+  def load_diverged(*args):
+    run = load_run(*args)
+    params = jax.tree.map(lambda x: x * jnp.nan, run.params)
+    return run._replace(params=params)
+
+  monkeypatch.setattr(run_module, "load_run", load_diverged)
+  monkeypatch.setattr(translate_command, "_LINES_AT_ONCE", 3)
+  answer = call("translate", f"--workdir={workdir}", stdin=b"\na cat\nthe dog\n\na cat\n")
+  assert (answer.status, answer.out) == (0, 5 * "\n")
+  warnings = [line for line in answer.err.splitlines() if "empty" in line]
+  assert warnings == [
+    "empty translations: 2, the first of line 2: the training may have diverged",
+    "empty translations: 1, the first of line 5: the training may have diverged",
+  ]
 
 
 def test_words_that_are_not_in_the_vocabulary_are_named(capsys):
