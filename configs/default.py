@@ -121,7 +121,8 @@ _TRANSLATION = dict(
   ),
   batches=dict(
     tokens=4096,  # of a batch, by the longer side of each pair, padding included
-    max_length=128,  # pairs with a longer side are dropped
+    # Pairs with a longer side are dropped; of valid also those longer than any in training.
+    max_length=128,
     num_shapes=6,  # each is compiled once
   ),
   model=dict(

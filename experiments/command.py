@@ -255,24 +255,29 @@ def lock_folder(folder: Path, flag: str) -> Iterator[None]:
 
   The lock is released when its process ends, even if it is killed; in a bucket, see `bucket_lock`.
 
-  Raises InputError: another process holds the lock, or the folder cannot be written.
+  Raises InputError: another process holds the lock, or the folder cannot be written or locked.
   """
   if in_bucket(folder):
     with bucket_lock(folder, flag):
       yield
     return
   is_new = not folder.exists()
-  lock = filelock.FileLock(make_folder(folder, flag) / ".lock", timeout=0)
+  file = make_folder(folder, flag) / ".lock"
+  lock = filelock.FileLock(file, timeout=0)
   try:
     lock.acquire()
   except filelock.Timeout:
     remedy = f"wait for it, or give another --{flag}"
-    raise InputError(f"another command is using {folder}: {remedy}") from None
+    stale = f"if none runs on any machine, delete {file}"  # its machine died
+    raise InputError(f"another command is using {folder}: {remedy}; {stale}") from None
+  except OSError as error:  # the file system has no locks
+    remedy = f"give a --{flag} on another disk"
+    raise InputError(f"cannot lock {folder} ({error.strerror}): {remedy}") from error
   try:
     yield
   finally:
     with contextlib.suppress(OSError):  # on a disk that is read-only by now
-      os.unlink(lock.lock_file)
+      file.unlink()
     lock.release()
     if is_new:
       with contextlib.suppress(OSError):  # it is not empty

@@ -54,6 +54,16 @@ def check_keys(names: Iterable[str], known: ConfigDict) -> None:
       raise InputError(f"unknown config.{name}: {hint}")
 
 
+def check_form(values: Mapping[str, Any] | ConfigDict, known: ConfigDict) -> None:
+  """Raises InputError for None, and for a value where the known config has a group."""
+  keys = flatten(known)
+  for name, value in flatten(values).items():
+    is_group = keys.get(name, {}) == {}
+    if value is None or (is_group and value != {}):
+      wanted = "a group of values" if is_group else "a value"
+      raise InputError(f"config.{name} is {value!r}: give {wanted}, as in configs/default.py")
+
+
 def add_test_sets(config: ConfigDict, keys: Iterable[str]) -> None:
   """Adds the named test sets among dotted keys, as "data.pairs.test.long", to a config.
 

@@ -13,10 +13,13 @@ record.json, the run's line in the results of a sweep.
 With --pairs, writes into the folder `pairs` of the run directory, and no record. With --hypotheses,
 scores a file of translations instead, a line for each pair, and writes nothing. They must be in the
 form of the run's own, in Moses tokens or lower case where `config.data` says so.
+
+The data must be those that the run was started with, by their digests in digests.json; --pairs are
+not compared.
 """
 
 import json
-import pathlib
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -30,14 +33,17 @@ if TYPE_CHECKING:
 FLAGS = dict(
   workdir=command.WORKDIR,
   pairs=command.Flag("", "other pairs to score: source_file,target_file or file.tsv"),
-  hypotheses=command.Flag("", "a file of translations of --pairs, in the form of the run's own"),
+  hypotheses=command.Flag(
+    "", "a file of translations of --pairs, in the form of the run's own", is_path=True
+  ),
   average_checkpoints=command.AVERAGE,
 )
 
 
-def main(workdir: Path, pairs: str, hypotheses: str, average_checkpoints: int) -> None:
+def main(workdir: Path, pairs: str, hypotheses: Path | str, average_checkpoints: int) -> None:
   """Repeats the evaluation at the end of training, or scores other files."""
-  from experiments.run import load_run
+  from experiments.run import load_run, load_task
+  from experiments.training.workdir import check_unchanged, data_digests
 
   if hypotheses:
     print(_score_hypotheses(workdir, pairs, hypotheses))
@@ -45,21 +51,28 @@ def main(workdir: Path, pairs: str, hypotheses: str, average_checkpoints: int) -
   if workdir.exists():
     check_writable(workdir)
   if not pairs:
+    task = load_task(workdir)
+    data = task.load_data()
+    check_unchanged(workdir, data_digests(data, task.name_split))
     run = load_run(workdir, average_checkpoints=average_checkpoints)
-    evaluate(run, run.task.load_data(), workdir)
+    evaluate(run, data, workdir)
     return
   from experiments.translation.corpus import read_splits
 
+  folder = workdir / "pairs"
+  is_other = os.path.islink(folder) or (folder.exists() and not folder.is_dir())
+  if is_other:  # others may have put a link there, to what is not theirs
+    raise InputError(f"{folder} is a link or a file: delete it")
   corpus = read_splits(dict(pairs=pairs))
   run = load_run(workdir, "translation", average_checkpoints)
-  (folder := workdir / "pairs").mkdir(exist_ok=True)
+  folder.mkdir(exist_ok=True)
   for note in corpus.notes:
     print(note)
   if found := run.task.evaluate(run, run.task.normalize(corpus), folder):
     _print(found, run, folder)
 
 
-def _score_hypotheses(workdir: Path, pairs: str, hypotheses: str) -> str:
+def _score_hypotheses(workdir: Path, pairs: str, hypotheses: Path) -> str:
   """Returns the table of the scores of a file of translations, as those of a run are scored."""
   from experiments.run import load_task
   from experiments.translation.corpus import Corpus, read_lines, read_pairs
@@ -67,7 +80,7 @@ def _score_hypotheses(workdir: Path, pairs: str, hypotheses: str) -> str:
 
   if not pairs:
     raise InputError("--hypotheses are translations of --pairs: give source_file,target_file")
-  rows, lines = read_pairs(pairs), read_lines(pathlib.Path(hypotheses))
+  rows, lines = read_pairs(pairs), read_lines(hypotheses)
   if len(rows) != len(lines):
     raise InputError(
       f"{hypotheses} has {len(lines)} lines and {pairs} {len(rows)}: give a translation of each"

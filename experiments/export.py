@@ -38,6 +38,7 @@ FLAGS = dict(
 # What CTranslate2 knows of config.model.
 _NEEDED = dict(
   positions="relative",
+  positions_in="all",
   tables_per_head=False,
   relative_keys=True,
   relative_values=True,

@@ -11,6 +11,7 @@ import lzma
 import os
 import pathlib
 import re
+import secrets
 import socket
 import sys
 import textwrap
@@ -34,10 +35,16 @@ Path = pathlib.Path | epath.Path  # local, or in a bucket
 def to_path(name: str | os.PathLike) -> Path:
   """Returns a local path, or one in a bucket, as in gs://bucket/runs/mine or s3://bucket/mine.
 
-  Raises InputError: the name has another scheme, or the package that serves it is not installed.
+  Expands ~, which shells leave as it is in --workdir=~/run.
+
+  Raises InputError: the name has another scheme, or the package that serves it is not installed,
+  or there is no such home.
   """
   if not (scheme := re.match("([a-z0-9]+):/", os.fspath(name))):
-    return pathlib.Path(name)
+    try:
+      return pathlib.Path(name).expanduser()
+    except RuntimeError as error:
+      raise InputError(f"cannot use {name}: {error}") from None
   package = dict(gs="gcsfs", s3="s3fs").get(scheme[1])
   if not package or not os.fspath(name).startswith(f"{scheme[1]}://"):
     raise InputError(f"cannot use {name}: give a local path, gs://BUCKET/RUN or s3://BUCKET/RUN")
@@ -171,7 +178,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
   """Opens a new file that replaces `path` at the end of the block.
 
   If the block raises or the process is killed, `path` keeps its content. A link at `path` is
-  replaced, not followed.
+  replaced, not followed. Several processes may write one file: the last one stays, whole. A killed
+  process leaves a hidden file, which nothing reads.
   """
   if in_bucket(path):
     content = io.BytesIO()
@@ -179,8 +187,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     with checking_bucket(path):
       path.write_bytes(content.getvalue())
     return
-  new = path.with_name(f".{path.name}.new")
-  new.unlink(missing_ok=True)  # left by a killed process
+  # Not by `tempfile`, whose files only their owner may read.
+  new = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
   try:
     with open(new, "xb") as file:
       yield file

@@ -16,6 +16,7 @@ from experiments.config import (
   MOST_STEPS,
   add_test_sets,
   between,
+  check_form,
   check_keys,
   check_values,
   flatten,
@@ -63,6 +64,7 @@ def parse_config(
   config = defaults(values).copy_and_resolve_references()
   add_test_sets(config, flatten(values))
   check_keys(flatten(values), config)
+  check_form(values, config)
   try:
     config.update(values)
     config.update_from_flattened_dict(given or {})
@@ -75,8 +77,11 @@ def parse_config(
     raise InputError(f"{problem}: give one of them, and 0 for the other")
   averaged, kept = config.decoding.average_checkpoints, config.training.keep_checkpoints
   if averaged > kept:
-    problem = f"but only {kept} are kept: raise config.training.keep_checkpoints"
-    raise InputError(f"config.decoding.average_checkpoints is {averaged}, {problem}")
+    problem = f"config.decoding.average_checkpoints is {averaged}, but only {kept} are kept"
+    remedy = "raise config.training.keep_checkpoints"
+    if is_trained:
+      remedy = f"give --average_checkpoints={kept} or less"
+    raise InputError(f"{problem}: {remedy}")
   if num_devices == 0:
     num_devices = math.prod(size for size in config.mesh.values() if size > 0)
   sizes = sharding.mesh_sizes(num_devices or jax.device_count(), **config.mesh)
@@ -105,7 +110,7 @@ def _task_class(name: str) -> type[Task]:
 def defaults(config: Mapping[str, Any]) -> ConfigDict:
   """Returns the values of `configs/default.py` for the task of a config, by default translation."""
   task = config.get("task", "translation")
-  if task not in default.TASKS:
+  if task not in tuple(default.TASKS):  # it may not be hashable
     raise InputError(f"config.task is {task!r}: choose one of {', '.join(default.TASKS)}")
   return default.get_config(task).lock()
 
@@ -194,7 +199,8 @@ def load_task(workdir: Path, name: str = "", average_checkpoints: int = 0) -> Ta
     raise InputError(f"no training run in {str(workdir)!r}: give its --workdir")
   given = {"decoding.average_checkpoints": average_checkpoints} if average_checkpoints else {}
   values = read_config(workdir)
-  if "beam_size" in (decoding := values.get("decoding", {})):
+  decoding = values.get("decoding")
+  if isinstance(decoding, dict) and "beam_size" in decoding:
     decoding.setdefault("stop", "bound")  # as before there was a choice
   task = parse_config(values, 0, given, is_trained=True)
   if name not in ("", task.config.task):

@@ -20,7 +20,7 @@ from experiments.files import Path
 FLAGS = dict(
   workdir=command.WORKDIR,
   out=command.Flag(None, "the MIDI file to write", is_path=True),
-  prime=command.Flag("", "a MIDI file to continue; without one, a new piece begins"),
+  prime=command.Flag("", "a MIDI file to continue; without one, a new piece begins", is_path=True),
   prime_tokens=command.Flag(0, "number of tokens of the prime to read; 0 reads all", least=0),
   num_tokens=command.Flag(512, "largest number of new tokens", least=1),
   temperature=command.Flag(1.0, "below 1 favours likely tokens; 0 takes the likeliest", least=0),
@@ -34,7 +34,7 @@ FLAGS = dict(
 def main(
   workdir: Path,
   out: pathlib.Path,
-  prime: str,
+  prime: Path | str,
   prime_tokens: int,
   num_tokens: int,
   seed: int,

@@ -30,6 +30,7 @@ from experiments.training.workdir import (
   check_unchanged,
   claim_workdir,
   data_digests,
+  training_digest,
   write_digests,
   write_run_files,
 )
@@ -81,7 +82,7 @@ def _train(
   batches, valid_batches = run.task.make_batches(data, run.vocabulary, run.mesh)
   print(f"training: {batches}", f"validation: {valid_batches}", sep="\n")
   num_steps = config.num_steps or config.num_epochs * batches.num_per_epoch
-  digests = data_digests(data, batches.examples, run.task.name_split)
+  digests = training_digest(batches.examples) | data_digests(data, run.task.name_split)
   processes.check_same({f"the digest of the {name}": x for name, x in digests.items()})
   with processes.failing_together():
     check_unchanged(workdir, digests)

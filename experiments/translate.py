@@ -8,14 +8,13 @@ The text is UTF-8, and in subwords if the model was trained on them.
 
 import functools
 import itertools
-import pathlib
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 from experiments import command
 from experiments.errors import InputError
-from experiments.files import Path
+from experiments.files import Path, to_path
 
 _LINES_AT_ONCE = 1024
 
@@ -39,18 +38,35 @@ def main(
   from experiments.translation.corpus import read_lines
   from experiments.translation.task import make_translator
 
-  lines = _stdin_lines() if input == "-" else iter(read_lines(pathlib.Path(input)))
+  lines = _stdin_lines() if input == "-" else iter(read_lines(to_path(input)))
   run = load_run(workdir, "translation", average_checkpoints)
   changes = dict(beam_size=beam_size) if beam_size else {}
   if not sys.stdout.isatty():
     changes["track"] = functools.partial(track, what="sentences")
   translate = make_translator(run, **changes)
-  numbers = itertools.count(1)
   size = 1 if input == "-" and sys.stdin.isatty() else _LINES_AT_ONCE
+  number = 1
   while chunk := list(itertools.islice(lines, size)):
-    numbered = zip(run.task.normalize_lines(chunk), numbers, strict=False)
-    chunk = [_read(*pair, run.vocabulary, max_source_length) for pair in numbered]
-    print(*run.task.join(translate(chunk)), sep="\n", flush=True)
+    normalized = enumerate(run.task.normalize_lines(chunk), number)
+    chunk = [_read(line, i, run.vocabulary, max_source_length) for i, line in normalized]
+    translations = run.task.join(translate(chunk))
+    print(*translations, sep="\n", flush=True)
+    _warn_of_empty(chunk, translations, number)
+    number += len(chunk)
+
+
+def _warn_of_empty(lines: list[str], translations: list[str], number: int) -> None:
+  """Warns of lines, numbered from `number`, that have words and an empty translation."""
+  empty = []
+  for i, (line, translation) in enumerate(zip(lines, translations, strict=True), number):
+    if line and not translation:
+      empty.append(i)
+  if empty:
+    print(
+      f"empty translations: {len(empty)}, the first of line {empty[0]}: "
+      "the training may have diverged",
+      file=sys.stderr,
+    )
 
 
 def _read(line: str, number: int, tokenizer: Any, longest: int) -> str:

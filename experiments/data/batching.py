@@ -50,21 +50,25 @@ class Schedule:
     boundaries: Sequence[int],
     budget: int,
     multiple_of: int = 1,
+    length_multiple_of: int = 1,
     seed: int | None,
   ):
     """Sorts the examples into buckets.
 
     A side is the sizes of all examples, in tokens or nodes; the larger side counts. The examples of
     a bucket are padded to its boundary; `boundaries` increase. `budget` is the largest size of a
-    batch, over all devices and microbatches, if it has room for `multiple_of` rows, devices times
-    microbatches, of the last boundary. The examples of a step are the same for any. Without a seed,
-    buckets and examples stay in order.
+    batch, over all devices and microbatches, before its rows and their length are rounded up to
+    multiples: of devices times microbatches, and of the devices that share a row. So the examples
+    of a step are the same for any. Without a seed, buckets and examples stay in order.
 
     Raises InputError: no example is small enough.
     """
     self._seed, self._longest = seed, boundaries[-1]
     sizes = np.maximum.reduce(sides)
-    _check_any(sizes, self._longest)
+    if not (sizes <= self._longest).any():
+      problem = f"none of {len(sizes)} examples is at most {self._longest} long"
+      remedy = "train on longer ones, or give shorter ones to validate"
+      raise InputError(f"{problem}, as the longest in training: {remedy}")
     bucket_of = np.searchsorted(boundaries, sizes)
     self.buckets, self._batches, shapes = [], [], []
     for index, boundary in enumerate(boundaries):
@@ -73,7 +77,8 @@ class Schedule:
       if len(examples):
         starts = range(0, len(examples), num_rows)
         self._batches += [(len(shapes), slice(start, start + num_rows)) for start in starts]
-        shapes.append((math.ceil(num_rows / multiple_of) * multiple_of, boundary))
+        padded_length = round_up(boundary, length_multiple_of)
+        shapes.append((round_up(num_rows, multiple_of), padded_length))
         self.buckets.append(examples)
     self.shapes, self.num_per_epoch = tuple(shapes), len(self._batches)
     self.dropped = len(sizes) - sum(map(len, self.buckets))
@@ -145,6 +150,11 @@ class Batches(Schedule):
     return [x for side in self._sides for x in (side.in_epoch(0).values, side.in_epoch(0).offsets)]
 
 
+def round_up(number: int, multiple_of: int) -> int:
+  """Returns the smallest multiple that is at least as large as a number."""
+  return -(-number // multiple_of) * multiple_of
+
+
 def pair_lengths(*sides: Any) -> Int[np.ndarray, "pairs"]:
   """Returns the length of each pair: max(source, target)."""
   return np.maximum.reduce([side.lengths for side in sides])
@@ -161,8 +171,10 @@ def bucket_boundaries(
   Raises InputError: every example is longer than max_length.
   """
   max_length = max_length or int(lengths.max(initial=0))
-  _check_any(lengths, max_length)
   short = lengths[lengths <= max_length]
+  if not len(short):
+    problem = f"none of {len(lengths)} examples is at most {max_length} long"
+    raise InputError(f"{problem}: give shorter ones or raise config.batches.max_length")
   ends, counts = np.unique(-(-short // multiple_of) * multiple_of, return_counts=True)
   ends, examples = np.concatenate([[0], ends]), np.concatenate([[0], np.cumsum(counts)])
   # cells[j]: the fewest tokens, with padding, of the examples up to length ends[j]. Each iteration
@@ -178,13 +190,6 @@ def bucket_boundaries(
     boundaries.append(int(ends[j]))
     j = bucket[j]
   return tuple(reversed(boundaries))
-
-
-def _check_any(sizes: Int[np.ndarray, "examples"], longest: int) -> None:
-  if not (sizes <= longest).any():
-    raise InputError(
-      f"none of {len(sizes)} examples is at most {longest} long: give other data or raise the limit"
-    )
 
 
 def prefetch(batches: Any, start: int, stop: int) -> Iterator[Any]:

@@ -93,9 +93,19 @@ def write_digests(path: Path) -> None:
 
 
 def check_digests(folder: pathlib.Path) -> None:
-  """Raises Damage unless the files of a step are as they were saved."""
+  """Raises Damage unless the files of a step are as they were saved.
+
+  Warns of a step without digests, as older ones are: nothing tells what was saved.
+  """
   file = folder / _DIGESTS
-  for line in file.read_text(errors="replace").splitlines() if file.exists() else ():
+  if file.is_dir():
+    raise Damage(f"{_DIGESTS} is a folder")
+  lines = file.read_text(errors="replace").splitlines() if file.exists() else []
+  if not lines:
+    problem = f"checkpoint {folder.name} has no {_DIGESTS}"
+    warning = "it is read, and damage of its files may not be seen"
+    print(f"{problem}: {warning}", file=sys.stderr)
+  for line in lines:
     digest, _, name = line.partition("  ")
     try:
       found = _digest(folder / name)
@@ -152,7 +162,9 @@ def read_kinds(folder: pathlib.Path) -> dict[str, str]:
     manifest = json.loads((folder / "manifest" / "metadata").read_bytes())
     # In older checkpoints a digest follows the kind.
     step, kinds = manifest["step"], {name: kind for name, (kind, *_) in manifest["arrays"].items()}
-  except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
+  except PermissionError:
+    raise
+  except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
     raise Damage(f"its manifest cannot be read ({type(error).__name__})") from error
   if step != int(folder.name):
     raise Damage(f"it is of step {step}: another step's folder was renamed or copied")
@@ -210,7 +222,7 @@ def key_of(folder: Path, steps: Sequence[int]) -> str:
   digests = {}
   for path in (folder / str(step) for step in steps):
     files = path / _DIGESTS, path / "manifest" / "metadata"
-    content = next((file.read_bytes() for file in files if file.exists()), b"")
+    content = next((file.read_bytes() for file in files if file.is_file()), b"")
     digests[path.name] = hashlib.sha256(content).hexdigest()
   return json.dumps(digests)
 

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import functools
 import hashlib
+import importlib
 import importlib.metadata
 import os
 import pathlib
@@ -37,12 +38,17 @@ def environment(*packages: str) -> dict[str, Any]:
 
 
 def code_version() -> dict[str, str | None]:
-  """Returns the versions of packages, and a digest of the sources of this one."""
-  root = pathlib.Path(__file__).parents[2]
-  files = [file for name in ("relpos_jax", "experiments") for file in (root / name).rglob("*.py")]
-  sources = b"".join(file.read_bytes() for file in sorted(files))
+  """Returns the versions of packages, and a digest of the sources of this project.
+
+  The sources are those that are imported: the two packages may come from different folders.
+  """
+  sources = hashlib.sha256()
+  for name in ("relpos_jax", "experiments"):
+    for folder in importlib.import_module(name).__path__:
+      for file in sorted(pathlib.Path(folder).rglob("*.py")):
+        sources.update(file.read_bytes())
   versions = {f"the version of {name}": _version(name) for name in _PACKAGES}
-  return versions | {"the digest of relpos_jax": hashlib.sha256(sources).hexdigest()[:12]}
+  return versions | {"the digest of relpos_jax": sources.hexdigest()[:12]}
 
 
 def short_commit(commit: str | None) -> str:

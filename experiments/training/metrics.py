@@ -179,10 +179,26 @@ def read_metrics(workdir: Path) -> list[dict[str, Any]]:
   """
   path = workdir / "metrics.jsonl"
   texts = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-  try:
-    return [json.loads(text) for text in texts if text.endswith(b"\n")]
-  except ValueError as error:
-    raise InputError(f"damaged {path} ({error}): delete the lines that are damaged") from error
+  lines = []
+  for text in texts:
+    if text.endswith(b"\n"):
+      try:
+        lines.append(_line(text))
+      except ValueError as error:
+        remedy = "delete the lines that are damaged"
+        raise InputError(f"damaged {path} ({error}): {remedy}") from error
+  return lines
+
+
+def _line(text: bytes) -> dict[str, Any]:
+  """Reads a line of metrics.jsonl; raises ValueError unless a step and numbers are in it."""
+  line = json.loads(text)
+  if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+    raise ValueError("a line without a step")
+  for name, value in line.items():
+    if not isinstance(value, int | float | None):
+      raise ValueError(f"{name} is {value!r}")
+  return line
 
 
 def wandb_run(config: Mapping[str, Any], workdir: Path, project: str) -> Any:

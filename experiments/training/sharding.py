@@ -5,8 +5,9 @@
   tensor    attention's heads, and the feed-forward's hidden width
   sequence  the tokens of a sequence
 
-Results do not depend on the mesh. On a mesh of `data` alone every device has all parameters. With
-`ring` the keys and values of a sequence go round its devices; otherwise each gathers them.
+Results do not depend on the mesh, but for the dropout of sequences that are padded to be
+sharded. On a mesh of `data` alone every device has all parameters. With `ring` the keys
+and values of a sequence go round its devices; otherwise each gathers them.
 """
 
 import math

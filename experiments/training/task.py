@@ -13,7 +13,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from experiments.config import LARGEST, between, rates
-from experiments.data.batching import Batches, bucket_boundaries
+from experiments.data.batching import Batches, bucket_boundaries, round_up
 from experiments.errors import InputError
 from experiments.files import Path
 from experiments.training.sharding import AnyMesh, multiples
@@ -214,7 +214,7 @@ TOKEN_CHECKS = (
 
 def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
   """Raises InputError unless batches of the longest rows divide over mesh and microbatches."""
-  tokens, (_, longest) = config.batches.tokens, longest_shape(config, sizes)
+  tokens, longest = config.batches.tokens, config.batches.max_length
   (together, _), num_parts = multiples(sizes, config.mesh.ring), config.training.num_microbatches
   if tokens // longest < together * num_parts:
     raise InputError(
@@ -227,9 +227,10 @@ def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
 def longest_shape(config: ConfigDict, sizes: Mapping[str, int]) -> tuple[int, int]:
   """Returns rows and tokens of the batches of the longest examples, on a mesh of these sizes."""
   together, multiple = multiples(sizes, config.mesh.ring)
-  longest = -(-config.batches.max_length // multiple) * multiple
+  longest = config.batches.max_length
+  num_rows = max(1, config.batches.tokens // longest)
   together *= config.training.num_microbatches
-  return max(1, -(-(config.batches.tokens // longest) // together)) * together, longest
+  return round_up(num_rows, together), round_up(longest, multiple)
 
 
 def batch_maker(
@@ -244,8 +245,10 @@ def batch_maker(
   A batch has room for one row of the largest length on each device, whatever `max_length` is.
   """
   together, multiple = multiples(mesh.shape, config.mesh.ring)
-  options = dict(max_length=max_length or config.batches.max_length, multiple_of=multiple)
-  boundaries = bucket_boundaries(lengths, config.batches.num_shapes, **options)
+  longest = max_length or config.batches.max_length
+  boundaries = bucket_boundaries(lengths, config.batches.num_shapes, max_length=longest)
   rows = together * config.training.num_microbatches
+  # In training that is `tokens` on any mesh: `check_batches` refuses others.
   budget = max(config.batches.tokens, boundaries[-1] * rows)
-  return functools.partial(kind, boundaries=boundaries, budget=budget, multiple_of=rows)
+  options = dict(multiple_of=rows, length_multiple_of=multiple)
+  return functools.partial(kind, boundaries=boundaries, budget=budget, **options)

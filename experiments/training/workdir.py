@@ -18,7 +18,9 @@ from experiments.training.checkpoint_reader import list_damaged, list_steps
 from experiments.training.environment import environment
 from relpos_jax.typing import PyTree
 
-# Keys, or groups of keys, that may change when a run is resumed, since no step depends on them.
+# Keys, or groups of keys, that may change when a run is resumed, since no step depends on
+# them: neither its examples nor, up to rounding, what is computed. Only where a mesh pads
+# sequences to shard them does dropout draw other numbers.
 MAY_CHANGE = ("mesh", "data.pairs.test", "decoding", "evaluation")
 MAY_CHANGE += ("training.num_steps", "training.num_epochs", "training.eval_every")
 MAY_CHANGE += ("training.save_every", "training.keep_checkpoints")
@@ -90,36 +92,45 @@ def check_shared(workdir: Path) -> None:
 def read_config(workdir: Path) -> dict[str, Any]:
   """Reads the config of a run, without the keys that there are no longer."""
   config = read_json(workdir / "config.json")
-  for (group, key), value in _GONE.items():
-    if config.get(group, {}).get(key) == value:
-      del config[group][key]
+  for (name, key), value in _GONE.items():
+    group = config.get(name)
+    if isinstance(group, dict) and group.get(key) == value:
+      del group[key]
   return config
 
 
 def read_json(path: Path) -> dict[str, Any]:
-  """Reads a JSON file of a run directory; raises InputError if it cannot be read."""
+  """Reads the JSON object in a file of a run directory; raises InputError if there is none."""
+  remedy = "restore it, or name another run's folder"
   try:
-    return json.loads(path.read_bytes())
+    content = json.loads(path.read_bytes())
   except (OSError, ValueError) as error:
-    raise InputError(
-      f"cannot read {path} ({error}): restore it, or name another run's folder"
-    ) from error
+    raise InputError(f"cannot read {path} ({error}): {remedy}") from error
+  if not isinstance(content, dict):
+    raise InputError(f"{path} is no JSON object: {remedy}")
+  return content
 
 
 def write_run_files(workdir: Path, config: Mapping[str, Any], updates: int) -> None:
   """Writes config.json, and environment.json with the number of updates, at each start of a run."""
-  where = environment() | dict(updates=updates)  # of epochs it depends on the mesh
+  where = environment() | dict(updates=updates)  # of epochs: those of the data
   for name, content in (("config", config), ("environment", where)):
     text = json.dumps(content, indent=2, ensure_ascii=False)
     write_whole(workdir / f"{name}.json", text + "\n")
 
 
-def data_digests(data: Any, examples: PyTree, name_split: Callable[[str], str]) -> dict[str, str]:
-  """Returns the digests of the training examples and of the other splits of the data, by name."""
-  digests = {"training data": _digest(jax.tree.leaves(examples))}
-  for split in data.splits.keys() - {"train"}:
-    digests[name_split(split)] = _digest(jax.tree.leaves([*data.splits[split]]))
-  return digests
+def data_digests(data: Any, name_split: Callable[[str], str]) -> dict[str, str]:
+  """Returns the digests of all splits of the data by name, but for that of training."""
+  return {
+    name_split(split): _digest(jax.tree.leaves([*examples]))
+    for split, examples in data.splits.items()
+    if split != "train"
+  }
+
+
+def training_digest(examples: PyTree) -> dict[str, str]:
+  """Returns the digest of the examples that batches are made of, by name."""
+  return {"training data": _digest(jax.tree.leaves(examples))}
 
 
 def check_unchanged(workdir: Path, digests: Mapping[str, str] | None = None) -> None:

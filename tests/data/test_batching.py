@@ -147,9 +147,10 @@ def test_without_a_seed_pairs_come_by_bucket_in_corpus_order():
 
 @pytest.mark.parametrize("number", [0, 2])
 def test_no_pair_short_enough_is_refused(number):
-  with pytest.raises(InputError, match=f"none of {number} examples is at most 8 long"):
+  problem = f"none of {number} examples is at most 8 long"
+  with pytest.raises(InputError, match=f"{problem}, as the longest in training: train on longer"):
     make([[5] * 9] * number, [[5]] * number)
-  with pytest.raises(InputError, match=f"none of {number} examples is at most 8 long"):
+  with pytest.raises(InputError, match=f"{problem}: .* raise config.batches.max_length"):
     bucket_boundaries(np.full(number, 9), 4, max_length=8)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import pathlib
 import signal
@@ -234,7 +235,8 @@ def test_a_lock_is_free_when_its_process_is_killed_and_a_folder_left_empty_goes(
   folder.mkdir()
   with subprocess.Popen(words, stdout=subprocess.PIPE) as other:
     other.stdout.readline()
-    refusal = f"another command is using {folder}: wait for it, or give another --workdir"
+    refusal = f"another command is using {folder}: wait for it, or give another --workdir; "
+    refusal += f"if none runs on any machine, delete {folder}/.lock"
     with pytest.raises(InputError, match=refusal), command.lock_folder(folder, "workdir"):
       pass
     other.kill()
@@ -245,6 +247,16 @@ def test_a_lock_is_free_when_its_process_is_killed_and_a_folder_left_empty_goes(
   with command.lock_folder(folder, "workdir"):
     assert folder.is_dir()
   assert not folder.exists()
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+  def no_locks(file, operation):
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+  monkeypatch.setattr(fcntl, "flock", no_locks)
+  refusal = rf"cannot lock {tmp_path} \(No locks available\): give a --workdir on another disk"
+  with pytest.raises(InputError, match=refusal), command.lock_folder(tmp_path, "workdir"):
+    pass
 
 
 @pytest.mark.skipif(command.has_accelerator(), reason="memory is kept on CPUs alone")

@@ -13,6 +13,7 @@ from unittest import mock
 import jax
 import numpy as np
 import pytest
+from faults import refusal
 from flax import nnx
 
 from configs import default
@@ -21,8 +22,8 @@ from experiments import sweep as cells_module
 from experiments.data.batching import Schedule
 from experiments.errors import InputError
 from experiments.evaluation.records import digest, read_records, record_files
-from experiments.run import changes, parse_config, schedule
-from experiments.training.sharding import make_mesh
+from experiments.run import changes, load_task, parse_config, schedule
+from experiments.training.sharding import make_mesh, multiples
 from experiments.training.task import batch_maker, longest_shape
 from experiments.translation.task import Translation
 
@@ -124,6 +125,47 @@ def test_batches_have_the_papers_number_of_tokens():
   assert len(shapes) == 8 and shapes[-1][1] == 256
   for rows, length in shapes:
     assert rows % 8 == 0 and 0.99 < rows * length / 32_768 < 1 + 8 * length / 32_768
+
+
+@pytest.mark.parametrize("ring", [False, True])
+@pytest.mark.parametrize(
+  "sizes", [dict(data=4, fsdp=2), dict(data=2, sequence=4), dict(data=1, sequence=8)]
+)
+def test_the_examples_of_a_step_do_not_depend_on_the_mesh(sizes, ring):
+  lengths = np.random.default_rng(0).integers(1, 40, 2000)
+  config = load("quickstart.py")
+  config.batches.update(max_length=35, num_shapes=4)
+  config.mesh.ring = ring
+
+  one, mesh = make_mesh(data=1), make_mesh(**sizes)
+  alone, sharded = (
+    batch_maker(config, lengths, x, kind=Schedule)(lengths, seed=0) for x in (one, mesh)
+  )
+  assert sharded.num_per_epoch == alone.num_per_epoch and sharded.dropped == alone.dropped
+  for step in range(2 * alone.num_per_epoch):
+    np.testing.assert_array_equal(sharded.order(step), alone.order(step))
+  num_rows, num_tokens = multiples(mesh.shape, ring)
+  for rows, length in sharded.shapes:
+    assert rows % num_rows == length % num_tokens == 0
+  assert sharded.shapes[-1] == longest_shape(config, mesh.shape)
+
+
+@pytest.mark.parametrize(
+  "config, words",
+  [
+    ([], "config.json is no JSON object"),
+    (None, "config.json is no JSON object"),
+    (dict(task=["a"]), "config.task is ['a']: choose one of translation, "),
+    (dict(model=None), "config.model is None: give a group of values, as in configs/default.py"),
+    (dict(model=["a"]), "config.model is ['a']: give a group of values"),
+    (dict(decoding=3), "config.decoding is 3: give a group of values"),
+    (dict(model=dict(width=None)), "config.model.width is None: give a value, as in "),
+    (dict(data=dict(pairs=dict(test=None))), "config.data.pairs.test is None: give a value"),
+  ],
+)
+def test_a_config_of_another_form_is_refused(config, words, tmp_path):
+  (tmp_path / "config.json").write_text(json.dumps(config))
+  assert words in refusal(load_task, tmp_path)
 
 
 def test_arguments_are_orthogonal_and_come_in_any_order():

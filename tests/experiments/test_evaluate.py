@@ -85,6 +85,7 @@ def test_only_a_finished_run_has_a_record(call, run_copy, num_lines, num_steps):
   environment = json.loads((run_copy / "environment.json").read_text("utf-8"))
   updates = json.dumps(environment | dict(updates=num_steps))
   (run_copy / "environment.json").write_text(updates, encoding="utf-8")
+  (run_copy / "digests.json").unlink()  # as of an old run
   lines = (run_copy / "metrics.jsonl").read_text("utf-8").splitlines(keepends=True)
   (run_copy / "metrics.jsonl").write_text("".join(lines[:num_lines]), encoding="utf-8")
   assert call("evaluate", f"--workdir={run_copy}").status == 0
@@ -130,6 +131,22 @@ def test_other_pairs_and_given_translations_are_scored_as_a_test_set(
   scored = call("evaluate", *files)
   assert (scored.status, scored.compiled) == (0, []), scored.err
   assert scored.out.strip() and scored.out.strip() in answer.out
+
+
+@pytest.mark.parametrize("kind", ["link", "broken link", "file"])
+def test_nothing_is_written_where_a_link_in_a_run_points_to(
+  run_copy, call, data, tmp_path, contents, kind
+):
+  (tmp_path / "elsewhere").mkdir()
+  (tmp_path / "elsewhere" / "results.json").write_text("mine")
+  if kind == "file":
+    (run_copy / "pairs").write_text("")
+  else:
+    (run_copy / "pairs").symlink_to(tmp_path / ("elsewhere" if kind == "link" else "nowhere"))
+  before = contents(tmp_path)
+  answer = call("evaluate", f"--workdir={run_copy}", f"--pairs={data}/test.en,{data}/test.de")
+  answer.assert_refused(f"{run_copy}/pairs is a link or a file: delete it")
+  assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,27 @@ from experiments.translation.task import make_translator
 WORDS = [f"w{number}" for number in range(40)]
 
 
-def test_what_cannot_be_exported_is_refused(call, workdir, tmp_path):
+@pytest.mark.parametrize(
+  "before, after, words",
+  [
+    (
+      '"tables_per_head": false',
+      '"tables_per_head": true',
+      "config.model.tables_per_head is True --config.model.tables_per_head=False",
+    ),
+    (
+      '"positions_in": "all"',
+      '"positions_in": "encoder"',
+      "config.model.positions_in 'encoder' --config.model.positions_in=all",
+    ),
+  ],
+)
+def test_what_cannot_be_exported_is_refused(call, workdir, tmp_path, before, after, words):
   config = (workdir / "config.json").read_text()
+  assert before in config
   run, out = tmp_path / "run", f"--out={tmp_path}/out"
   run.mkdir()
-  (run / "config.json").write_text(
-    config.replace('"tables_per_head": false', '"tables_per_head": true')
-  )
-  words = "config.model.tables_per_head is True --config.model.tables_per_head=False"
+  (run / "config.json").write_text(config.replace(before, after))
   call("export", f"--workdir={run}", out).assert_refused(words)
   call("export", f"--workdir={workdir}", "--out=.").assert_refused(". exists already --out")
   assert not (tmp_path / "out").exists()

@@ -20,7 +20,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 def launch(processes, workdir, data, *changes, devices=1, first=":"):
   """Trains the tiny config after another command; each process expands variables in both."""
   launcher = [sys.executable, "-m", "experiments.launch", f"--processes={processes}", "--"]
-  train = f"{first}; exec python -m experiments.train --config={data}/tiny.py --workdir={workdir}"
+  python = f"exec {sys.executable} -m"
+  train = f"{first}; {python} experiments.train --config={data}/tiny.py --workdir={workdir}"
   return subprocess.run(
     [*launcher, "bash", "-c", " ".join((train, *changes))],
     env=dict(
@@ -59,7 +60,12 @@ def test_processes_with_other_configs_code_or_data_are_refused_by_all(data, tmp_
       2, run, data, everywhere, first=f"cd {tmp_path}/code$JAX_PROCESS_ID"
     ),
     "no file own.en": launch(
-      2, run, data, f"--config.data.pairs.train=own.en,{data}/train.de", first=f"cd {own}"
+      2,
+      run,
+      data,
+      everywhere,
+      f"--config.data.pairs.train=own.en,{data}/train.de",
+      first=f"cd {own}",
     ),
   } | {
     f"the digest of the {name} data": launch(

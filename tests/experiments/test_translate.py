@@ -6,10 +6,13 @@ import re
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from configs import quickstart
+from experiments import run as run_module
 from experiments import translate as translate_command
 from experiments.data.tokenizer import decode, encode, load_tokenizer, train_tokenizer
 from experiments.run import load_run, load_task
@@ -66,13 +69,16 @@ def test_a_line_loads_no_other_system_and_no_library_of_scores(workdir):
   assert "orbax" not in imported  # since the evaluation after training kept the average
 
 
-def test_line_ends_a_byte_order_mark_and_packing_do_not_matter(translate, translations, tmp_path):
+def test_line_ends_a_byte_order_mark_and_packing_do_not_matter(
+  translate, translations, tmp_path, monkeypatch
+):
+  monkeypatch.setenv("HOME", str(tmp_path))
   text = ("\ufeff" + "\r\n".join(SHORT_LINES)).encode()
   wanted = [translations[LINES.index(line)] for line in SHORT_LINES]
   assert translate(text) == wanted
   for name, content in (("lines.txt", text), ("lines.gz", gzip.compress(text))):
     (tmp_path / name).write_bytes(content)
-    assert translate(b"", f"--input={tmp_path}/{name}") == wanted
+    assert translate(b"", f"--input=~/{name}") == wanted
   assert (translate(b""), translate(b"\n\n")) == ([], ["", ""])
 
 
@@ -88,6 +94,23 @@ def test_a_long_line_is_truncated_with_a_warning(call, workdir):
   short = [*lines[:2], first, lines[3]]
   wanted = call("translate", f"--workdir={workdir}", stdin="\n".join(short).encode())
   assert answer.out == wanted.out
+
+
+def test_a_model_that_diverged_is_told_from_its_empty_translations(call, workdir, monkeypatch):
+  def load_diverged(*args):
+    run = load_run(*args)
+    params = jax.tree.map(lambda x: x * jnp.nan, run.params)
+    return run._replace(params=params)
+
+  monkeypatch.setattr(run_module, "load_run", load_diverged)
+  monkeypatch.setattr(translate_command, "_LINES_AT_ONCE", 3)
+  answer = call("translate", f"--workdir={workdir}", stdin=b"\na cat\nthe dog\n\na cat\n")
+  assert (answer.status, answer.out) == (0, 5 * "\n")
+  warnings = [line for line in answer.err.splitlines() if "empty" in line]
+  assert warnings == [
+    "empty translations: 2, the first of line 2: the training may have diverged",
+    "empty translations: 1, the first of line 5: the training may have diverged",
+  ]
 
 
 def test_words_that_are_not_in_the_vocabulary_are_named(capsys):
@@ -112,7 +135,7 @@ def test_so_many_checkpoints_are_averaged_as_asked(call, longer):
   assert "averages 12, 15 alone" in translate().err
   assert translate("--average_checkpoints=1").err == ""
   answer = translate("--average_checkpoints=4")
-  assert answer.status == 2 and "average_checkpoints is 4, but only 3 are kept" in answer.err
+  answer.assert_refused("4, but only 3 are kept: give --average_checkpoints=3 or less")
 
 
 def test_a_run_older_than_the_choice_stops_at_the_bound_as_it_did(workdir, tmp_path):

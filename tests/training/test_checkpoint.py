@@ -88,13 +88,17 @@ def test_others_can_check_the_digests(saved):
   assert {"manifest/metadata", "state/_METADATA"} < {line.split("  ")[1] for line in lines}
 
 
-def test_an_older_checkpoint_has_other_digests_and_is_restored(copied):
+def test_an_older_checkpoint_has_other_digests_and_is_restored(copied, capsys):
   (copied / "3" / "sha256sums.txt").unlink()
   file = copied / "3" / "manifest" / "metadata"
   manifest = json.loads(file.read_text())
   arrays = {name: [kind, "6651a214a3ff51cb"] for name, (kind,) in manifest["arrays"].items()}
   file.write_text(json.dumps(dict(step=3, arrays=arrays, digest="0")))
   assert_same_bits(Checkpoints(copied).restore(like=make_state()), make_state(3))
+  warning = (
+    "checkpoint 3 has no sha256sums.txt: it is read, and damage of its files may not be seen"
+  )
+  assert capsys.readouterr().err == f"{warning}\n"
 
 
 def test_a_step_between_saves_is_kept_until_the_next_save(tmp_path):
@@ -301,6 +305,24 @@ def test_damage_of_any_file_is_found(copied, how):
       with pytest.raises(Damage, match=r"cannot be read|is not what was saved"):
         check_digests(step)
     file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+  "name, missing",
+  [
+    ("sha256sums.txt", ""),
+    ("manifest/metadata", ""),
+    ("manifest/metadata", "sha256sums.txt"),
+  ],
+)
+def test_a_folder_in_place_of_a_file_is_damage(copied, name, missing):
+  step = copied / "3"
+  (step / name).unlink()
+  (step / name).mkdir()
+  if missing:
+    (step / missing).unlink()
+  assert Checkpoints(copied).restore(like=make_state()).step == 2
+  assert Checkpoints(copied).average(2, part=1.0, like=make_state().params)[1] == [1, 2]
 
 
 @pytest.mark.parametrize(

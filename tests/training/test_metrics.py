@@ -100,7 +100,8 @@ def test_a_damaged_line_is_named_but_not_one_cut_short(tmp_path):
   good = (path := tmp_path / "metrics.jsonl").read_bytes()
   path.write_bytes(good + b'{"step": 4, "lo')
   assert len(read_metrics(tmp_path)) == 3
-  for damage in (b'{"step": 4, "lo', b"\xff"):
+  damages = b'{"step": 4, "lo', b"\xff", b"null", b"[]", b'{"step": "4"}', b'{"loss": 1}'
+  for damage in (*damages, b'{"step": null}', b'{"step": 4, "loss": "1"}'):
     path.write_bytes(good + damage + b"\n")
     with pytest.raises(InputError, match=r"damaged .*metrics\.jsonl \(.*\): delete the line"):
       read_metrics(tmp_path)
