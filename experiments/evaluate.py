@@ -37,7 +37,8 @@ FLAGS = dict(
 
 def main(workdir: Path, pairs: str, hypotheses: str, average_checkpoints: int) -> None:
   """Repeats the evaluation at the end of training, or scores other files."""
-  from experiments.run import load_run
+  from experiments.run import load_run, load_task
+  from experiments.training.workdir import check_unchanged, data_digests
 
   if hypotheses:
     print(_score_hypotheses(workdir, pairs, hypotheses))
@@ -45,8 +46,12 @@ def main(workdir: Path, pairs: str, hypotheses: str, average_checkpoints: int) -
   if workdir.exists():
     check_writable(workdir)
   if not pairs:
-    run = load_run(workdir, average_checkpoints=average_checkpoints)
-    evaluate(run, run.task.load_data(), workdir)
+    task = load_task(workdir)
+    data = task.load_data()
+    digests = data_digests(data, [], task.name_split)
+    del digests["training data"]  # it is not scored
+    check_unchanged(workdir, digests)
+    evaluate(load_run(workdir, average_checkpoints=average_checkpoints), data, workdir)
     return
   from experiments.translation.corpus import read_splits
 
