@@ -18,8 +18,8 @@ class Corpus(NamedTuple):
   """Examples by split, pairs of sentences or pieces of music: train, valid and test sets.
 
   A split is any random-access sequence, in memory or read from disk item by item. `notes` are lines
-  for the log, such as about pairs that were skipped. `skipped` says of each file that was skipped
-  what is wrong with it.
+  for the log, such as about pairs that were skipped. `skipped` has a line for each file
+  that was skipped, with the reason.
   """
 
   splits: Mapping[str, Sequence[Any]]
@@ -28,7 +28,7 @@ class Corpus(NamedTuple):
 
 
 def write_skipped(data: Any, workdir: Path) -> None:
-  """Writes what was skipped of the data into a run directory, a line each, if anything was."""
+  """Writes the list of skipped files into a run directory, if there are any."""
   lines = getattr(data, "skipped", ())  # graphs have none
   if lines:
     write_whole(workdir / SKIPPED, "".join(f"{line}\n" for line in lines))

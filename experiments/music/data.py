@@ -47,15 +47,15 @@ def load_chorales(path: str = "") -> Corpus:
 
 
 def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
-  """Loads the MIDI files of a folder, split as `find_midi_files` says, one piece of music per file.
+  """Loads the MIDI files of a folder, in the splits of `find_midi_files`.
 
   `codec` is "events" (`experiments.music.performance`) for any music, or "voices"
   (`experiments.music.voices`) for four-part music on a grid of 16th notes.
 
   Bad files are skipped. Without files for it, the test split is left out.
 
-  Raises InputError: the folder is missing, has no good file for training or validation, or more
-  than half of its files are bad.
+  Raises InputError: the folder is missing, has no good file for training or validation,
+  or more than half of its files are bad.
   """
   if not path:
     raise InputError("no folder of MIDI files: give --config.data.midi.path")
@@ -67,17 +67,7 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
     if not any(file.split == split for file in files):
       raise InputError(f"no MIDI file for {split}: put .mid or .midi files into {folder / split}")
 
-  tokens, skipped = {}, {}  # by file
-  for file in files:
-    try:
-      tokens[file] = CODECS[codec].read(file.path)
-    except InputError as error:
-      skipped[file] = str(error)
-  reasons = tuple(skipped.values())
-  if len(skipped) > len(tokens):
-    some = f"{len(skipped):,} of {len(files):,} MIDI files of {path} cannot be used"
-    raise InputError(f"{some}, such as this: {reasons[0]}")
-
+  tokens, skipped = _read(files, CODECS[codec], path)
   splits, counts = {}, []
   for split in SPLITS:
     of_split = [file for file in tokens if file.split == split]
@@ -88,8 +78,9 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
       reason = next(skipped[file] for file in skipped if file.split == split)
       raise InputError(f"no good MIDI file for {split}: {reason}")
   notes = [f"MIDI files of {path}: {', '.join(counts)}"]
-  if skipped:
-    some = f"{len(skipped):,} of {len(files):,} MIDI files skipped"
+  reasons = tuple(skipped.values())
+  if reasons:
+    some = f"{len(reasons):,} of {len(files):,} MIDI files skipped"
     notes.append(f"{some}, see {SKIPPED}: {reasons[0]}")
   return Corpus(splits, tuple(notes), reasons)
 
@@ -105,10 +96,11 @@ class MidiFile(NamedTuple):
 def find_midi_files(folder: pathlib.Path) -> list[MidiFile]:
   """Finds the .mid and .midi files of a folder and its sub-folders, by name.
 
-  Hidden files and folders are ignored. Sub-folders train, valid and test are the splits. A folder
-  without them is split by a hash of the name of each piece, on average 80, 10 and 10 %: adding or
-  removing pieces moves no other piece to another split. The pieces are the folders at the first
-  depth with at least 20 of them; where there are fewer, the files. Names are relative to `folder`.
+  Hidden files and folders are ignored. Sub-folders train, valid and test are the
+  splits. A folder without them is split by a hash of each piece's path in it, on
+  average 80, 10 and 10 %: adding or removing pieces moves no other piece to another
+  split. The pieces are the folders at the first depth that has at least 20. If no depth
+  has, each file is a piece.
   """
   names = []
   for path in sorted(folder.rglob("*")):
@@ -127,8 +119,24 @@ def find_midi_files(folder: pathlib.Path) -> list[MidiFile]:
   return files
 
 
+def _read(
+  files: Sequence[MidiFile], codec: Codec, folder: str
+) -> tuple[dict[MidiFile, np.ndarray], dict[MidiFile, str]]:
+  """Returns the tokens of the good files, and what is wrong with the others."""
+  tokens, skipped = {}, {}
+  for file in files:
+    try:
+      tokens[file] = codec.read(file.path)
+    except InputError as error:
+      skipped[file] = str(error)
+  if len(skipped) > len(tokens):
+    some = f"{len(skipped):,} of {len(files):,} MIDI files of {folder} cannot be used"
+    raise InputError(f"{some}, such as this: {next(iter(skipped.values()))}")
+  return tokens, skipped
+
+
 def _depth_of_pieces(names: Sequence[tuple[str, ...]]) -> int | None:
-  """Returns the first depth with many folders, or None; a name is the parts of a file's path."""
+  """Returns the first depth with many folders, or None; names are parts of paths."""
   for depth in range(1, max(map(len, names), default=1)):
     folders = {parts[:depth] for parts in names if len(parts) > depth}
     if len(folders) >= _MANY_FOLDERS:

@@ -68,13 +68,14 @@ _Pedal = list[tuple[int, int]]
 def read_score(path: str | os.PathLike) -> Score:
   """Reads the notes of a MIDI file, without drums (channel 10).
 
-  A part is a channel of a track. In each part every note has its own note off: notes of one pitch
-  that overlap end in the order in which they begin. A note without note off ends with its track.
+  A part is a channel of a track. Every note in it has its own note off: notes of one
+  pitch that overlap end in the order in which they begin. A note without note off ends
+  with its track. Notes without length are left out.
 
-  The sustain pedal is the channel's, in whichever tracks its messages are, as in General MIDI. A
-  note that ends while it is down, or as it goes down, lasts until it is lifted or the part has a
-  note of this pitch again (Oore et al. 2018). A pedal that is never lifted holds to the end of the
-  file. Notes without length are left out.
+  The sustain pedal is the channel's, in whichever tracks its messages are, as in
+  General MIDI. A note that ends while it is down, or as it goes down, lasts until it is
+  lifted or the part has a note of this pitch again (Oore et al. 2018). A pedal that is
+  never lifted holds to the end of the file.
 
   Raises InputError: the file is missing, not MIDI, damaged, of type 2, too long, or has no notes.
   """
@@ -149,7 +150,7 @@ def _pedals(tracks: Sequence[_Track]) -> dict[int, _Pedal]:
 
 def _parts(track: _Track, pedals: Mapping[int, _Pedal]) -> Iterator[Part]:
   """Yields a part for each channel with notes in a track."""
-  name = next((message.name for _, message in track if message.type == "track_name"), "")
+  names = [message.name for _, message in track if message.type == "track_name"]
   by_channel = collections.defaultdict(list)
   for tick, message in track:
     if message.type in ("note_on", "note_off"):
@@ -160,7 +161,7 @@ def _parts(track: _Track, pedals: Mapping[int, _Pedal]) -> Iterator[Part]:
     notes = _sustained(_notes(messages, _last_tick(track)), pedals.get(channel, []))
     notes = sorted(note for note in notes if note.start < note.end)
     if notes:
-      yield Part(name, notes)
+      yield Part(names[0] if names else "", notes)
 
 
 def _last_tick(track: _Track) -> int:
@@ -179,7 +180,8 @@ def _notes(messages: _Track, last_tick: int) -> list[Note]:
       start, velocity = begun[pitch].popleft()
       notes.append(Note(start, tick, pitch, velocity))
   for pitch, without_off in begun.items():
-    notes += [Note(start, last_tick, pitch, velocity) for start, velocity in without_off]
+    for start, velocity in without_off:
+      notes.append(Note(start, last_tick, pitch, velocity))
   return notes
 
 

@@ -71,16 +71,17 @@ def score(grid: Integer[np.ndarray, "steps 4"]) -> Score:
 def grid_of(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]:
   """Rounds a score of four parts to a grid; `grid_of(score(grid))` equals `grid`.
 
-  Silence at the end is lost. Four parts named after `VOICES` are these voices, whatever other parts
-  there are. Where all parts have such names, missing voices are silent. Otherwise the four parts
-  are ordered by mean pitch, the highest first. A note lasts at least one step. Of two notes that
-  sound together in a voice, the later one is kept.
+  Silence at the end is lost. Four parts named after `VOICES` are these voices, whatever
+  other parts there are. Where all parts have such names, missing voices are silent.
+  Otherwise the four parts are ordered by mean pitch, the highest first. A note lasts at
+  least one step. Of two notes that sound together in a voice, the later one is kept.
 
   Raises InputError, with `name` in the message: the score has not four parts, nor named ones.
   """
   parts = [part for part in score.parts if part.notes]
   names = [part.name.strip().capitalize() for part in parts]
-  named = [(name, part) for name, part in zip(names, parts, strict=True) if name in VOICES]
+  pairs = zip(names, parts, strict=True)
+  named = [(name, part) for name, part in pairs if name in VOICES]
   by_name = dict(named)
   if by_name and len(by_name) == len(named) and len(named) in (len(parts), len(VOICES)):
     parts = [by_name.get(voice, Part(voice, [])) for voice in VOICES]
