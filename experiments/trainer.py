@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from experiments import command
 from experiments.config import flatten
 from experiments.data.batching import prefetch
+from experiments.data.upstream import write_skipped
 from experiments.evaluate import evaluate
 from experiments.files import Path
 from experiments.run import Training, build, defaults, parse_config, with_average
@@ -103,6 +104,7 @@ def _train(
       write_run_files(workdir, run.config.to_dict(), num_steps)
       run.task.save_vocabulary(run.vocabulary, workdir)
       write_digests(workdir, digests)
+      write_skipped(data, workdir)
     check_shared(workdir)
     checkpoints.prepare()
     stop.deferred = True

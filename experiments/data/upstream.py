@@ -8,20 +8,32 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from experiments.errors import InputError
-from experiments.files import read_content, whole_file
+from experiments.files import Path, read_content, whole_file, write_whole
 
 CACHE = "~/.cache/relpos_jax/data"
+SKIPPED = "skipped.txt"  # of a run directory
 
 
 class Corpus(NamedTuple):
   """Examples by split, pairs of sentences or pieces of music: train, valid and test sets.
 
   A split is any random-access sequence, in memory or read from disk item by item. `notes` are lines
-  for the log, such as about pairs that were skipped.
+  for the log, such as about pairs that were skipped. `skipped` has a line for each file
+  that was skipped, with the reason.
   """
 
   splits: Mapping[str, Sequence[Any]]
   notes: tuple[str, ...] = ()
+  skipped: tuple[str, ...] = ()
+
+
+def write_skipped(data: Any, workdir: Path) -> None:
+  """Writes the list of skipped files into a run directory, if there are any."""
+  lines = getattr(data, "skipped", ())  # graphs have none
+  if lines:
+    write_whole(workdir / SKIPPED, "".join(f"{line}\n" for line in lines))
+  else:
+    (workdir / SKIPPED).unlink(missing_ok=True)  # of an earlier start of the run
 
 
 class Upstream(NamedTuple):

@@ -4,14 +4,14 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 import pathlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from experiments.data.tokenizer import EOS, Ragged
-from experiments.data.upstream import Corpus, Upstream
+from experiments.data.upstream import SKIPPED, Corpus, Upstream
 from experiments.errors import InputError
 from experiments.music import performance, voices
 from experiments.music.midi_files import Codec
@@ -19,6 +19,7 @@ from relpos_jax.typing import Int
 
 CODECS: dict[str, Codec] = {"events": performance.CODEC, "voices": voices.CODEC}
 SPLITS = ("train", "valid", "test")
+_MANY_FOLDERS = 20  # of one depth are pieces or albums; fewer may be composers or years
 
 _CHORALES = "Jsb16thSeparated.json"
 CHORALES = Upstream(
@@ -46,43 +47,112 @@ def load_chorales(path: str = "") -> Corpus:
 
 
 def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
-  """Loads the .mid and .midi files of a folder and its sub-folders, one piece per file, by name.
+  """Loads the MIDI files of a folder, in the splits of `find_midi_files`.
 
   `codec` is "events" (`experiments.music.performance`) for any music, or "voices"
   (`experiments.music.voices`) for four-part music on a grid of 16th notes.
 
-  Sub-folders train, valid and test are the splits. A folder without them is split by a hash of each
-  file's name, on average 80, 10 and 10 %: adding or removing files moves no other file to another
-  split. Without files for it, the test split is left out.
+  Bad files are skipped. Without files for it, the test split is left out.
 
-  Raises InputError: the folder is missing, or has no file for training or validation, or a file is
-  bad.
+  Raises InputError: the folder is missing, has no good file for training or validation,
+  or more than half of its files are bad.
   """
   if not path:
     raise InputError("no folder of MIDI files: give --config.data.midi.path")
   folder = pathlib.Path(path).expanduser()
   if not folder.is_dir():
     raise InputError(f"no folder {folder}: check the name")
-
-  def midi_files(of):
-    return sorted(x for x in of.rglob("*") if x.suffix.lower() in (".mid", ".midi"))
-
-  if any(os.path.isdir(folder / split) for split in SPLITS):
-    found = {split: midi_files(folder / split) for split in SPLITS}
-  else:
-    files = midi_files(folder)
-    found = {split: [file for file in files if split_of(file.name) == split] for split in SPLITS}
+  files = find_midi_files(folder)
   for split in ("train", "valid"):
-    if not found[split]:
+    if not any(file.split == split for file in files):
       raise InputError(f"no MIDI file for {split}: put .mid or .midi files into {folder / split}")
-  read = CODECS[codec].read
-  splits = {split: [*map(read, files)] for split, files in found.items() if files}
-  counts = ", ".join(f"{len(pieces):,} {split}" for split, pieces in splits.items())
-  return Corpus(splits, (f"MIDI files of {path}: {counts}",))
+
+  tokens, skipped = _read(files, CODECS[codec], path)
+  splits, counts = {}, []
+  for split in SPLITS:
+    of_split = [file for file in tokens if file.split == split]
+    if of_split:
+      splits[split] = [tokens[file] for file in of_split]
+      counts.append(_count(split, of_split))
+    elif split != "test":
+      reason = next(skipped[file] for file in skipped if file.split == split)
+      raise InputError(f"no good MIDI file for {split}: {reason}")
+  notes = [f"MIDI files of {path}: {', '.join(counts)}"]
+  reasons = tuple(skipped.values())
+  if reasons:
+    some = f"{len(reasons):,} of {len(files):,} MIDI files skipped"
+    notes.append(f"{some}, see {SKIPPED}: {reasons[0]}")
+  return Corpus(splits, tuple(notes), reasons)
+
+
+class MidiFile(NamedTuple):
+  """A file, its split, and the name of its piece, which may have several files."""
+
+  path: pathlib.Path
+  split: str
+  piece: str
+
+
+def find_midi_files(folder: pathlib.Path) -> list[MidiFile]:
+  """Finds the .mid and .midi files of a folder and its sub-folders, by name.
+
+  Hidden files and folders are ignored. Sub-folders train, valid and test are the
+  splits. A folder without them is split by a hash of each piece's path in it, on
+  average 80, 10 and 10 %: adding or removing pieces moves no other piece to another
+  split. The pieces are the folders at the first depth that has at least 20. If no depth
+  has, each file is a piece.
+  """
+  names = []
+  for path in sorted(folder.rglob("*")):
+    parts = path.relative_to(folder).parts
+    is_hidden = any(part.startswith(".") for part in parts)
+    if path.suffix.lower() in (".mid", ".midi") and not is_hidden:
+      names.append(parts)
+  has_splits = any((folder / split).is_dir() for split in SPLITS)
+  depth = None if has_splits else _depth_of_pieces(names)
+  files = []
+  for parts in names:
+    piece = "/".join(parts[:depth])
+    split = parts[0] if has_splits else split_of(piece)
+    if split in SPLITS:
+      files.append(MidiFile(folder.joinpath(*parts), split, piece))
+  return files
+
+
+def _read(
+  files: Sequence[MidiFile], codec: Codec, folder: str
+) -> tuple[dict[MidiFile, np.ndarray], dict[MidiFile, str]]:
+  """Returns the tokens of the good files, and what is wrong with the others."""
+  tokens, skipped = {}, {}
+  for file in files:
+    try:
+      tokens[file] = codec.read(file.path)
+    except InputError as error:
+      skipped[file] = str(error)
+  if len(skipped) > len(tokens):
+    some = f"{len(skipped):,} of {len(files):,} MIDI files of {folder} cannot be used"
+    raise InputError(f"{some}, such as this: {next(iter(skipped.values()))}")
+  return tokens, skipped
+
+
+def _depth_of_pieces(names: Sequence[tuple[str, ...]]) -> int | None:
+  """Returns the first depth with many folders, or None; names are parts of paths."""
+  for depth in range(1, max(map(len, names), default=1)):
+    folders = {parts[:depth] for parts in names if len(parts) > depth}
+    if len(folders) >= _MANY_FOLDERS:
+      return depth
+  return None
+
+
+def _count(split: str, files: Sequence[MidiFile]) -> str:
+  """Says how many files a split has, and how many pieces if they are fewer."""
+  pieces = {file.piece for file in files}
+  of_pieces = f" ({len(pieces):,} pieces)" if len(pieces) < len(files) else ""
+  return f"{len(files):,} {split}{of_pieces}"
 
 
 def split_of(name: str) -> str:
-  """Returns the split of a file name."""
+  """Returns the split of a piece with this name."""
   percent = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % 100
   return "train" if percent < 80 else "valid" if percent < 90 else "test"
 

@@ -1,9 +1,10 @@
 """MIDI files as scores of notes, and the interface of codecs between them and tokens."""
 
+import bisect
 import collections
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import mido
@@ -11,7 +12,7 @@ import numpy as np
 
 from experiments.data.tokenizer import BOS, EOS, PAD
 from experiments.errors import InputError
-from experiments.files import whole_file
+from experiments.files import to_path, whole_file
 from relpos_jax.typing import Float, Int
 
 _DRUMS, _PEDAL = 9, 64  # channel and controller, counted from 0
@@ -59,11 +60,22 @@ class Score(NamedTuple):
     return at_starts[index] + since
 
 
+# Messages and their ticks; and when a pedal goes down and up again, in order.
+_Track = Sequence[tuple[int, mido.Message | mido.MetaMessage]]
+_Pedal = list[tuple[int, int]]
+
+
 def read_score(path: str | os.PathLike) -> Score:
   """Reads the notes of a MIDI file, without drums (channel 10).
 
-  The sustain pedal prolongs notes, as in Oore et al. 2018. A repeated note ends the one before. A
-  note without note off ends with its track.
+  A part is a channel of a track. Every note in it has its own note off: notes of one
+  pitch that overlap end in the order in which they begin. A note without note off ends
+  with its track. Notes without length are left out.
+
+  The sustain pedal is the channel's, in whichever tracks its messages are, as in
+  General MIDI. A note that ends while it is down, or as it goes down, lasts until it is
+  lifted or the part has a note of this pitch again (Oore et al. 2018). A pedal that is
+  never lifted holds to the end of the file.
 
   Raises InputError: the file is missing, not MIDI, damaged, of type 2, too long, or has no notes.
   """
@@ -74,10 +86,12 @@ def read_score(path: str | os.PathLike) -> Score:
     raise InputError(f"cannot read MIDI file {path}: {reason}; give another file") from None
   if file.type == 2 or file.ticks_per_beat < 1:
     raise InputError(f"{path} is of type 2 or counts time in frames: convert it to type 1")
-  parts = [part for track in file.tracks for part in _parts(track)]
+  tracks = [[*_with_ticks(track)] for track in file.tracks]
+  pedals = _pedals(tracks)
+  parts = [part for track in tracks for part in _parts(track, pedals)]
   if not parts:
     raise InputError(f"no notes in {path}: give a MIDI file with notes other than drums")
-  messages = (message for track in file.tracks for message in _with_ticks(track))
+  messages = itertools.chain.from_iterable(tracks)
   tempi = {tick: message.tempo for tick, message in messages if message.type == "set_tempo"}
   tempi = sorted(({0: _DEFAULT_TEMPO} | tempi).items())
   score = Score(parts, file.ticks_per_beat, [(tick, tempo / 1e6) for tick, tempo in tempi])
@@ -106,7 +120,7 @@ def write_score(score: Score, path: str | os.PathLike) -> None:
   for track in tracks:
     since = np.diff([message.time for message in track], prepend=0).tolist()
     file.tracks.append(mido.MidiTrack(x.copy(time=t) for x, t in zip(track, since, strict=True)))
-  with whole_file(path) as content:
+  with whole_file(to_path(path)) as content:
     file.save(file=content)
 
 
@@ -114,55 +128,78 @@ def _with_ticks(track: mido.MidiTrack) -> Iterator[tuple[int, mido.Message]]:
   return zip(itertools.accumulate(message.time for message in track), track, strict=True)
 
 
-def _parts(track: mido.MidiTrack) -> Iterator[Part]:
+def _pedals(tracks: Sequence[_Track]) -> dict[int, _Pedal]:
+  """Returns the sustain pedal of each channel that has one."""
+  moves = [
+    (tick, message)
+    for tick, message in itertools.chain.from_iterable(tracks)
+    if message.type == "control_change" and message.control == _PEDAL
+  ]
+  moves.sort(key=lambda move: move[0])  # at one tick they stay in order
+  pedals: dict[int, _Pedal] = collections.defaultdict(list)
+  down: dict[int, int] = {}  # by channel: since when
+  for tick, message in moves:
+    if message.value >= 64:
+      down.setdefault(message.channel, tick)
+    elif message.channel in down:
+      pedals[message.channel].append((down.pop(message.channel), tick))
+  for channel, tick in down.items():
+    pedals[channel].append((tick, max(map(_last_tick, tracks))))
+  return pedals
+
+
+def _parts(track: _Track, pedals: Mapping[int, _Pedal]) -> Iterator[Part]:
   """Yields a part for each channel with notes in a track."""
-  name = next((message.name for message in track if message.type == "track_name"), "")
+  names = [message.name for _, message in track if message.type == "track_name"]
   by_channel = collections.defaultdict(list)
-  for tick, message in _with_ticks(track):
-    if not message.is_meta and hasattr(message, "channel"):
+  for tick, message in track:
+    if message.type in ("note_on", "note_off"):
       by_channel[message.channel].append((tick, message))
-  last_tick = sum(message.time for message in track)
   for channel, messages in sorted(by_channel.items()):
-    if channel != _DRUMS and (notes := _notes(messages, last_tick)):
-      yield Part(name, notes)
+    if channel == _DRUMS:
+      continue
+    notes = _sustained(_notes(messages, _last_tick(track)), pedals.get(channel, []))
+    notes = sorted(note for note in notes if note.start < note.end)
+    if notes:
+      yield Part(names[0] if names else "", notes)
 
 
-def _notes(messages: Sequence[tuple[int, mido.Message]], last_tick: int) -> list[Note]:
-  """Returns the notes of one channel from its messages and their ticks.
+def _last_tick(track: _Track) -> int:
+  return track[-1][0] if track else 0
 
-  A note off at the tick of a repeated note on ends the earlier note: some files write the new note
-  on first.
-  """
+
+def _notes(messages: _Track, last_tick: int) -> list[Note]:
+  """Returns the notes of one channel, from key down to key up: first in, first out."""
   notes: list[Note] = []
-  begun: dict[int, tuple[int, int]] = {}  # by pitch: tick and velocity
-  awaited: collections.Counter[int] = collections.Counter()  # by pitch: note offs to come
-  released: set[int] = set()  # pitches that end when the pedal is lifted
-  pedal_down = False
-
-  def end(pitch: int, tick: int) -> None:
-    released.discard(pitch)
-    start, velocity = begun.pop(pitch)
-    if start < tick:
-      notes.append(Note(start, tick, pitch, velocity))
-
+  begun = collections.defaultdict(collections.deque)  # by pitch: ticks and velocities
   for tick, message in messages:
+    pitch = message.note
     if message.type == "note_on" and message.velocity:
-      if message.note in begun:
-        end(message.note, tick)
-      begun[message.note] = tick, message.velocity
-      awaited[message.note] += 1
-    elif message.type in ("note_on", "note_off"):
-      awaited[message.note] = max(0, awaited[message.note] - 1)
-      if message.note in begun and (begun[message.note][0] < tick or not awaited[message.note]):
-        released.add(message.note)
-    elif message.type == "control_change" and message.control == _PEDAL:
-      pedal_down = message.value >= 64
-    if not pedal_down:
-      for pitch in sorted(released):
-        end(pitch, tick)
-  for pitch in sorted(begun):
-    end(pitch, last_tick)
-  return sorted(notes)
+      begun[pitch].append((tick, message.velocity))
+    elif begun[pitch]:
+      start, velocity = begun[pitch].popleft()
+      notes.append(Note(start, tick, pitch, velocity))
+  for pitch, without_off in begun.items():
+    for start, velocity in without_off:
+      notes.append(Note(start, last_tick, pitch, velocity))
+  return notes
+
+
+def _sustained(notes: Sequence[Note], pedal: _Pedal) -> list[Note]:
+  """Prolongs the notes that end while the pedal is down."""
+  onsets = collections.defaultdict(list)  # by pitch
+  for note in sorted(notes):
+    onsets[note.pitch].append(note.start)
+  downs = [down for down, _ in pedal]
+  sustained = []
+  for note in notes:
+    presses = bisect.bisect(downs, note.end)  # until the key is up
+    lifted = pedal[presses - 1][1] if presses else 0
+    if lifted > note.end:
+      again = bisect.bisect_left(onsets[note.pitch], max(note.end, note.start + 1))
+      note = note._replace(end=min([lifted, *onsets[note.pitch][again : again + 1]]))
+    sustained.append(note)
+  return sustained
 
 
 # Codecs -------------------------------------------------------------------------------------------

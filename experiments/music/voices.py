@@ -71,20 +71,25 @@ def score(grid: Integer[np.ndarray, "steps 4"]) -> Score:
 def grid_of(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]:
   """Rounds a score of four parts to a grid; `grid_of(score(grid))` equals `grid`.
 
-  Silence at the end is lost. Parts named after `VOICES` are these voices, and missing voices are
-  silent; otherwise the four parts are ordered by mean pitch, the highest first. A note lasts at
+  Silence at the end is lost. Four parts named after `VOICES` are these voices, whatever
+  other parts there are. Where all parts have such names, missing voices are silent.
+  Otherwise the four parts are ordered by mean pitch, the highest first. A note lasts at
   least one step. Of two notes that sound together in a voice, the later one is kept.
 
   Raises InputError, with `name` in the message: the score has not four parts, nor named ones.
   """
   parts = [part for part in score.parts if part.notes]
-  by_name = {part.name.strip().capitalize(): part for part in parts}
-  if parts and {*by_name} <= {*VOICES} and len(by_name) == len(parts):
+  names = [part.name.strip().capitalize() for part in parts]
+  pairs = zip(names, parts, strict=True)
+  named = [(name, part) for name, part in pairs if name in VOICES]
+  by_name = dict(named)
+  if by_name and len(by_name) == len(named) and len(named) in (len(parts), len(VOICES)):
     parts = [by_name.get(voice, Part(voice, [])) for voice in VOICES]
   elif len(parts) == len(VOICES):
     parts = sorted(parts, key=lambda part: -np.mean([note.pitch for note in part.notes]))
   else:
     problem = f"{name} has {len(parts)} tracks or channels with notes; want four, one per voice"
+    problem += f", or four of them named {', '.join(VOICES)}"
     raise InputError(f"{problem}; train on other music with --config.data.midi.codec=events")
 
   notes = [(*note, voice) for voice, part in enumerate(parts) for note in sorted(part.notes)]

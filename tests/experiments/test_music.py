@@ -70,6 +70,30 @@ def test_a_run_is_scored_by_the_likelihood_of_complete_pieces(run, pieces):
     assert (workdir / name).stat().st_size > 5_000 and name in answer.out
 
 
+def test_skipped_files_are_listed_in_the_run_directory(run, train_music, pieces, tmp_path):
+  folder, workdir = shutil.copytree(pieces, tmp_path / "pieces"), tmp_path / "run"
+  bad = folder / "train" / "bad.mid"
+  bad.write_bytes(b"MThd")
+  train = lambda: train_music(workdir, f"--config.data.midi.path={folder}")
+  assert "1 of 11 MIDI files skipped, see skipped.txt" in train().out
+  (line,) = (workdir / "skipped.txt").read_text().splitlines()
+  assert line.startswith(f"cannot read MIDI file {bad}")
+  bad.unlink()
+  assert train().status == 0 and not (workdir / "skipped.txt").exists()
+  assert not (run[0] / "skipped.txt").exists()
+
+
+def test_a_run_is_not_scored_on_other_pieces_than_its_own(run, call, pieces, tmp_path):
+  workdir = shutil.copytree(run[0], tmp_path / "run")
+  config = json.loads((workdir / "config.json").read_text())
+  folder = config["data"]["midi"]["path"] = str(shutil.copytree(pieces, tmp_path / "pieces"))
+  (workdir / "config.json").write_text(json.dumps(config))
+  evaluate = lambda: call("evaluate", f"--workdir={workdir}")
+  assert evaluate().status == 0
+  shutil.copy(f"{folder}/train/0.mid", f"{folder}/test/1.mid")
+  evaluate().assert_refused(f"the test data of {workdir} changed since restore")
+
+
 def test_a_sample_continues_its_prime(run, call, pieces, tmp_path):
   prime = pieces / "test" / "0.mid"
   sample = lambda name, *flags: call(

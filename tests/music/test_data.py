@@ -3,6 +3,7 @@
 import itertools
 import json
 
+import mido
 import numpy as np
 from faults import refusal
 from hypothesis import given, settings
@@ -139,13 +140,84 @@ def test_sub_folders_are_splits_and_their_files_pieces_by_name(tmp_path):
   np.testing.assert_array_equal(first, performance.CODEC.read(tmp_path / "train" / "a.midi"))
 
 
+DRUMS = mido.MidiTrack([mido.Message("note_on", channel=9, note=36), mido.MetaMessage("marker")])
+
+
+def test_bad_files_are_skipped_and_named_and_hidden_ones_ignored(tmp_path):
+  for name in ("train/a.mid", "train/b.mid", "valid/a.mid", "test/c.mid"):
+    write(tmp_path / name)
+  mido.MidiFile(tracks=[DRUMS]).save(tmp_path / "train" / "drums.mid")
+  (tmp_path / "test" / "c.mid").write_bytes(b"MThd")
+  (tmp_path / "train" / "._a.mid").write_bytes(b"of macOS")
+  (tmp_path / "train" / ".trash").mkdir()
+  (tmp_path / "train" / ".trash" / "a.mid").write_bytes(b"gone")
+  music = data.load_midi_folder(str(tmp_path))
+  assert {split: len(pieces) for split, pieces in music.splits.items()} == dict(train=2, valid=1)
+  damaged, drums = music.skipped
+  assert drums.startswith(f"no notes in {tmp_path / 'train' / 'drums.mid'}")
+  assert damaged.startswith(f"cannot read MIDI file {tmp_path / 'test' / 'c.mid'}")
+  files, skipped = music.notes
+  assert files == f"MIDI files of {tmp_path}: 2 train, 1 valid"
+  assert skipped == f"2 of 5 MIDI files skipped, see skipped.txt: {damaged}"
+  write(tmp_path / "train" / ".b.mid")  # hidden, and good
+  (tmp_path / "train" / "b.mid").write_bytes(b"MThd")
+  most = f"3 of 5 MIDI files of {tmp_path} cannot be used, such as this: cannot read MIDI file"
+  assert refusal(data.load_midi_folder, str(tmp_path)).startswith(most)
+  for name in "bcdef":
+    write(tmp_path / "train" / f"{name}.mid")
+  (tmp_path / "valid" / "a.mid").write_bytes(b"MThd")
+  no_valid = f"no good MIDI file for valid: cannot read MIDI file {tmp_path / 'valid' / 'a.mid'}"
+  assert refusal(data.load_midi_folder, str(tmp_path)).startswith(no_valid)
+
+
+def split_by_file(folder, *names) -> dict[str, str]:
+  """Returns the split of each file, of which only the name counts."""
+  for name in names:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).touch()
+  found = data.find_midi_files(folder)
+  return {file.path.relative_to(folder).as_posix(): file.split for file in found}
+
+
+def test_files_are_split_by_the_first_depth_with_twenty_folders(tmp_path):
+  versions = ("original.mid", "versions/1.mid", "versions/2.mid")
+  pieces = [f"{piece:03}" for piece in range(1, 21)]
+  for folder, prefix in ((tmp_path / "a", ""), (tmp_path / "b", "bach/"), (tmp_path / "c", "x/y/")):
+    names = [f"{prefix}{piece}/{version}" for piece in pieces for version in versions]
+    split_of = split_by_file(folder, *names, f"{prefix}readme.mid")
+    for piece in pieces:
+      splits = {split_of[f"{prefix}{piece}/{version}"] for version in versions}
+      assert splits == {data.split_of(f"{prefix}{piece}")}
+    assert split_of[f"{prefix}readme.mid"] == data.split_of(f"{prefix}readme.mid")
+    assert len({*split_of.values()}) > 1
+
+
+def test_files_in_fewer_folders_are_split_by_their_path(tmp_path):
+  names = [f"{year}/{name}.mid" for year in range(2000, 2019) for name in "abcdef"]
+  assert split_by_file(tmp_path / "years", *names) == {x: data.split_of(x) for x in names}
+  flat = [f"{number}.mid" for number in range(40)]  # a path is a name
+  assert split_by_file(tmp_path / "flat", *flat) == {x: data.split_of(x) for x in flat}
+
+
+def test_the_pieces_of_each_split_are_counted(tmp_path):
+  names = [f"{piece}/{version}.mid" for piece in range(20) for version in "ab"]
+  for name in names:
+    write(tmp_path / name)
+  pieces = [data.split_of(str(piece)) for piece in range(20)]
+  counts = {split: pieces.count(split) for split in data.SPLITS}
+  assert counts["train"] and counts["valid"]
+  said = [f"{2 * n} {split} ({n} pieces)" for split, n in counts.items() if n]
+  (note,) = data.load_midi_folder(str(tmp_path), codec="voices").notes
+  assert note == f"MIDI files of {tmp_path}: {', '.join(said)}"
+
+
 def test_splits_have_80_10_and_10_percent():
   splits = [data.split_of(f"{number}.mid") for number in range(2000)]
   shares = [splits.count(split) / 2000 for split in data.SPLITS]
   np.testing.assert_allclose(shares, [0.8, 0.1, 0.1], atol=0.03)
 
 
-def test_bad_folders_and_files_are_named(tmp_path):
+def test_bad_folders_are_named(tmp_path):
   load = data.load_midi_folder
   none = "no MIDI file for {0}: put .mid or .midi files into {1}/{0}"
   assert refusal(load, str(tmp_path / "a")) == f"no folder {tmp_path / 'a'}: check the name"
@@ -153,9 +225,6 @@ def test_bad_folders_and_files_are_named(tmp_path):
   assert refusal(load, str(tmp_path)) == none.format("train", tmp_path)
   write(tmp_path / "train" / "a.mid")
   assert refusal(load, str(tmp_path)) == none.format("valid", tmp_path)
-  write(tmp_path / "valid" / "a.mid")
-  (tmp_path / "train" / "b.mid").write_bytes(b"MThd")
-  assert f"cannot read MIDI file {tmp_path / 'train' / 'b.mid'}" in refusal(load, str(tmp_path))
 
 
 PIECES = {

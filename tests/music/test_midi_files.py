@@ -41,6 +41,8 @@ def test_what_is_written_is_read(tmp_path):
   score = Score(parts, 96, [(0, 0.5), (7, 0.25)])
   write_score(score, tmp_path / "a.mid")
   assert read_score(tmp_path / "a.mid") == score
+  write_score(score, str(tmp_path / "b.mid"))
+  assert read_score(str(tmp_path / "b.mid")) == score
   # Note off comes before the repeated note on, as synthesizers expect.
   track = mido.MidiFile(tmp_path / "a.mid").tracks[4]
   kinds = [message.type for message in track if getattr(message, "note", 0) == 127]
@@ -83,14 +85,23 @@ def test_the_order_of_simultaneous_messages_changes_nothing(tmp_path):
 @pytest.mark.parametrize(
   "messages, notes",
   [
-    # A note ends at velocity 0, when it is repeated and with its track.
+    # A note ends at velocity 0, at its off and with its track.
     (
       [on(0, 60), on(5, 60, 0), on(0, 61), on(5, 61, 70), off(5, 61), off(5, 99), on(0, 62)],
-      [Note(0, 5, 60, 64), Note(5, 10, 61, 64), Note(10, 15, 61, 70)],
+      [Note(0, 5, 60, 64), Note(5, 15, 61, 64), Note(10, 20, 61, 70)],
     ),
     ([on(0, 62), pedal(5, 0)], [Note(0, 5, 62, 64)]),
+    # Notes of one pitch that overlap end in the order in which they begin.
+    (
+      [on(0, 60), on(240, 60), off(240, 60), off(480, 60)],
+      [Note(0, 480, 60, 64), Note(240, 960, 60, 64)],
+    ),
+    (
+      [on(0, 60, 100), on(0, 60, 40), off(240, 60), off(720, 60)],
+      [Note(0, 240, 60, 100), Note(0, 960, 60, 40)],
+    ),
     # Notes without length are left out.
-    ([on(0, 60), off(0, 60), on(0, 61), on(0, 61), off(5, 61)], [Note(0, 5, 61, 64)]),
+    ([on(0, 60), off(0, 60), on(0, 61), off(5, 61)], [Note(0, 5, 61, 64)]),
     ([on(0, 60), on(5, 60), off(0, 60), off(0, 60), off(5, 61)], [Note(0, 5, 60, 64)]),
     (
       [pedal(0, 127), on(0, 60), off(5, 60), on(5, 60), off(0, 60), pedal(0, 0), off(5, 61)],
@@ -104,11 +115,33 @@ def test_the_order_of_simultaneous_messages_changes_nothing(tmp_path):
       ],
       [Note(0, 10, 61, 64), Note(0, 15, 60, 64), Note(10, 20, 61, 64)],
     ),
+    # Lifted and pressed again at one tick, it lets go of the notes before.
+    (
+      [pedal(0, 64), on(0, 60), off(5, 60), pedal(5, 63), pedal(0, 64), on(0, 61), off(5, 61)],
+      [Note(0, 10, 60, 64), Note(10, 15, 61, 64)],
+    ),
+    # It holds a note whose key goes up as it goes down, and none whose key goes up with it.
+    (
+      [on(0, 60), on(0, 61), off(5, 60), pedal(0, 127), pedal(5, 0), off(0, 61)],
+      [Note(0, 10, 60, 64), Note(0, 10, 61, 64)],
+    ),
+    # Never lifted, it holds notes to the end of the file.
+    ([pedal(0, 127), on(0, 60), off(5, 60), pedal(5, 127)], [Note(0, 10, 60, 64)]),
   ],
 )
 def test_messages_become_notes(tmp_path, messages, notes):
   (part,) = read_score(save(tmp_path / "a.mid", messages)).parts
   assert part.notes == notes
+
+
+def test_the_pedal_is_the_channels_in_all_tracks(tmp_path):
+  pedals = [pedal(0, 127), pedal(960, 0)]
+  notes = [on(0, 60), off(240, 60), on(960, 62), off(100, 62)]
+  other = [on(0, 60, channel=1), off(240, 60, channel=1)]
+  for tracks in ([pedals, notes, other], [notes, other, pedals]):
+    first, second = read_score(save(tmp_path / "a.mid", *tracks)).parts
+    assert first.notes == [Note(0, 960, 60, 64), Note(1200, 1300, 62, 64)]
+    assert second.notes == [Note(0, 240, 60, 64)]
 
 
 def test_seconds_follow_the_tempo_in_any_track(tmp_path):

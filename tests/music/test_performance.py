@@ -2,13 +2,14 @@
 
 import itertools
 
+import mido
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.data.tokenizer import BOS, EOS, PAD
 from experiments.music import performance
-from experiments.music.midi_files import Note, Part, Score
+from experiments.music.midi_files import Note, Part, Score, read_score
 from experiments.music.performance import NOTE_OFF, NOTE_ON, TIME_SHIFT, VELOCITY, VOCAB_SIZE
 
 _PITCHES = st.integers(58, 61) | st.integers(0, 127)
@@ -69,6 +70,14 @@ def test_notes_that_begin_together_are_the_longest_and_loudest():
   notes = [Note(0, 9, 60, 2), Note(0, 5, 60, 98), Note(0, 7, 60, 50), Note(8, 12, 60, 2)]
   found = performance.on_grid(performance.score(notes))
   assert found == [Note(0, 8, 60, 98), Note(8, 12, 60, 2)]
+
+
+def test_notes_of_a_file_that_begin_together_are_the_longest_and_loudest(tmp_path):
+  offs = [mido.Message("note_off", note=60, time=ticks) for ticks in (240, 720)]
+  ons = [mido.Message("note_on", note=60, velocity=velocity) for velocity in (100, 40)]
+  mido.MidiFile(tracks=[mido.MidiTrack([*ons, *offs])]).save(tmp_path / "a.mid")
+  found = performance.on_grid(read_score(tmp_path / "a.mid"))
+  assert found == [Note(0, 100, 60, 98)]  # 960 ticks, at 480 for half a second
 
 
 def test_a_midi_file_holds_the_stream(tmp_path):

@@ -3,6 +3,7 @@
 import mido
 import numpy as np
 import pytest
+from faults import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -43,6 +44,18 @@ def test_parts_without_names_are_voices_by_pitch_and_notes_go_to_the_nearest_ste
   parts = [Part("", [Note(0, 300, pitch, 64)]) for pitch in (40, 70, 50)]
   grid = voices.grid_of(Score([*parts, Part("", [late, short])], 400, [(0, 0.5)]))
   np.testing.assert_array_equal(grid, [[70, -1, 50, 40], [70, 60, 50, 40], [70, 61, 50, 40]])
+
+
+def test_four_named_voices_are_read_beside_other_parts():
+  grid = np.array([[67, 64, 60, 48], [67, 65, -1, 50]])
+  score = voices.score(grid)
+  horns = [Part(name, [Note(0, 960, 72, 64)]) for name in ("Horn 1", "Horn 2")]
+  beside = score._replace(parts=[horns[0], *score.parts, horns[1]])
+  np.testing.assert_array_equal(voices.grid_of(beside), grid)
+  three = beside._replace(parts=beside.parts[:-2])  # a voice less: a horn and three voices
+  assert voices.grid_of(three)[0].tolist() == [72, 67, 64, 60]
+  two_sopranos = score._replace(parts=[score.parts[0], *score.parts])
+  assert "has 5 tracks" in refusal(voices.grid_of, two_sopranos)
 
 
 def test_of_two_notes_in_one_voice_the_one_begun_last_sounds():
