@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import pathlib
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -17,11 +18,12 @@ class Corpus(NamedTuple):
   """Examples by split, pairs of sentences or pieces of music: train, valid and test sets.
 
   A split is any random-access sequence, in memory or read from disk item by item. `notes` are lines
-  for the log, such as about pairs that were skipped.
+  for the log. `skipped` are the indices of the pairs in a split's files that are not in the split.
   """
 
   splits: Mapping[str, Sequence[Any]]
   notes: tuple[str, ...] = ()
+  skipped: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
 
 class Upstream(NamedTuple):

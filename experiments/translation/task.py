@@ -237,7 +237,8 @@ class Translation(tasks.Task):
         start = time.perf_counter()
         translations = translate(sources, None, limits)
         seconds = round(time.perf_counter() - start, 1)
-        translated[name] = pairs, translations, seconds
+        skipped = data.skipped.get(split, ())
+        translated[name] = scores.Translated(pairs, translations, seconds, skipped)
     return scores.evaluate(run, translated, workdir) if is_first() else None
 
 
