@@ -12,8 +12,8 @@ record.json, the run's line in the results of a sweep.
 
 With --pairs, writes into the folder `pairs` of the run directory, and no record. With --hypotheses,
 scores a file of translations instead, a line for each pair, and writes nothing. The lines of pairs
-with an empty side are skipped. Translations must be in the form of the run's own, in Moses tokens or
-lower case where `config.data` says so.
+with an empty side are skipped. Translations must be in the form of the run's own, in Moses tokens
+or lower case where `config.data` says so.
 """
 
 import json

@@ -181,10 +181,15 @@ def bucket_boundaries(
 
 
 def _check_any(sizes: Int[np.ndarray, "examples"], longest: int) -> None:
-  if not (sizes <= longest).any():
-    raise InputError(
-      f"none of {len(sizes)} examples is at most {longest} long: give other data or raise the limit"
+  if (sizes <= longest).any():
+    return
+  remedy = "give other data"
+  if len(sizes):
+    remedy += (
+      f", or raise config.batches.max_length, to {sizes.min()} for the shortest or "
+      f"{sizes.max()} for all"
     )
+  raise InputError(f"none of {len(sizes)} examples is at most {longest} long: {remedy}")
 
 
 def prefetch(batches: Any, start: int, stop: int) -> Iterator[Any]:

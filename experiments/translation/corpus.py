@@ -96,17 +96,22 @@ def read_splits(named: Mapping[str, str]) -> Corpus:
         empty.append(index)
     if not filled:
       raise InputError(f"no pairs in {split}: every line of {files} has an empty side")
-    if 0 not in empty and _starts_with_names(filled):
+    if empty[:1] != [0] and _starts_with_names(filled):
       names = " and ".join(filled[0])
       notes.append(f"line 1 of {files} looks like a header, {names}: delete it if it is one")
     if empty:
-      lines = ", ".join(str(index + 1) for index in empty[:_NAMED_LINES])
-      more = ", ..." if len(empty) > _NAMED_LINES else ""
-      notes.append(
-        f"pairs with an empty side skipped in {split}: {len(empty):,} (lines: {lines}{more})"
-      )
+      number, lines = len(empty), _name_lines(empty)
+      notes.append(f"pairs with an empty side skipped in {split}: {number:,} (lines: {lines})")
     splits[split], skipped[split] = filled, tuple(empty)
   return Corpus(splits, tuple(dict.fromkeys(notes)), skipped)
+
+
+def _name_lines(indices: Sequence[int]) -> str:
+  """Names lines by their numbers from 1, the first of many."""
+  names = [str(index + 1) for index in indices[:_NAMED_LINES]]
+  if len(indices) > _NAMED_LINES:
+    names.append("...")
+  return ", ".join(names)
 
 
 def read_pairs(files: str) -> tuple[list[tuple[str, str]], list[str]]:
