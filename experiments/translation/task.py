@@ -35,8 +35,8 @@ _CHOICES = {
   "data.source": tuple(LANGUAGES),
   "vocabulary.kind": tok.KINDS,
   "decoding.stop": ("present", "bound"),
-  # The tokenizers of sacreBLEU that need no further package or download.
-  "evaluation.tokenize": ("13a", "intl", "zh", "char", "none"),
+  # The tokenizers of sacreBLEU that need no download.
+  "evaluation.tokenize": ("13a", "intl", "zh", "char", "ja-mecab", "ko-mecab", "none"),
 } | tasks.model_choices(TransformerConfig)
 _NUMBERS = (
   *tasks.TOKEN_CHECKS,
@@ -82,6 +82,7 @@ class Translation(tasks.Task):
 
   def load_data(self) -> Corpus:
     """Loads and normalises the sentence pairs of `config.data`."""
+    bleu.check_tokenizer(self.config.evaluation.tokenize)  # before hours of training
     data = self.config.data
     options = data[data.source].to_dict()
     if len(LANGUAGES[data.source]) > 1:
