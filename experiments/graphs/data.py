@@ -10,8 +10,8 @@ import json
 import pathlib
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -178,13 +178,7 @@ def read_folder(folder: pathlib.Path | zipfile.Path, name: str = "") -> GraphDat
   finite, an edge to an unknown node or between two graphs, a graph without nodes, or fewer than two
   classes.
   """
-  if not name:
-    files = [file.name for file in folder.iterdir()] if folder.is_dir() else []
-    found = sorted(file.removesuffix("_A.txt") for file in files if _is_edges(file))
-    if len(found) != 1:
-      which = f" ({', '.join(found)}): give the name of one" if found else f": {_WANTED}"
-      raise InputError(f"{folder} has {len(found)} data sets in TU format{which}")
-    name = found[0]
+  name = name or _find_name(folder)
 
   def read(kind: str, **options: Any) -> np.ndarray:
     return _read_numbers(folder / f"{name}_{kind}.txt", **options)
@@ -192,16 +186,7 @@ def read_folder(folder: pathlib.Path | zipfile.Path, name: str = "") -> GraphDat
   edges = read("A", columns=2) - 1
   graph_of = read("graph_indicator", columns=1)[:, 0] - 1
   classes = read("graph_labels", columns=1)[:, 0]
-  if not len(classes):
-    raise InputError(f"{folder / name}_graph_labels.txt has no graphs; {_WANTED}")
-  if not np.array_equal(np.unique(graph_of), np.arange(len(classes))):
-    problem = f"want graphs from 1 to {len(classes)}, each with a node or more"
-    raise InputError(f"{folder / name}_graph_indicator.txt: {problem}")
-  is_node = ((edges >= 0) & (edges < len(graph_of))).all(1)
-  is_edge = is_node & np.equal(*graph_of[edges * is_node[:, None]].T)
-  if not is_edge.all():
-    problem = f"want two nodes of one graph, from 1 to {len(graph_of)}"
-    raise InputError(f"{folder / name}_A.txt, line {np.argmin(is_edge) + 1}: {problem}")
+  _check_members(edges, graph_of, len(classes), folder / name)
   node_labels = _as_labels(read("node_labels", number=len(graph_of)))
   edge_labels = _as_labels(read("edge_labels", number=len(edges)))
   node_features = read("node_attributes", number=len(graph_of), dtype=float)
@@ -215,8 +200,37 @@ def read_folder(folder: pathlib.Path | zipfile.Path, name: str = "") -> GraphDat
     labelled = np.searchsorted(nodes, edges[its_edges]).tolist()
     if edge_labels:
       labelled = [(*ends, edge_labels[i]) for ends, i in zip(labelled, its_edges, strict=True)]
-    rows.append((labels, labelled, target, node_features[nodes], edge_features[its_edges]))
+    rows.append(_Row(labels, labelled, target, node_features[nodes], edge_features[its_edges]))
   return _numbered(rows, folder)
+
+
+def _find_name(folder: pathlib.Path | zipfile.Path) -> str:
+  """Returns the name of the only data set in a folder."""
+  files = [file.name for file in folder.iterdir()] if folder.is_dir() else []
+  found = sorted(file.removesuffix("_A.txt") for file in files if _is_edges(file))
+  if len(found) != 1:
+    which = f" ({', '.join(found)}): give the name of one" if found else f": {_WANTED}"
+    raise InputError(f"{folder} has {len(found)} data sets in TU format{which}")
+  return found[0]
+
+
+def _check_members(
+  edges: Int[np.ndarray, "edges 2"], graph_of: Int[np.ndarray, "nodes"], number: int, start: Any
+) -> None:
+  """Raises InputError unless each of a number of graphs has nodes, and each edge two of one graph.
+
+  `start` is that of the files' names.
+  """
+  if not number:
+    raise InputError(f"{start}_graph_labels.txt has no graphs; {_WANTED}")
+  if not np.array_equal(np.unique(graph_of), np.arange(number)):
+    problem = f"want graphs from 1 to {number}, each with a node or more"
+    raise InputError(f"{start}_graph_indicator.txt: {problem}")
+  is_node = ((edges >= 0) & (edges < len(graph_of))).all(1)
+  is_edge = is_node & np.equal(*graph_of[edges * is_node[:, None]].T)
+  if not is_edge.all():
+    problem = f"want two nodes of one graph, from 1 to {len(graph_of)}"
+    raise InputError(f"{start}_A.txt, line {np.argmin(is_edge) + 1}: {problem}")
 
 
 def _is_edges(file: str) -> bool:
@@ -259,15 +273,20 @@ def _read_numbers(
   if numbers.shape != wanted:
     has, want = (f"{lines} lines of {of} numbers" for lines, of in (numbers.shape, wanted))
     raise InputError(f"{file} has {has}; want {want}")
-  is_wrong = ~(np.abs(numbers) <= np.finfo(np.float32).max)  # NaN too
+  _check_numbers(numbers, dtype, file)
+  return numbers.astype(dtype)
+
+
+def _check_numbers(numbers: np.ndarray, dtype: type, file: Any) -> None:
+  """Raises InputError for the first number that does not fit integers, or floats of 32 bits."""
+  is_right = np.abs(numbers) <= np.finfo(np.float32).max  # False for NaN
   problem = "not finite in float32: replace it by a number"
   if dtype is int:
-    is_wrong |= numbers != np.trunc(numbers)
+    is_right &= numbers == np.trunc(numbers)
     problem = "no integer, which labels, classes and indices are"
-  if is_wrong.any():
-    line, column = np.argwhere(is_wrong)[0]
+  if not is_right.all():
+    line, column = np.argwhere(~is_right)[0]
     raise InputError(f"{file}, line {line + 1}: {numbers[line, column]:g} is {problem}")
-  return numbers.astype(dtype)
 
 
 def _as_labels(numbers: np.ndarray) -> list:
@@ -298,7 +317,7 @@ def read_lines(file: pathlib.Path) -> GraphData:
       places = range(len(nodes))
       if not nodes or not all(x[0] in places and x[1] in places and len(x) < 4 for x in edges):
         raise ValueError(f"{len(nodes)} nodes do not fit the edges")
-      rows.append((nodes, edges, _to_label(row["class"])))
+      rows.append(_Row(nodes, edges, _to_label(row["class"])))
     except (LookupError, TypeError, ValueError) as error:
       raise InputError(f"{place}: {error}; {_WANTED_OBJECT}") from None
   return _numbered(rows, file)
@@ -333,33 +352,40 @@ def _to_label(value: Any) -> str:
   return str(value)
 
 
-def _numbered(rows: Sequence[tuple], place: Any) -> GraphData:
-  """Numbers labels and classes, each in their order.
+class _Row(NamedTuple):
+  """The labels of a graph's nodes, its edges as (start, end) or (start, end, label), its class."""
 
-  A row has the labels of a graph's nodes, its edges as [start, end] or [start, end, label], its
-  class, and the features of nodes and of edges, if there are any.
-  """
-  names = [
-    sorted({label for nodes, *_ in rows for label in nodes}),
-    sorted({label for _, edges, *_ in rows for _, _, *labels in edges for label in labels}),
-    sorted({target for _, _, target, *_ in rows}),
-  ]
-  if len(names[2]) < 2:
+  nodes: Sequence[Any]
+  edges: Sequence[Sequence[Any]]
+  target: Any
+  node_features: np.ndarray | None = None
+  edge_features: np.ndarray | None = None
+
+
+def _numbered(rows: Sequence[_Row], place: Any) -> GraphData:
+  """Numbers labels and classes, each in their order."""
+  node_labels, edge_labels = set(), set()
+  for row in rows:
+    node_labels.update(row.nodes)
+    edge_labels.update(edge[2] for edge in row.edges if len(edge) > 2)
+  targets = [row.target for row in rows]
+  node, edge, class_ = map(_number, (node_labels, edge_labels, targets))
+  if len(class_) < 2:
     raise InputError(f"{place}: want graphs of two classes or more")
-  node, edge, class_ = ({name: i for i, name in enumerate(of)} for of in names)
-  graphs = [
-    Graph.of(
-      [node[label] for label in nodes],
-      [(start, end, edge[labels[0]] if labels else -1) for start, end, *labels in edges],
-      target=class_[target],
-      **dict(zip(("node_features", "edge_features"), features, strict=False)),
-    )
-    for nodes, edges, target, *features in rows
-  ]
+  graphs = []
+  for row in rows:
+    edges = [(start, end, edge[labels[0]] if labels else -1) for start, end, *labels in row.edges]
+    nodes = [node[label] for label in row.nodes]
+    features = dict(node_features=row.node_features, edge_features=row.edge_features)
+    graphs.append(Graph.of(nodes, edges, target=class_[row.target], **features))
   widths = graphs[0].node_features.shape[1], graphs[0].edge_features.shape[1]
-  texts = (tuple(map(_to_text, of)) for of in names)
-  note = _count_classes([target for _, _, target, *_ in rows])
-  return GraphData(dict(all=graphs), GraphNames(*texts, *widths), (note,))
+  texts = (tuple(map(_to_text, labels)) for labels in (node, edge, class_))
+  return GraphData(dict(all=graphs), GraphNames(*texts, *widths), (_count_classes(targets),))
+
+
+def _number(labels: Iterable[Any]) -> dict[Any, int]:
+  """Returns the numbers of labels, each once and in their order."""
+  return {label: number for number, label in enumerate(sorted(set(labels)))}
 
 
 def _to_text(label: Any) -> str:

@@ -149,30 +149,32 @@ def _read_table(
   path: pathlib.Path, columns: tuple[int, int] | None = None
 ) -> tuple[list[tuple[str, str]], list[str]]:
   """Reads two columns of a table, counted from 1, by default the only two; see `read_pairs`."""
-  lines, notes = read_lines(path), []
-  text = "\n".join(lines)
-  if text.startswith("IN: ") and "\t" not in lines[0]:
-    rows = [_split_scan(line) for line in lines]
-  elif _is_csv(text):
-    rows = _read_csv(text)
-    notes.append(f"{path} is read as csv: the quotes around its cells are removed")
-  else:
-    rows = [line.split("\t") for line in lines]
+  rows, notes = _read_rows(path)
   source, target = columns or (1, 2)
+  least = max(source, target)
   pairs = []
   for number, row in enumerate(rows, start=1):
     place = f"{len(row)} columns in {path}, line {number}"
     if not "".join(row).strip():
-      row = [""] * max(source, target)
+      row = [""] * least
     if columns is None and len(row) > 2:
       raise InputError(f"{place}: choose two, as {path}:1,2")
-    if len(row) < max(source, target):
-      raise InputError(
-        f"{place}: want {max(source, target)} or more with tabs between them, or two files as "
-        "source_file,target_file"
-      )
+    if len(row) < least:
+      remedy = "or give two files as source_file,target_file"
+      raise InputError(f"{place}: want {least} or more, with tabs between them, {remedy}")
     pairs.append((row[source - 1], row[target - 1]))
   return pairs, notes
+
+
+def _read_rows(path: pathlib.Path) -> tuple[list[list[str]], list[str]]:
+  """Reads the cells of each line, without the quotes of csv writers, and a note on these."""
+  lines = read_lines(path)
+  text = "\n".join(lines)
+  if text.startswith("IN: ") and "\t" not in lines[0]:
+    return [_split_scan(line) for line in lines], []
+  if _is_csv(text):
+    return _read_csv(text), [f"{path} is read as csv: the quotes around its cells are removed"]
+  return [line.split("\t") for line in lines], []
 
 
 # A cell as written by csv writers, with each quote inside doubled; and a cell without quotes.
