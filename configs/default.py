@@ -111,8 +111,9 @@ _TRANSLATION = dict(
     ),
     scan=dict(path=""),  # a folder of the files of SCAN's length split; empty: download them
     wmt14=dict(),
-    # Each "source_file,target_file" or one "file.tsv", plain or .gz. Several test sets have names:
-    # --config.data.pairs.test.NAME=FILES, or test=dict(NAME=FILES, ...) in place of test="".
+    # Each "source_file,target_file", "file.tsv", or two columns of several, "file.tsv:1,3". Several
+    # test sets have names: --config.data.pairs.test.NAME=FILES, or test=dict(NAME=FILES, ...) in
+    # place of test="".
     pairs=dict(train="", valid="", test=""),
   ),
   vocabulary=dict(  # one for both languages
@@ -142,7 +143,7 @@ _TRANSLATION = dict(
     extra_length=50,  # maximum tokens of a translation beyond its source's
   ),
   evaluation=dict(
-    tokenize="13a",  # sacreBLEU's; none where data.moses is on
+    tokenize="13a",  # sacreBLEU's; none where data.moses is on; zh, ja-mecab, ko-mecab
     lowercase=False,
     subword_mark="",  # ends a subword in the data, such as @@; words are joined before scoring
     given_lengths=False,  # scores NAME_given too: translations with the length of the reference
@@ -177,8 +178,8 @@ _GRAPHS = dict(
     ),
     tu=dict(
       name="MUTAG",  # or Mutagenicity, or the prefix of the files in `path`, or nothing
-      # A folder in TU format, a file of graphs in JSON, or a folder of the molecules' archives;
-      # empty: download them
+      # A folder or .zip in TU format, a file of graphs in JSON, or a folder of the molecules'
+      # archives; empty: download them
       path="",
       num_folds=10,  # stratified
       fold=-1,  # for testing; the next one validates; -1: chosen by the seed

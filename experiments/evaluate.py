@@ -11,8 +11,9 @@ the run directory. If the training is finished and its last checkpoint is good, 
 record.json, the run's line in the results of a sweep.
 
 With --pairs, writes into the folder `pairs` of the run directory, and no record. With --hypotheses,
-scores a file of translations instead, a line for each pair, and writes nothing. They must be in the
-form of the run's own, in Moses tokens or lower case where `config.data` says so.
+scores a file of translations instead, a line for each pair, and writes nothing. The lines of pairs
+with an empty side are skipped. Translations must be in the form of the run's own, in Moses tokens
+or lower case where `config.data` says so.
 
 The data must be those that the run was started with, by their digests in digests.json; --pairs are
 not compared.
@@ -75,22 +76,26 @@ def main(workdir: Path, pairs: str, hypotheses: Path | str, average_checkpoints:
 def _score_hypotheses(workdir: Path, pairs: str, hypotheses: Path) -> str:
   """Returns the table of the scores of a file of translations, as those of a run are scored."""
   from experiments.run import load_task
-  from experiments.translation.corpus import Corpus, read_lines, read_pairs
+  from experiments.translation.corpus import read_lines, read_splits
   from experiments.translation.scores import score_table
 
   if not pairs:
     raise InputError("--hypotheses are translations of --pairs: give source_file,target_file")
-  rows, lines = read_pairs(pairs), read_lines(hypotheses)
-  if len(rows) != len(lines):
+  corpus, lines = read_splits(dict(pairs=pairs)), read_lines(hypotheses)
+  skipped = corpus.skipped["pairs"]
+  number = len(corpus.splits["pairs"]) + len(skipped)
+  if len(lines) != number:
     raise InputError(
-      f"{hypotheses} has {len(lines)} lines and {pairs} {len(rows)}: give a translation of each"
+      f"{hypotheses} has {len(lines)} lines and {pairs} {number}: give a translation of each"
     )
+  for index in reversed(skipped):
+    del lines[index]
+  for note in corpus.notes:
+    print(note)
   task = load_task(workdir, "translation")
-  filled = [i for i, row in enumerate(rows) if all(map(str.strip, row))]
-  corpus = task.normalize(Corpus(dict(pairs=[rows[i] for i in filled])))
-  references = [target for _, target in corpus.splits["pairs"]]
-  scores, _ = task.score_lines([lines[i] for i in filled], references)
-  return score_table(dict(pairs=dict(sentences=len(filled)) | scores))
+  references = [target for _, target in task.normalize(corpus).splits["pairs"]]
+  scores, _ = task.score_lines(lines, references)
+  return score_table(dict(pairs=dict(sentences=len(lines)) | scores))
 
 
 def evaluate(run: "Run", data: Any, workdir: Path) -> None:

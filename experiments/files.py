@@ -1,5 +1,6 @@
 """Reads local files, writes files atomically, also in buckets, and locks folders of buckets."""
 
+import bz2
 import contextlib
 import datetime
 import errno
@@ -26,7 +27,8 @@ from etils import epath
 
 from experiments.errors import InputError
 
-_GZIP, _XZ = b"\x1f\x8b", b"\xfd7zXZ"
+_GZIP, _XZ, _ZIP = b"\x1f\x8b", b"\xfd7zXZ", b"PK\x03\x04"
+_BZIP2 = re.compile(rb"BZh[1-9]1AY&SY")
 _RENEW_SECONDS = 10.0  # of a lock in a bucket
 
 Path = pathlib.Path | epath.Path  # local, or in a bucket
@@ -218,15 +220,30 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def read_content(path: pathlib.Path) -> bytes:
-  """Reads a file, plain, gzip or xz; raises InputError if it is missing, unreadable or damaged."""
+  """Reads a file, plain or packed by gzip, bzip2 or xz.
+
+  Raises InputError: the file is missing, unreadable, damaged or a zip archive.
+  """
   try:
     content = path.read_bytes()
-    if content.startswith(_XZ):
-      return lzma.decompress(content)
-    return gzip.decompress(content) if content.startswith(_GZIP) else content
   except FileNotFoundError:
     raise InputError(f"no file {path}: check the name") from None
-  except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError):
-    raise InputError(f"damaged compressed file {path}: copy it again") from None
   except OSError as error:
     raise InputError(f"cannot read {path}: {error.strerror}") from None
+  if content.startswith(_ZIP):
+    raise InputError(f"{path} is a zip archive: unpack it and give the files inside")
+  try:
+    return _unpack(content)
+  except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError):
+    raise InputError(f"damaged compressed file {path}: copy it again") from None
+
+
+def _unpack(content: bytes) -> bytes:
+  """Decompresses content that starts as gzip, bzip2 or xz do, and returns any other."""
+  if content.startswith(_GZIP):
+    return gzip.decompress(content)
+  if content.startswith(_XZ):
+    return lzma.decompress(content)
+  if _BZIP2.match(content):
+    return bz2.decompress(content)
+  return content

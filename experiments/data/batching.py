@@ -173,8 +173,12 @@ def bucket_boundaries(
   max_length = max_length or int(lengths.max(initial=0))
   short = lengths[lengths <= max_length]
   if not len(short):
+    remedy = "give other data"
+    if len(lengths):
+      needed = f"{lengths.min()} for the shortest or {lengths.max()} for all"
+      remedy = f"give shorter ones, or raise config.batches.max_length, to {needed}"
     problem = f"none of {len(lengths)} examples is at most {max_length} long"
-    raise InputError(f"{problem}: give shorter ones or raise config.batches.max_length")
+    raise InputError(f"{problem}: {remedy}")
   ends, counts = np.unique(-(-short // multiple_of) * multiple_of, return_counts=True)
   ends, examples = np.concatenate([[0], ends]), np.concatenate([[0], np.cumsum(counts)])
   # cells[j]: the fewest tokens, with padding, of the examples up to length ends[j]. Each iteration

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import pathlib
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -18,18 +19,19 @@ class Corpus(NamedTuple):
   """Examples by split, pairs of sentences or pieces of music: train, valid and test sets.
 
   A split is any random-access sequence, in memory or read from disk item by item. `notes` are lines
-  for the log, such as about pairs that were skipped. `skipped` has a line for each file
-  that was skipped, with the reason.
+  for the log. `skipped` are the indices of the pairs in a split's files that are not in the split.
+  `bad_files` has a line for each file that cannot be used, with the reason.
   """
 
   splits: Mapping[str, Sequence[Any]]
   notes: tuple[str, ...] = ()
-  skipped: tuple[str, ...] = ()
+  skipped: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+  bad_files: tuple[str, ...] = ()
 
 
 def write_skipped(data: Any, workdir: Path) -> None:
   """Writes the list of skipped files into a run directory, if there are any."""
-  lines = getattr(data, "skipped", ())  # graphs have none
+  lines = getattr(data, "bad_files", ())  # graphs have none
   if lines:
     write_whole(workdir / SKIPPED, "".join(f"{line}\n" for line in lines))
   else:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.errors import InputError
 from relpos_jax.typing import Int
 
 _Lines = Sequence[str]
@@ -93,10 +94,21 @@ def join_subwords(line: str, mark: str) -> str:
   return re.sub(rf"{re.escape(mark)}(?: |\Z)", "", line) if mark else line
 
 
-def _metric(**options) -> Any:
+def check_tokenizer(tokenize: str) -> None:
+  """Raises InputError if the packages of one of sacreBLEU's tokenisers are not installed."""
+  _metric(tokenize=tokenize)
+
+
+def _metric(tokenize: str, **options) -> Any:
   from sacrebleu import BLEU
 
-  return BLEU(force=True, **options)
+  try:
+    return BLEU(force=True, tokenize=tokenize, **options)
+  except RuntimeError:  # of ja-mecab and ko-mecab
+    extra = tokenize.partition("-")[0]
+    raise InputError(
+      f"config.evaluation.tokenize={tokenize} needs more packages: pip install -e '.[{extra}]'"
+    ) from None
 
 
 def _score(metric: Any, hypotheses, references) -> Score:

@@ -1,14 +1,17 @@
 """Graph data sets: kinship of CLUTRR, molecules, and users' own, in TU format or JSON."""
 
 import ast
+import codecs
+import collections
 import csv
 import hashlib
 import io
 import json
 import pathlib
 import zipfile
-from collections.abc import Mapping, Sequence
-from typing import Any
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -117,18 +120,20 @@ def load_tu(name: str = "MUTAG", path: str = "") -> GraphData:
   "MUTAG" (135 molecules) and "Mutagenicity" (3,335) are from the archives of Ivanov et al. 2019,
   which may be in the folder `path`: see `Upstream`. Isomorphic copies are removed there, so
   published figures for the 188 graphs of MUTAG do not apply. Any other name, or "" for the only
-  one, is a data set in TU format in the folder `path`, or in JSON in the file `path`: see
-  `read_folder` and `read_lines`.
+  one, is a data set in TU format in the folder or zip archive `path`, or in JSON in the file
+  `path`: see `read_folder` and `read_lines`. The notes say how many graphs each class has.
 
   Raises InputError for an unknown name, a missing or wrong file or folder, or no network.
   """
   place = pathlib.Path(path).expanduser()
   if (archive := f"{name}.zip") in MOLECULES.files:
     if place.is_file():
-      remedy = f"give the folder of {archive}, or --config.data.tu.name= for graphs in JSON"
+      remedy = f"give the folder of {archive}, or --config.data.tu.name= for your own graphs"
       raise InputError(f"config.data.tu.path is the file {path}: {remedy}")
     folder = zipfile.Path(io.BytesIO(MOLECULES.read(archive, path)), f"{name}/")
     return read_folder(folder, name)
+  if zipfile.is_zipfile(place):
+    return read_folder(_open_archive(place, name), name)
   if path:
     return read_lines(place) if place.is_file() else read_folder(place, name)
   known = " or ".join(name.removesuffix(".zip") for name in MOLECULES.files)
@@ -152,9 +157,10 @@ def split_folds(data: GraphData, fold: int, num_folds: int) -> GraphData:
   parts["train"] = np.concatenate(folds)
   splits = {name: [graphs[i] for i in parts[name]] for name in ("train", "valid", "test")}
   note = f"of {num_folds} folds, {fold} is for testing, {(fold + 1) % num_folds} for validation"
-  return data._replace(splits=splits, notes=(note,))
+  return data._replace(splits=splits, notes=(*data.notes, note))
 
 
+_NAMED_CLASSES = 10
 _WANTED = "want a folder with NAME_A.txt, NAME_graph_indicator.txt and NAME_graph_labels.txt"
 
 
@@ -162,117 +168,240 @@ def read_folder(folder: pathlib.Path | zipfile.Path, name: str = "") -> GraphDat
   """Reads the graphs of a folder in TU format (Morris et al. 2020, arXiv:2007.08663).
 
   The files are NAME_A.txt, NAME_graph_indicator.txt and NAME_graph_labels.txt, and optionally
-  NAME_node_labels.txt and NAME_edge_labels.txt with one integer per line, and
-  NAME_node_attributes.txt and NAME_edge_attributes.txt with numbers separated by commas. Labels and
-  classes are numbered in the order of their integers. Each line of A is an edge from its first node
-  to its second: data sets of undirected graphs have two lines per edge. All graphs are in one
+  NAME_node_labels.txt and NAME_edge_labels.txt with an integer per line, or several as one label,
+  and NAME_node_attributes.txt and NAME_edge_attributes.txt with numbers separated by commas. Labels
+  and classes are numbered in the order of their integers. Each line of A is an edge from its first
+  node to its second: data sets of undirected graphs have two lines per edge. All graphs are in one
   split, "all". Without a name, the folder must hold one data set.
 
-  Raises InputError, which names the file, for lines of another form or number, an edge to an
-  unknown node or between two graphs, a graph without nodes, or fewer than two classes.
+  Raises InputError, which names the file, for lines of another form or number, numbers that are not
+  finite, an edge to an unknown node or between two graphs, a graph without nodes, or fewer than two
+  classes.
   """
-  if not name:
-    found = sorted(file.name.removesuffix("_A.txt") for file in folder.glob("*_A.txt"))
-    if len(found) != 1:
-      which = f" ({', '.join(found)}): give the name of one" if found else f": {_WANTED}"
-      raise InputError(f"{folder} has {len(found)} data sets in TU format{which}")
-    name = found[0]
+  name = name or _find_name(folder)
 
-  def read(kind: str, dtype: type = int, columns: int | None = 1, number: int | None = None):
-    """Reads the numbers [lines, columns] of a file; one with a known number may be missing."""
-    file = folder / f"{name}_{kind}.txt"
-    if number is not None and not file.exists():
-      return np.empty((number, 0), dtype)
-    try:
-      lines = file.read_text(encoding="ascii").splitlines()
-      numbers = np.empty((0, columns or 1), dtype)
-      if any(lines):
-        numbers = np.loadtxt(lines, dtype, comments=None, delimiter=",", ndmin=2)
-    except (OSError, ValueError) as error:
-      raise InputError(f"cannot read {file}: {error}; {_WANTED}") from None
-    wanted = len(numbers) if number is None else number, columns or numbers.shape[1]
-    if numbers.shape != wanted:
-      has, want = (f"{lines} lines of {of} numbers" for lines, of in (numbers.shape, wanted))
-      raise InputError(f"{file} has {has}; want {want}")
-    return numbers
+  def read(kind: str, **options: Any) -> np.ndarray:
+    return _read_numbers(folder / f"{name}_{kind}.txt", **options)
 
-  edges, graph_of = read("A", columns=2) - 1, read("graph_indicator")[:, 0] - 1
-  classes = read("graph_labels")[:, 0]
-  if not np.array_equal(np.unique(graph_of), np.arange(len(classes))):
-    problem = f"want graphs from 1 to {len(classes)}, each with a node or more"
-    raise InputError(f"{folder / name}_graph_indicator.txt: {problem}")
+  edges = read("A", columns=2) - 1
+  graph_of = read("graph_indicator", columns=1)[:, 0] - 1
+  classes = read("graph_labels", columns=1)[:, 0]
+  _check_members(edges, graph_of, len(classes), folder / name)
+  node_labels = _as_labels(read("node_labels", number=len(graph_of)))
+  edge_labels = _as_labels(read("edge_labels", number=len(edges)))
+  node_features = read("node_attributes", number=len(graph_of), dtype=float)
+  edge_features = read("edge_attributes", number=len(edges), dtype=float)
+
+  rows = []
+  nodes_of = _members(graph_of, len(classes))
+  edges_of = _members(graph_of[edges[:, 0]], len(classes))
+  for nodes, its_edges, target in zip(nodes_of, edges_of, classes.tolist(), strict=True):
+    labels = [node_labels[node] if node_labels else "node" for node in nodes]
+    labelled = np.searchsorted(nodes, edges[its_edges]).tolist()
+    if edge_labels:
+      labelled = [(*ends, edge_labels[i]) for ends, i in zip(labelled, its_edges, strict=True)]
+    rows.append(_Row(labels, labelled, target, node_features[nodes], edge_features[its_edges]))
+  return _numbered(rows, folder)
+
+
+def _find_name(folder: pathlib.Path | zipfile.Path) -> str:
+  """Returns the name of the only data set in a folder."""
+  files = [file.name for file in folder.iterdir()] if folder.is_dir() else []
+  found = sorted(file.removesuffix("_A.txt") for file in files if _is_edges(file))
+  if len(found) != 1:
+    which = f" ({', '.join(found)}): give the name of one" if found else f": {_WANTED}"
+    raise InputError(f"{folder} has {len(found)} data sets in TU format{which}")
+  return found[0]
+
+
+def _check_members(
+  edges: Int[np.ndarray, "edges 2"], graph_of: Int[np.ndarray, "nodes"], number: int, start: Any
+) -> None:
+  """Raises InputError unless each of a number of graphs has nodes, and each edge two of one graph.
+
+  `start` is that of the files' names.
+  """
+  if not number:
+    raise InputError(f"{start}_graph_labels.txt has no graphs; {_WANTED}")
+  if not np.array_equal(np.unique(graph_of), np.arange(number)):
+    problem = f"want graphs from 1 to {number}, each with a node or more"
+    raise InputError(f"{start}_graph_indicator.txt: {problem}")
   is_node = ((edges >= 0) & (edges < len(graph_of))).all(1)
   is_edge = is_node & np.equal(*graph_of[edges * is_node[:, None]].T)
   if not is_edge.all():
     problem = f"want two nodes of one graph, from 1 to {len(graph_of)}"
-    raise InputError(f"{folder / name}_A.txt, line {np.argmin(is_edge) + 1}: {problem}")
-  node_labels = read("node_labels", number=len(graph_of))
-  if not node_labels.shape[1]:
-    node_labels = np.full((len(graph_of), 1), "node")
-  edge_labels = read("edge_labels", number=len(edges))
-  node_features = read("node_attributes", float, None, len(graph_of))
-  edge_features = read("edge_attributes", float, None, len(edges))
+    raise InputError(f"{start}_A.txt, line {np.argmin(is_edge) + 1}: {problem}")
 
-  rows = []
-  nodes_of, edges_of = (_members(x, len(classes)) for x in (graph_of, graph_of[edges[:, 0]]))
-  for nodes, its_edges, target in zip(nodes_of, edges_of, classes.tolist(), strict=True):
-    ends = np.searchsorted(nodes, edges[its_edges])
-    labelled = np.column_stack([ends, edge_labels[its_edges]]).tolist()
-    features = node_features[nodes], edge_features[its_edges]
-    rows.append((node_labels[nodes, 0].tolist(), labelled, target, *features))
-  return _numbered(rows, folder)
+
+def _is_edges(file: str) -> bool:
+  """Returns whether a file is the NAME_A.txt of a data set, not macOS's attributes of one."""
+  return file.endswith("_A.txt") and not file.startswith("._")
+
+
+def _open_archive(file: pathlib.Path, name: str) -> zipfile.Path:
+  """Returns the folder of a zip archive that holds a data set; its top if none does."""
+  archive, folders = zipfile.ZipFile(file), set()
+  for member in archive.namelist():
+    folder, slash, member = member.rpartition("/")
+    is_wanted = member == f"{name}_A.txt" if name else _is_edges(member)
+    if is_wanted:
+      folders.add(folder + slash)
+  if len(folders) > 1:
+    found = ", ".join(sorted(folders))
+    raise InputError(f"{file} has data sets in {found}: unpack it and give the folder of one")
+  return zipfile.Path(archive, folders.pop() if folders else "")
+
+
+def _read_numbers(
+  file: pathlib.Path | zipfile.Path,
+  *,
+  columns: int | None = None,
+  number: int | None = None,
+  dtype: type = int,
+) -> np.ndarray:
+  """Reads the numbers [lines, columns] of a file; one with a known number may be missing."""
+  if number is not None and not file.exists():
+    return np.empty((number, 0), dtype)
+  try:
+    lines = file.read_text(encoding="ascii").splitlines()
+    numbers = np.empty((0, columns or 1))
+    if any(lines):
+      numbers = np.loadtxt(lines, float, comments=None, delimiter=",", ndmin=2)
+  except (OSError, ValueError, zlib.error, zipfile.BadZipFile) as error:
+    raise InputError(f"cannot read {file}: {error}; {_WANTED}") from None
+  wanted = len(numbers) if number is None else number, columns or numbers.shape[1]
+  if numbers.shape != wanted:
+    has, want = (f"{lines} lines of {of} numbers" for lines, of in (numbers.shape, wanted))
+    raise InputError(f"{file} has {has}; want {want}")
+  _check_numbers(numbers, dtype, file)
+  return numbers.astype(dtype)
+
+
+def _check_numbers(numbers: np.ndarray, dtype: type, file: Any) -> None:
+  """Raises InputError for the first number that does not fit integers, or floats of 32 bits."""
+  is_right = np.abs(numbers) <= np.finfo(np.float32).max  # False for NaN
+  problem = "not finite in float32: replace it by a number"
+  if dtype is int:
+    is_right &= numbers == np.trunc(numbers)
+    problem = "no integer, which labels, classes and indices are"
+  if not is_right.all():
+    line, column = np.argwhere(~is_right)[0]
+    raise InputError(f"{file}, line {line + 1}: {numbers[line, column]:g} is {problem}")
+
+
+def _as_labels(numbers: np.ndarray) -> list:
+  """Returns a label for each line: its integer, or the tuple of several; none without columns."""
+  if numbers.shape[1] == 1:
+    return numbers[:, 0].tolist()
+  return [tuple(line) for line in numbers.tolist() if line]
+
+
+_WANTED_OBJECT = 'want {"class": C, "nodes": [LABEL, ...], "edges": [[FROM, TO, LABEL], ...]}'
 
 
 def read_lines(file: pathlib.Path) -> GraphData:
-  """Reads the graphs of a file, an object in JSON on each line, plain or gzip.
+  """Reads the graphs of a file in JSON, an object on each line or an array of them.
 
   As {"class": "alcohol", "nodes": ["C", "O"], "edges": [[0, 1, "single"], [1, 0, "single"]]}: the
   labels of nodes; and edges from one node to another, counted from 0, with a label or without.
-  Labels and classes are numbered in alphabetical order. All graphs are in one split, "all".
+  Labels and classes are words or integers, and are numbered in alphabetical order. All graphs are
+  in one split, "all". The file may be packed.
 
   Raises InputError, which names the line, for one of another form, and for fewer than two classes.
   """
   rows = []
-  for number, line in enumerate(read_content(file).splitlines(), start=1):
+  for place, row in _read_objects(file):
     try:
-      row = json.loads(line)
-      nodes = [str(label) for label in row["nodes"]]
-      edges = [(start, end, *map(str, labels)) for start, end, *labels in row["edges"]]
+      nodes = [_to_label(label) for label in row["nodes"]]
+      edges = [(start, end, *map(_to_label, labels)) for start, end, *labels in row["edges"]]
       places = range(len(nodes))
       if not nodes or not all(x[0] in places and x[1] in places and len(x) < 4 for x in edges):
         raise ValueError(f"{len(nodes)} nodes do not fit the edges")
-      rows.append((nodes, edges, str(row["class"])))
+      rows.append(_Row(nodes, edges, _to_label(row["class"])))
     except (LookupError, TypeError, ValueError) as error:
-      wanted = 'want {"class": C, "nodes": [LABEL, ...], "edges": [[FROM, TO, LABEL], ...]}'
-      raise InputError(f"{file}, line {number}: {error}; {wanted}") from None
+      raise InputError(f"{place}: {error}; {_WANTED_OBJECT}") from None
   return _numbered(rows, file)
 
 
-def _numbered(rows: Sequence[tuple], place: Any) -> GraphData:
-  """Numbers labels and classes, each in their order.
+def _read_objects(file: pathlib.Path) -> Iterator[tuple[str, Any]]:
+  """Yields the objects of a file in JSON and their places: those of an array, or of its lines."""
+  content = read_content(file).removeprefix(codecs.BOM_UTF8)
+  if content.lstrip().startswith(b"["):
+    for number, row in enumerate(_parse(content, str(file)), start=1):
+      yield f"{file}, graph {number}", row
+    return
+  for number, line in enumerate(content.splitlines(), start=1):
+    if line.strip():
+      place = f"{file}, line {number}"
+      yield place, _parse(line, place)
 
-  A row has the labels of a graph's nodes, its edges as [start, end] or [start, end, label], its
-  class, and the features of nodes and of edges, if there are any.
-  """
-  names = [
-    sorted({label for nodes, *_ in rows for label in nodes}),
-    sorted({label for _, edges, *_ in rows for _, _, *labels in edges for label in labels}),
-    sorted({target for _, _, target, *_ in rows}),
-  ]
-  if len(names[2]) < 2:
+
+def _parse(content: bytes, place: str) -> Any:
+  try:
+    return json.loads(content)
+  except ValueError as error:
+    raise InputError(f"{place}: {error}; {_WANTED_OBJECT}") from None
+
+
+def _to_label(value: Any) -> str:
+  """Returns a label as text, 1.0 as 1; raises ValueError for what is no word and no integer."""
+  if isinstance(value, float) and value.is_integer():
+    value = int(value)
+  if not isinstance(value, str | int):
+    raise ValueError(f"{json.dumps(value)} is no label: give a word or an integer")
+  return str(value)
+
+
+class _Row(NamedTuple):
+  """The labels of a graph's nodes, its edges as (start, end) or (start, end, label), its class."""
+
+  nodes: Sequence[Any]
+  edges: Sequence[Sequence[Any]]
+  target: Any
+  node_features: np.ndarray | None = None
+  edge_features: np.ndarray | None = None
+
+
+def _numbered(rows: Sequence[_Row], place: Any) -> GraphData:
+  """Numbers labels and classes, each in their order."""
+  node_labels, edge_labels = set(), set()
+  for row in rows:
+    node_labels.update(row.nodes)
+    edge_labels.update(edge[2] for edge in row.edges if len(edge) > 2)
+  targets = [row.target for row in rows]
+  node, edge, class_ = map(_number, (node_labels, edge_labels, targets))
+  if len(class_) < 2:
     raise InputError(f"{place}: want graphs of two classes or more")
-  node, edge, class_ = ({name: i for i, name in enumerate(of)} for of in names)
-  graphs = [
-    Graph.of(
-      [node[label] for label in nodes],
-      [(start, end, edge[labels[0]] if labels else -1) for start, end, *labels in edges],
-      target=class_[target],
-      **dict(zip(("node_features", "edge_features"), features, strict=False)),
-    )
-    for nodes, edges, target, *features in rows
-  ]
+  graphs = []
+  for row in rows:
+    edges = [(start, end, edge[labels[0]] if labels else -1) for start, end, *labels in row.edges]
+    nodes = [node[label] for label in row.nodes]
+    features = dict(node_features=row.node_features, edge_features=row.edge_features)
+    graphs.append(Graph.of(nodes, edges, target=class_[row.target], **features))
   widths = graphs[0].node_features.shape[1], graphs[0].edge_features.shape[1]
-  return GraphData(dict(all=graphs), GraphNames(*(tuple(map(str, of)) for of in names), *widths))
+  texts = (tuple(map(_to_text, labels)) for labels in (node, edge, class_))
+  return GraphData(dict(all=graphs), GraphNames(*texts, *widths), (_count_classes(targets),))
+
+
+def _number(labels: Iterable[Any]) -> dict[Any, int]:
+  """Returns the numbers of labels, each once and in their order."""
+  return {label: number for number, label in enumerate(sorted(set(labels)))}
+
+
+def _to_text(label: Any) -> str:
+  """Returns the name of a label; that of several integers has commas."""
+  return ",".join(map(str, label)) if isinstance(label, tuple) else str(label)
+
+
+def _count_classes(targets: Sequence[Any]) -> str:
+  """Says how many graphs each class has, the most frequent first."""
+  counts = collections.Counter(targets)
+  texts = [f"{name} ({number:,})" for name, number in counts.most_common(_NAMED_CLASSES)]
+  if len(counts) > _NAMED_CLASSES:
+    texts.append(f"and {len(counts) - _NAMED_CLASSES:,} more")
+  is_many = len(counts) > max(_NAMED_CLASSES, len(targets) / 2)
+  question = " is this a regression?" if is_many else ""
+  return f"{len(counts):,} classes of {len(targets):,} graphs:{question} {', '.join(texts)}"
 
 
 def _members(group_of: Int[np.ndarray, "x"], num_groups: int) -> list[Int[np.ndarray, "members"]]:

@@ -82,7 +82,7 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
   if reasons:
     some = f"{len(reasons):,} of {len(files):,} MIDI files skipped"
     notes.append(f"{some}, see {SKIPPED}: {reasons[0]}")
-  return Corpus(splits, tuple(notes), reasons)
+  return Corpus(splits, tuple(notes), bad_files=reasons)
 
 
 class MidiFile(NamedTuple):

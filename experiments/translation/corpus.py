@@ -1,9 +1,11 @@
 """Sentence pairs by split, from one of several sources, and their normalisation as by Moses."""
 
+import csv
 import dataclasses
 import functools
 import gzip
 import hashlib
+import io
 import itertools
 import pathlib
 import re
@@ -19,6 +21,7 @@ _FOUR = ("en-de", "de-en", "en-fr", "fr-en")
 LANGUAGES = dict(embedded=("en-de",), multi30k=_FOUR, scan=(), wmt14=_FOUR, pairs=())
 _EMBEDDED = pathlib.Path(__file__).with_name("embedded")
 _READ_AHEAD = 4096
+_NAMED_LINES = 5  # of those that are skipped
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,48 +78,134 @@ def load_pairs(train: str = "", valid: str = "", test: str | Mapping[str, str] =
 
 
 def read_splits(named: Mapping[str, str]) -> Corpus:
-  """Reads splits of pairs, each "source_file,target_file" or "file.tsv", plain or gzip.
+  """Reads splits of pairs: each is "source_file,target_file" or a table, see `read_pairs`.
 
-  Line i of one file translates line i of the other; a line of a TSV file is source, tab, target.
-  Files are UTF-8; lines end with \\n or \\r\\n. Pairs with an empty side are skipped and counted in
-  the notes.
+  Pairs with an empty side are skipped and named in the notes.
 
-  Raises InputError: a file is missing, unreadable or not UTF-8, two files differ in length, a line
-  does not have two columns, or a split has no pairs.
+  Raises InputError as `read_pairs` does, and for a split without pairs.
   """
-  splits, notes = {}, []
+  splits, skipped, notes = {}, {}, []
   for split, files in named.items():
-    pairs = read_pairs(files)
-    splits[split] = [pair for pair in pairs if all(map(str.strip, pair))]
-    if not splits[split]:
+    pairs, file_notes = read_pairs(files)
+    notes += file_notes
+    filled, empty = [], []
+    for index, (source, target) in enumerate(pairs):
+      if source.strip() and target.strip():
+        filled.append((source, target))
+      else:
+        empty.append(index)
+    if not filled:
       raise InputError(f"no pairs in {split}: every line of {files} has an empty side")
-    if skipped := len(pairs) - len(splits[split]):
-      notes.append(f"pairs with an empty side skipped in {split}: {skipped}")
-  return Corpus(splits, tuple(notes))
+    if empty[:1] != [0] and _starts_with_names(filled):
+      names = " and ".join(filled[0])
+      notes.append(f"line 1 of {files} looks like a header, {names}: delete it if it is one")
+    if empty:
+      number, lines = len(empty), _name_lines(empty)
+      notes.append(f"pairs with an empty side skipped in {split}: {number:,} (lines: {lines})")
+    splits[split], skipped[split] = filled, tuple(empty)
+  return Corpus(splits, tuple(dict.fromkeys(notes)), skipped)
 
 
-def read_pairs(files: str) -> list[tuple[str, str]]:
-  """Reads all pairs of "source_file,target_file" or "file.tsv", also those with an empty side."""
-  paths = [pathlib.Path(name.strip()).expanduser() for name in files.split(",")]
+def _name_lines(indices: Sequence[int]) -> str:
+  """Names lines by their numbers from 1, the first of many."""
+  names = [str(index + 1) for index in indices[:_NAMED_LINES]]
+  if len(indices) > _NAMED_LINES:
+    names.append("...")
+  return ", ".join(names)
+
+
+def read_pairs(files: str) -> tuple[list[tuple[str, str]], list[str]]:
+  """Reads all pairs of a split, also those with an empty side, and notes on how they were read.
+
+  "source_file,target_file" are two files, where line i of one translates line i of the other. A
+  table is "file.tsv", two columns with a tab between them, or "file.tsv:1,3", those columns of
+  several. Files are UTF-8, plain or packed; lines end with \\n or \\r\\n. The quotes of csv writers
+  are removed from a table, and lines of SCAN, "IN: ... OUT: ...", have these as columns.
+
+  Raises InputError: a file is missing, unreadable or not UTF-8, two files differ in length, or a
+  line lacks a column or has one too many.
+  """
+  if table := re.fullmatch(r"(.+):([1-9]\d*),([1-9]\d*)", files.strip()):
+    return _read_table(_to_path(table[1]), (int(table[2]), int(table[3])))
+  paths = [_to_path(name) for name in files.split(",")]
   if len(paths) > 2:
     raise InputError(f"{len(paths)} files in {files}: give source_file,target_file or file.tsv")
-  sides = [read_lines(path) for path in paths]
   if len(paths) == 1:
-    rows = [line.split("\t") if line.strip() else ["", ""] for line in sides[0]]
-    for number, row in enumerate(rows, start=1):
-      if len(row) != 2:
-        raise InputError(
-          f"{len(row)} columns in {paths[0]}, line {number}: give source, tab, target in every "
-          "line, or two files as source_file,target_file"
-        )
-    return [(source, target) for source, target in rows]
-  source, target = sides
+    return _read_table(paths[0])
+  source, target = map(read_lines, paths)
   if len(source) != len(target):
     raise InputError(
       f"misaligned files: {paths[0]} has {len(source)} lines and {paths[1]} has {len(target)}; "
       "line i of one must translate line i of the other"
     )
-  return list(zip(source, target, strict=True))
+  return list(zip(source, target, strict=True)), []
+
+
+def _to_path(name: str) -> pathlib.Path:
+  return pathlib.Path(name.strip()).expanduser()
+
+
+def _read_table(
+  path: pathlib.Path, columns: tuple[int, int] | None = None
+) -> tuple[list[tuple[str, str]], list[str]]:
+  """Reads two columns of a table, counted from 1, by default the only two; see `read_pairs`."""
+  rows, notes = _read_rows(path)
+  source, target = columns or (1, 2)
+  least = max(source, target)
+  pairs = []
+  for number, row in enumerate(rows, start=1):
+    place = f"{len(row)} columns in {path}, line {number}"
+    if not "".join(row).strip():
+      row = [""] * least
+    if columns is None and len(row) > 2:
+      raise InputError(f"{place}: choose two, as {path}:1,2")
+    if len(row) < least:
+      remedy = "or give two files as source_file,target_file"
+      raise InputError(f"{place}: want {least} or more, with tabs between them, {remedy}")
+    pairs.append((row[source - 1], row[target - 1]))
+  return pairs, notes
+
+
+def _read_rows(path: pathlib.Path) -> tuple[list[list[str]], list[str]]:
+  """Reads the cells of each line, without the quotes of csv writers, and a note on these."""
+  lines = read_lines(path)
+  text = "\n".join(lines)
+  if text.startswith("IN: ") and "\t" not in lines[0]:
+    return [_split_scan(line) for line in lines], []
+  if _is_csv(text):
+    return _read_csv(text), [f"{path} is read as csv: the quotes around its cells are removed"]
+  return [line.split("\t") for line in lines], []
+
+
+# A cell as written by csv writers, with each quote inside doubled; and a cell without quotes.
+_QUOTED, _PLAIN = r'"(?:[^"]|"")*+"', r'[^"\t\r\n]*+'
+_ANY_CELL = f"(?:{_QUOTED}|{_PLAIN})"
+_ALL_QUOTED = re.compile(rf"{_QUOTED}(?:[\t\n]{_QUOTED})*+")
+_SOME_QUOTED = re.compile(rf"{_ANY_CELL}(?:[\t\n]{_ANY_CELL})*+")
+
+
+def _is_csv(text: str) -> bool:
+  """Returns whether the quotes of a table are those of a csv writer, not of its sentences.
+
+  Csv writers quote each cell that has a quote, and double it, or they quote all cells.
+  """
+  if '""' in text and _SOME_QUOTED.fullmatch(text):
+    return True
+  return bool(_ALL_QUOTED.fullmatch(text))
+
+
+def _read_csv(text: str) -> list[list[str]]:
+  """Reads the cells of a table in csv; a cell of several lines becomes one."""
+  rows = []
+  for row in csv.reader(io.StringIO(text, newline="\n"), "excel-tab", strict=True):
+    rows.append([re.sub(r"[\r\n]+", " ", cell) for cell in row])
+  return rows
+
+
+def _starts_with_names(pairs: Sequence[tuple[str, str]]) -> bool:
+  """Returns whether the first pair, and hardly any other, is of two words, as a header is."""
+  words = [pair for pair in pairs if all(re.fullmatch(r"[\w-]+", side) for side in pair)]
+  return len(pairs) > 1 and words[:1] == pairs[:1] and len(words) <= max(1, len(pairs) // 100)
 
 
 def read_lines(path: pathlib.Path) -> list[str]:
@@ -247,8 +336,13 @@ def load_scan(path: str = "") -> Corpus:
   def read(name: str) -> list[tuple[str, str]]:
     lines = SCAN.read(name, path).decode().splitlines()
     lines.sort(key=lambda line: hashlib.sha256(line.encode()).digest())
-    return [tuple(line.removeprefix("IN: ").split(" OUT: ")) for line in lines]
+    return [tuple(_split_scan(line)) for line in lines]
 
   pairs, n = read("tasks_train_length.txt"), _SCAN_HELD_OUT
   splits = dict(train=pairs[2 * n :], valid=pairs[:n], within=pairs[n : 2 * n])
   return Corpus(splits | dict(test=read("tasks_test_length.txt")))
+
+
+def _split_scan(line: str) -> list[str]:
+  """Splits a line, "IN: jump OUT: I_JUMP", into command and actions."""
+  return line.removeprefix("IN: ").split(" OUT: ")

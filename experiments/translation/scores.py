@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +25,22 @@ TITLES = dict(sacrebleu="sacreBLEU", paper_bleu="paper's BLEU", chrf="chrF", exa
 Pairs = Sequence[tuple[str, str]]
 
 
-def evaluate(
-  run: Run, splits: Mapping[str, tuple[Pairs, Sequence[str], float]], workdir: Path
-) -> Evaluation:
+class Translated(NamedTuple):
+  """A split's pairs, their translations, and the seconds that these took.
+
+  `skipped` are the indices, in the split's files, of the pairs that are not among them.
+  """
+
+  pairs: Pairs
+  translations: Sequence[str]
+  seconds: float
+  skipped: Sequence[int] = ()
+
+
+def evaluate(run: Run, splits: Mapping[str, Translated], workdir: Path) -> Evaluation:
   """Scores the translations of each split, writes them, and draws the attention of one.
 
-  A split is its pairs, their translations, and the seconds that these took.
+  The file of translations has a line for each pair of the split's files, empty if it was skipped.
   A row of `sentences` is a sentence's length in tokens without EOS, that of the longer
   side, and its `sentence_statistics`. Samples and the picture are of the first split.
   """
@@ -38,9 +48,12 @@ def evaluate(
     command = f"python -m experiments.evaluate --workdir={workdir} --pairs=source_file,target_file"
     return Evaluation(f"no test pairs to score: score some with {command}", {}, {}, {})
   rows, results, scores, sentences = {}, {}, {}, {}
-  for split, (pairs, translations, seconds) in splits.items():
-    lines = "".join(f"{line}\n" for line in run.task.join(translations))
-    write_whole(workdir / f"{split}.translations.txt", lines)
+  for split, (pairs, translations, seconds, skipped) in splits.items():
+    lines = run.task.join(translations)
+    for index in skipped:  # in increasing order
+      lines.insert(index, "")
+    text = "".join(f"{line}\n" for line in lines)
+    write_whole(workdir / f"{split}.translations.txt", text)
     found, counts = run.task.score_lines(translations, [target for _, target in pairs])
     rows[split] = dict(sentences=len(pairs)) | found
     results[split] = dict(sentences=len(pairs), seconds=seconds)
@@ -49,8 +62,8 @@ def evaluate(
     scores[split]["signatures"] = {name: score.signature for name, score in found.items()}
     lengths = pair_lengths(*encode_pairs(run.vocabulary, pairs)) - 1
     sentences[split] = np.column_stack([lengths, counts]).tolist()
-  pairs, translations, _ = next(iter(splits.values()))
-  examples = [*zip(pairs, translations, strict=True)][:_NUM_SAMPLES]
+  first = next(iter(splits.values()))
+  examples = [*zip(first.pairs, first.translations, strict=True)][:_NUM_SAMPLES]
   samples = format_samples([run.task.join([*pair, line]) for pair, line in examples])
   (source, _), translation = sorted(examples, key=lambda x: len(x[0][0]))[len(examples) // 2]
   picture = draw_attention(run, source, translation, workdir / "attention.png")

@@ -35,8 +35,8 @@ _CHOICES = {
   "data.source": tuple(LANGUAGES),
   "vocabulary.kind": tok.KINDS,
   "decoding.stop": ("present", "bound"),
-  # The tokenizers of sacreBLEU that need no further package or download.
-  "evaluation.tokenize": ("13a", "intl", "zh", "char", "none"),
+  # The tokenizers of sacreBLEU that need no download.
+  "evaluation.tokenize": ("13a", "intl", "zh", "char", "ja-mecab", "ko-mecab", "none"),
 } | tasks.model_choices(TransformerConfig)
 _NUMBERS = (
   *tasks.TOKEN_CHECKS,
@@ -82,6 +82,7 @@ class Translation(tasks.Task):
 
   def load_data(self) -> Corpus:
     """Loads and normalises the sentence pairs of `config.data`."""
+    bleu.check_tokenizer(self.config.evaluation.tokenize)  # before hours of training
     data = self.config.data
     options = data[data.source].to_dict()
     if len(LANGUAGES[data.source]) > 1:
@@ -237,7 +238,8 @@ class Translation(tasks.Task):
         start = time.perf_counter()
         translations = translate(sources, None, limits)
         seconds = round(time.perf_counter() - start, 1)
-        translated[name] = pairs, translations, seconds
+        skipped = data.skipped.get(split, ())
+        translated[name] = scores.Translated(pairs, translations, seconds, skipped)
     return scores.evaluate(run, translated, workdir) if is_first() else None
 
 

@@ -154,6 +154,15 @@ def test_no_pair_short_enough_is_refused(number):
     bucket_boundaries(np.full(number, 9), 4, max_length=8)
 
 
+def test_the_limit_that_is_needed_is_named():
+  with pytest.raises(InputError) as caught:
+    bucket_boundaries(np.array([5037, 312, 900]), 4, max_length=128)
+  assert str(caught.value) == (
+    "none of 3 examples is at most 128 long: give other data, or raise config.batches.max_length, "
+    "to 312 for the shortest or 5037 for all"
+  )
+
+
 def padded_tokens(lengths, boundaries):
   return sum(min(b for b in boundaries if b >= length) for length in lengths)
 

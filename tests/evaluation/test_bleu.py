@@ -1,12 +1,16 @@
 """BLEU equals hand computations and the original scripts, and has its properties."""
 
+import importlib
+
 import numpy as np
 import pytest
+from faults import refusal
 from hypothesis import given
 from hypothesis import strategies as st
 from sacrebleu import BLEU
 
 from experiments.evaluation.bleu import (
+  check_tokenizer,
   corpus_bleu,
   corpus_chrf,
   join_subwords,
@@ -52,6 +56,30 @@ def test_sums_of_statistics_determine_the_bleu_of_any_selection(options, chosen)
   sys_len, ref_len, *correct, _ = rows.sum(axis=0).tolist()
   score = BLEU().compute_bleu(correct, totals, sys_len, ref_len).score
   assert score == corpus_bleu(hypotheses, references, **options).value
+
+
+@pytest.mark.parametrize(
+  "language, module, hypothesis, reference, counts",
+  [
+    ("ja", "MeCab", "これはペンです。", "それはペンです。", [5, 5, 4, 3, 2, 1, 0]),
+    ("ko", "mecab_ko", "저는 학생입니다.", "저는 선생입니다.", [5, 5, 4, 2, 0, 0, 0]),
+  ],
+)
+def test_words_of_languages_without_spaces(
+  language, module, hypothesis, reference, counts, monkeypatch
+):
+  tokenize = f"{language}-mecab"
+  tokenizer = importlib.import_module(f"sacrebleu.tokenizers.tokenizer_{language}_mecab")
+  with monkeypatch.context() as patch:
+    patch.setattr(tokenizer, "MeCab", None)
+    refused = refusal(check_tokenizer, tokenize)
+    assert refused.endswith(
+      f"tokenize={tokenize} needs more packages: pip install -e '.[{language}]'"
+    )
+  pytest.importorskip(module)
+  check_tokenizer(tokenize)
+  found = sentence_statistics([hypothesis], [reference], tokenize=tokenize)
+  assert found.tolist() == [counts]
 
 
 def test_statistics_of_empty_and_short_sentences():

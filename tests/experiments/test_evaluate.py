@@ -112,25 +112,28 @@ def test_other_pairs_and_given_translations_are_scored_as_a_test_set(
 ):
   copy = shutil.copytree(workdir, tmp_path / "run")
   before, table = contents(copy), results(workdir)
-  files = f"--workdir={copy}", f"--pairs={data}/test.en,{data}/test.de"
+  english, german = ((data / f"test.{x}").read_text("utf-8").splitlines() for x in ("en", "de"))
+  lines = [f"{a}\t{b}\n" for a, b in zip(english, german, strict=True)]
+  lines.insert(1, "nothing\t\n")
+  (pairs := tmp_path / "pairs.tsv").write_text("".join(lines), encoding="utf-8")
+  files = f"--workdir={copy}", f"--pairs={pairs}"
   answer = call("evaluate", *files)
   assert answer.status == 0, answer.err
+  note = "pairs with an empty side skipped in pairs: 1 (lines: 2)\n"
+  assert note in answer.out
   assert results(copy / "pairs") == dict(pairs=table["test"])
   after = contents(copy)
   assert {name: x for name, x in after.items() if not name.startswith("pairs")} == before
-  # A line with an empty side is not scored.
-  pairs = tmp_path / "pairs.tsv"
-  lines = zip(
-    *((data / f"test.{x}").read_text("utf-8").splitlines() for x in ("en", "de")), strict=True
-  )
-  pairs.write_text("".join(f"{a}\t{b}\n" for a, b in lines) + "nothing\t\n", encoding="utf-8")
-  translations = (copy / "pairs" / "pairs.translations.txt").read_text("utf-8")
-  (theirs := tmp_path / "theirs.de").write_text(translations + "nichts\n", encoding="utf-8")
-  files = f"--workdir={copy}", f"--pairs={pairs}", f"--hypotheses={theirs}"
+  # The translations have a line for each pair, also for the one that is skipped.
+  ours = copy / "pairs" / "pairs.translations.txt"
+  test = (workdir / "test.translations.txt").read_text("utf-8").split("\n")
+  assert ours.read_text("utf-8").split("\n") == [test[0], "", *test[1:]]
   shutil.rmtree(copy / "checkpoints")
-  scored = call("evaluate", *files)
+  scored = call("evaluate", *files, f"--hypotheses={ours}")
   assert (scored.status, scored.compiled) == (0, []), scored.err
-  assert scored.out.strip() and scored.out.strip() in answer.out
+  assert scored.out.startswith(note)
+  scores = scored.out.removeprefix(note).strip()
+  assert scores and scores in answer.out
 
 
 @pytest.mark.parametrize("kind", ["link", "broken link", "file"])

@@ -132,9 +132,59 @@ def test_a_file_of_objects_is_read(tmp_path):
   assert edges(first) == [(0, 1, 1), (1, 2, 0), (2, 2, -1)] and edges(second) == []
   assert (first.target, second.target) == (1, 0)
   refused = refusal(load_tu, "MUTAG", str(file))
-  assert "MUTAG.zip, or --config.data.tu.name= for graphs in JSON" in refused
+  assert "MUTAG.zip, or --config.data.tu.name= for your own graphs" in refused
   file.write_text(OBJECTS[0])
   assert "two classes" in refusal(load_tu, "", str(file))
+
+
+@pytest.mark.parametrize("text", ["[{}]", "\ufeff[\n{}\n]\n", "{}\n\n"])
+def test_an_array_of_objects_and_blank_lines_are_read(tmp_path, text):
+  between = "\n\n" if "[" not in text else ",\n"
+  file = tmp_path / "toy.json"
+  file.write_text(text.format(between.join(OBJECTS)), encoding="utf-8")
+  (wanted := tmp_path / "toy.jsonl").write_text("\n".join(OBJECTS))
+  data, lines = load_tu("", path=str(file)), load_tu("", path=str(wanted))
+  assert data.names == lines.names
+  assert as_lists(data.splits["all"]) == as_lists(lines.splits["all"])
+  file.write_text(f"[{OBJECTS[0]}, 7]")
+  assert refusal(load_tu, "", str(file)).startswith(f"{file}, graph 2: ")
+  file.write_text(f"[{OBJECTS[0]},")
+  assert refusal(load_tu, "", str(file)).startswith(f"{file}: Expecting value")
+
+
+def write_classes(file: pathlib.Path, classes) -> str:
+  lines = [json.dumps({"class": x, "nodes": ["C"], "edges": []}) for x in classes]
+  file.write_text("\n".join(lines))
+  return str(file)
+
+
+def test_classes_are_counted_and_whole_numbers_are_integers(tmp_path):
+  file = tmp_path / "toy.jsonl"
+  data = load_tu("", path=write_classes(file, [0, 0.0, 1, True, "0", 1.0, 0]))
+  assert data.names.classes == ("0", "1", "True")
+  assert data.notes == ("3 classes of 7 graphs: 0 (4), 1 (2), True (1)",)
+  assert split_folds(data, 0, 3).notes[0] == data.notes[0]
+  several = [number % 13 for number in range(30)]
+  (note,) = load_tu("", path=write_classes(file, several)).notes
+  assert note.startswith("13 classes of 30 graphs: 0 (3), 1 (3), 2 (3), 3 (3), 4 (2), ")
+  assert note.endswith(", and 3 more")
+  (note,) = load_tu("", path=write_classes(file, [*range(734)] + 166 * [0])).notes
+  assert note.startswith("734 classes of 900 graphs: is this a regression? 0 (167), 1 (1), ")
+
+
+@pytest.mark.parametrize("label", [None, 0.37, float("nan"), [1], {"a": 1}])
+def test_what_is_no_label_is_refused(tmp_path, label):
+  (file := tmp_path / "toy.jsonl").write_text("")
+  objects = [
+    {"class": label, "nodes": ["C"], "edges": []},
+    {"class": "a", "nodes": ["C", label], "edges": []},
+    {"class": "a", "nodes": ["C"], "edges": [[0, 0, label]]},
+  ]
+  for wrong in objects:
+    file.write_text("\n".join([*OBJECTS, json.dumps(wrong)]))
+    refused = refusal(load_tu, "", str(file))
+    wanted = f"{file}, line 3: {json.dumps(label)} is no label: give a word or an integer; want {{"
+    assert refused.startswith(wanted)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +212,7 @@ def test_optional_files_may_be_missing(tmp_path):
 
 
 WRONG = {
-  "cannot read {A}: could not convert string 'x' to int64 at row 1": dict(A="1, 2\n2,x\n"),
+  "cannot read {A}: could not convert string 'x' to float64 at row 1": dict(A="1, 2\n2,x\n"),
   "{A}, line 3: want two nodes of one graph, from 1 to 5": dict(A="1, 2\n2, 1\n2, 6\n"),
   "{A}, line 2: want two nodes of one graph, from 1 to 5": dict(A="1, 2\n1, 3\n"),
   "{A} has 2 lines of 3 numbers; want 2 lines of 2 numbers": dict(A="1, 2, 3\n1, 2, 3\n"),
@@ -173,6 +223,36 @@ WRONG = {
   "cannot read {graph_labels}: [Errno 2] No such file": dict(graph_labels=None),
   "{folder} has 0 data sets in TU format: want a folder with NAME_A.txt": dict(A=None),
 }
+
+
+WRONG |= {
+  "{graph_labels} has no graphs": dict.fromkeys(FILES, "") | dict(graph_indicator="1\n1\n"),
+  "{graph_labels} has no graphs; want": dict.fromkeys(FILES, ""),
+  "{A}, line 2: want two nodes": dict(graph_indicator="1\n2\n", A="1, 1\n1, 2\n"),
+  "{node_attributes}, line 3: nan": dict(node_attributes="0, 1\n0, 2\n0, nan\n0, 4\n0, 5\n"),
+  "{edge_attributes}, line 2: inf": dict(edge_attributes="1\ninf\n3\n4\n5\n1\n6\n"),
+  "{edge_attributes}, line 7: -1e+39": dict(edge_attributes="1\n2\n3\n4\n5\n1\n-1e39\n"),
+  "{graph_labels}, line 2: 0.5 is no integer": dict(graph_labels="1\n0.5\n"),
+  "{node_labels}, line 4: nan is no integer": dict(node_labels="1\n2\n3\nnan\n5\n"),
+}
+
+
+def test_labels_may_be_written_as_floats(tmp_path):
+  changes = dict(graph_labels="-1.0\n1e0\n", node_labels="7.0\n7.0\n9.0\n8.0\n7.0\n")
+  wanted = load_tu("", path=str(write(tmp_path / "a")))
+  data = load_tu("", path=str(write(tmp_path / "b", **changes)))
+  assert data.names == wanted.names
+  assert as_lists(data.splits["all"]) == as_lists(wanted.splits["all"])
+
+
+def test_several_columns_of_labels_are_one_label(tmp_path):
+  node_labels, edge_labels = "0, 7\n0, 7\n1, 0\n0, 8\n0, 7\n", "0,1\n0,1\n2,0\n" * 2 + "2,0\n"
+  folder = write(tmp_path / "toy", node_labels=node_labels, edge_labels=edge_labels)
+  data = load_tu("", path=str(folder))
+  assert data.names.node_labels == ("0,7", "0,8", "1,0")
+  assert data.names.edge_labels == ("0,1", "2,0")
+  first, second = data.splits["all"]
+  assert first.nodes.tolist() == [0, 0, 1] and second.nodes.tolist() == [2, 0]
 
 
 @pytest.mark.parametrize("message", WRONG)
@@ -201,6 +281,25 @@ def test_folder_and_archive_are_equal(tmp_path, publish):
   wanted, data = load_tu("", path=str(folder)), load_tu("MUTAG", path=str(tmp_path))
   assert data.names == wanted.names
   assert as_lists(data.splits["all"]) == as_lists(wanted.splits["all"])
+
+
+@pytest.mark.parametrize("inside", ["", "TOY/", "raw/TOY/"])
+def test_a_users_archive_is_read(tmp_path, inside):
+  folder, file = write(tmp_path / "toy"), tmp_path / "TOY.zip"
+  with zipfile.ZipFile(file, "w") as archive:
+    for path in folder.iterdir():
+      archive.write(path, f"{inside}{path.name}")
+      archive.writestr(f"__MACOSX/{inside}._{path.name}", "x")
+  wanted = load_tu("", path=str(folder))
+  for name in ("", "TOY"):
+    data = load_tu(name, path=str(file))
+    assert as_lists(data.splits["all"]) == as_lists(wanted.splits["all"])
+  with zipfile.ZipFile(file, "a") as archive:
+    archive.writestr("A/TOY_A.txt", "x")
+  assert f"{file} has data sets in " in refusal(load_tu, "", str(file))
+  with zipfile.ZipFile(file, "w") as archive:
+    archive.writestr("readme.txt", "x")
+  assert f"{file}/ has 0 data sets in TU format: want" in refusal(load_tu, "", str(file))
 
 
 def make_data(classes) -> GraphData:

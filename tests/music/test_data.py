@@ -153,7 +153,7 @@ def test_bad_files_are_skipped_and_named_and_hidden_ones_ignored(tmp_path):
   (tmp_path / "train" / ".trash" / "a.mid").write_bytes(b"gone")
   music = data.load_midi_folder(str(tmp_path))
   assert {split: len(pieces) for split, pieces in music.splits.items()} == dict(train=2, valid=1)
-  damaged, drums = music.skipped
+  damaged, drums = music.bad_files
   assert drums.startswith(f"no notes in {tmp_path / 'train' / 'drums.mid'}")
   assert damaged.startswith(f"cannot read MIDI file {tmp_path / 'test' / 'c.mid'}")
   files, skipped = music.notes

@@ -5,6 +5,7 @@ import hashlib
 import html
 
 import pytest
+from faults import refusal
 
 from configs import default
 from experiments.translation import corpus as module
@@ -97,6 +98,14 @@ def test_a_corpus_is_normalised_by_the_rules_of_each_side(how):
   corpus = translation(**how).normalize(Corpus({"train": pairs}, ("a note",)))
   assert corpus.splits["train"] == list(zip(*sides, strict=True))
   assert corpus.notes == ("a note",)
+
+
+def test_a_tokenizer_that_is_not_installed_is_named_before_training(monkeypatch):
+  monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ko_mecab.MeCab", None)
+  task = translation()
+  task.config.evaluation.tokenize = "ko-mecab"
+  task.check(dict(data=1, fsdp=1, tensor=1, sequence=1))
+  assert "pip install -e '.[ko]'" in refusal(task.load_data)
 
 
 def test_a_split_on_disk_is_normalised_as_it_is_read():

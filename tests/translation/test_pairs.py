@@ -1,11 +1,13 @@
 """User files: the pairs written are read; files that cannot be read are named."""
 
+import bz2
+import csv
 import gzip
 import pathlib
 
 import pytest
 from faults import refusal
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.translation.corpus import load_pairs, read_lines
@@ -23,8 +25,12 @@ LINES = st.lists(
 )
 
 
+PACK = {".gz": gzip.compress, ".bz2": bz2.compress}
+
+
 def _write(path: pathlib.Path, content: bytes) -> pathlib.Path:
-  path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+  pack = PACK.get(path.suffix, bytes)
+  path.write_bytes(pack(content))
   return path
 
 
@@ -33,7 +39,7 @@ def _write(path: pathlib.Path, content: bytes) -> pathlib.Path:
   st.sampled_from(["\n", "\r\n"]),
   st.booleans(),
   st.sampled_from([b"", b"\xef\xbb\xbf"]),
-  st.sampled_from(["a.txt", "a.txt.gz"]),
+  st.sampled_from(["a.txt", "a.txt.gz", "a.txt.bz2"]),
 )
 def test_reading_gives_the_lines_written(tmp_path_factory, lines, end, final_end, mark, name):
   content = mark + (end.join(lines) + end * final_end).encode()
@@ -50,7 +56,7 @@ def test_two_files_equal_one_of_two_columns(tmp_path, ending):
   assert found.splits == dict(train=expected, valid=expected) and found.notes == ()
 
 
-def test_pairs_with_an_empty_side_are_skipped_together_and_counted(tmp_path):
+def test_pairs_with_an_empty_side_are_skipped_together_and_named(tmp_path):
   source = _write(tmp_path / "a", b"one\n\nthree\n \nfive\n")
   target = _write(tmp_path / "b", b"eins\nzwei\n\nvier\nf\xc3\xbcnf\n")
   table = _write(tmp_path / "c", b"one\teins\n\n\tzwei\n")
@@ -58,10 +64,17 @@ def test_pairs_with_an_empty_side_are_skipped_together_and_counted(tmp_path):
   assert corpus.splits["train"] == [("one", "eins"), ("five", "fünf")]
   assert corpus.splits["valid"] == [("one", "eins")]
   assert corpus.notes == (
-    "pairs with an empty side skipped in train: 3",
-    "pairs with an empty side skipped in valid: 2",
-    "pairs with an empty side skipped in test: 2",
+    "pairs with an empty side skipped in train: 3 (lines: 2, 3, 4)",
+    "pairs with an empty side skipped in valid: 2 (lines: 2, 3)",
+    "pairs with an empty side skipped in test: 2 (lines: 2, 4)",
   )
+  assert corpus.skipped == dict(train=(1, 2, 3), valid=(1, 2), test=(1, 3))
+
+
+def test_the_first_of_many_skipped_lines_are_named(tmp_path):
+  table = _write(tmp_path / "a", b"one\teins\n" + b"\n" * 2000)
+  (note,) = load_pairs(train=str(table)).notes
+  assert note.endswith("in train: 2,000 (lines: 2, 3, 4, 5, 6, ...)")
 
 
 def test_test_sets_have_the_names_given(tmp_path):
@@ -73,8 +86,89 @@ def test_test_sets_have_the_names_given(tmp_path):
     assert f"data.pairs.test.{name}: give" in refused
 
 
+def write_table(path: pathlib.Path, *lines: str) -> str:
+  path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+  return str(path)
+
+
+def test_two_columns_of_several_are_chosen(tmp_path):
+  table = write_table(tmp_path / "a", "1\tone\teins\tCC-BY", "", "2\ttwo\tzwei")
+  corpus = load_pairs(train=f"{table}:2,3", valid=f"{table}:3,1")
+  assert corpus.splits["train"] == [("one", "eins"), ("two", "zwei")]
+  assert corpus.splits["valid"] == [("eins", "1"), ("zwei", "2")]
+  assert corpus.skipped == dict(train=(1,), valid=(1,))
+  refused = refusal(load_pairs, train=table)
+  assert refused == f"4 columns in {table}, line 1: choose two, as {table}:1,2"
+  refused = refusal(load_pairs, train=f"{table}:1,4")
+  assert refused.startswith(f"3 columns in {table}, line 3: want 4 or more")
+
+
+def test_a_first_line_that_looks_like_a_header_is_named(tmp_path):
+  sentences = [f"sentence {i}\tSatz {i}" for i in range(3)]
+  pairs = [tuple(line.split("\t")) for line in sentences]
+  with_header = write_table(tmp_path / "a", "en\thau", *sentences)
+  corpus = load_pairs(train=with_header)
+  assert corpus.splits["train"] == [("en", "hau"), *pairs]  # it may be a pair
+  (note,) = corpus.notes
+  header = f"line 1 of {with_header} looks like a header, en and hau"
+  assert note == f"{header}: delete it if it is one"
+  words = "cat\tKatze", "dog\tHund", "a mouse\teine Maus"
+  for lines in (sentences, words, ["en\tde"], ["Hi.\tHallo.", *sentences]):
+    assert load_pairs(train=write_table(tmp_path / "b", *lines)).notes == ()
+
+
+# A cell with quotes has them doubled by csv writers; a sentence has no spaces around it.
+CELLS = st.lists(st.sampled_from(["a", '"', "b\u2028ü", 'say "no"', "two\nlines"]), min_size=1)
+CELLS = CELLS.map(lambda parts: f"x{' '.join(parts)}x")
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(CELLS, CELLS), min_size=1), st.booleans())
+def test_quotes_of_csv_writers_are_removed(tmp_path_factory, pairs, quotes_all):
+  pairs = [('say "yes"', "ja"), *pairs]
+  path = tmp_path_factory.mktemp("csv") / "a.tsv"
+  quoting = csv.QUOTE_ALL if quotes_all else csv.QUOTE_MINIMAL
+  with open(path, "w", encoding="utf-8", newline="") as file:
+    csv.writer(file, dialect="excel-tab", quoting=quoting).writerows(pairs)
+  corpus = load_pairs(train=str(path))
+  wanted = [tuple(cell.replace("\n", " ") for cell in pair) for pair in pairs]
+  assert corpus.splits["train"] == wanted
+  assert corpus.notes == (f"{path} is read as csv: the quotes around its cells are removed",)
+
+
+def test_cells_that_are_all_quoted_are_those_of_a_csv_writer(tmp_path):
+  table = write_table(tmp_path / "a", '"one, two"\t"eins"', '"two"\t"zwei"')
+  assert load_pairs(train=table).splits["train"] == [("one, two", "eins"), ("two", "zwei")]
+
+
+@pytest.mark.parametrize(
+  "line",
+  [
+    '"Hello."\t"Hallo."',  # quotes of the text itself: other lines have none
+    '"Hello," he said.\t"Hallo", sagte er.',
+    'He said: ""Hello""\t"Hallo"',
+    '"Hello\tHallo"',
+    '2" and 3"\t"2"" und ""3"',
+  ],
+)
+def test_other_quotes_stay(tmp_path, line):
+  table = write_table(tmp_path / "a", "one, two\teins, zwei", line)
+  corpus = load_pairs(train=table)
+  assert corpus.splits["train"][1] == tuple(line.split("\t")) and corpus.notes == ()
+
+
+def test_raw_lines_of_scan_are_pairs(tmp_path):
+  table = write_table(tmp_path / "a", "IN: run twice OUT: I_RUN I_RUN", "IN: run OUT: I_RUN")
+  corpus = load_pairs(train=table)
+  assert corpus.splits["train"] == [("run twice", "I_RUN I_RUN"), ("run", "I_RUN")]
+  broken = write_table(tmp_path / "b", "IN: run OUT: I_RUN", "IN: run")
+  assert refusal(load_pairs, train=broken).startswith(f"1 columns in {broken}, line 2")
+
+
 FULL = b"one\n"
 PACKED = gzip.compress(b"one\ttwo\n" * 9)
+BZIPPED = bz2.compress(b"one\ttwo\n" * 9)
+ZIPPED = b"PK\x03\x04 and so on"
 
 
 @pytest.mark.parametrize(
@@ -84,6 +178,9 @@ PACKED = gzip.compress(b"one\ttwo\n" * 9)
     (dict(a=b"one\ntwo\r\nK\xf6ln\nfour\n"), "{a},{a}", "invalid UTF-8 in {a}, line 3"),
     (dict(a=FULL), "{a},{a}.gone", "no file {a}.gone"),
     (dict(a=PACKED[:-6]), "{a}", "damaged compressed file {a}"),
+    (dict(a=BZIPPED[:-6]), "{a}", "damaged compressed file {a}"),
+    (dict(a=BZIPPED[:20] + b"x" * 9), "{a}", "damaged compressed file {a}"),
+    (dict(a=ZIPPED), "{a}", "{a} is a zip archive: unpack it and give the files inside"),
     (dict(a=b"one\teins\n\neins\n"), "{a}", "1 columns in {a}, line 3"),
     (dict(a=b"\n\n"), "{a}", "no pairs in train: every line of {a} has an empty side"),
     (dict(), "", "no training pairs"),

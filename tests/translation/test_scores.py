@@ -46,11 +46,12 @@ def run(monkeypatch) -> Run:
 def test_results_and_samples_are_of_words_and_attention_of_subwords(run, tmp_path, monkeypatch):
   draw = mock.Mock(return_value=tmp_path / "attention.png")
   monkeypatch.setattr(scores, "draw_attention", draw)
-  found = run.task.evaluate(run, Corpus(dict(test=PAIRS)), tmp_path)
+  data = Corpus(dict(test=PAIRS), skipped=dict(test=(0, 2, 5)))
+  found = run.task.evaluate(run, data, tmp_path)
   assert "@@" not in found.text
   assert all(line in found.text for line in (*WORDS, *REFERENCES, "he stares at"))
   written = (tmp_path / "test.translations.txt").read_text("utf-8")
-  assert written.splitlines() == WORDS
+  assert written.splitlines() == ["", WORDS[0], "", *WORDS[1:], ""]  # a line for each pair
   result = found.results["test"]
   assert result["sacrebleu"] == corpus_bleu(WORDS, REFERENCES, tokenize="none")._asdict()
   # Moses would tokenise its own &apos; again.
