@@ -25,7 +25,9 @@ FLAGS = dict(
   num_tokens=command.Flag(512, "largest number of new tokens", least=1),
   temperature=command.Flag(1.0, "below 1 favours likely tokens; 0 takes the likeliest", least=0),
   top_k=command.Flag(0, "samples from the k likeliest tokens; 0 from all", least=0),
-  top_p=command.Flag(1.0, "the likeliest tokens of this total probability", least=1e-6, most=1),
+  top_p=command.Flag(
+    1.0, "the likeliest tokens of this probability; 0: the likeliest", least=0, most=1
+  ),
   seed=command.Flag(0, "seed of the samples"),
   average_checkpoints=command.AVERAGE,
 )

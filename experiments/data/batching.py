@@ -173,10 +173,9 @@ def bucket_boundaries(
   max_length = max_length or int(lengths.max(initial=0))
   short = lengths[lengths <= max_length]
   if not len(short):
-    remedy = "give other data"
+    remedy = "give shorter ones or raise config.batches.max_length"
     if len(lengths):
-      needed = f"{lengths.min()} for the shortest or {lengths.max()} for all"
-      remedy = f"give shorter ones, or raise config.batches.max_length, to {needed}"
+      remedy += f", to {lengths.min()} for the shortest or {lengths.max()} for all"
     problem = f"none of {len(lengths)} examples is at most {max_length} long"
     raise InputError(f"{problem}: {remedy}")
   ends, counts = np.unique(-(-short // multiple_of) * multiple_of, return_counts=True)

@@ -128,6 +128,7 @@ def sample_pieces(
   Row i depends on the seed, not on the other rows or their number. The model, a `LanguageModel`,
   decodes all of them in one compiled program with a key-value cache.
   """
+  sampling.check()
   limits = np.broadcast_to(num_tokens, len(primes)).astype(np.int32)
   begun = Ragged.of([np.concatenate([[BOS], prime]) for prime in primes])
   # Rounding lengths saves compilations: padding takes slots of the cache, but no position.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.typing import Array, Float, Int, Key, PyTree
+from relpos_jax.typing import Array, ArrayLike, Float, Int, Key, PyTree
 
 # Maps M more tokens and the cache to the logits after each, and the new cache.
 Decode = Callable[[Int[Array, "B M"], PyTree], tuple[Float[Array, "B M V"], PyTree]]
@@ -17,14 +17,24 @@ class SamplingParams(NamedTuple):
 
   Attributes:
     temperature: divides the logits; 0 takes the most probable token.
-    top_k: samples from the k most probable tokens; 0 means all.
+    top_k: samples from the k most probable tokens; 0 or less means all.
     top_p: then from the smallest set of most probable tokens whose probabilities add up to it
-      (Holtzman et al. 2020, section 3.1); 1 means all.
+      (Holtzman et al. 2020, section 3.1); 1 means all, 0 the most probable token.
   """
 
   temperature: float = 1.0
   top_k: int = 0
   top_p: float = 1.0
+
+  def check(self) -> None:
+    """Raises ValueError for options out of range; values of traced ones pass."""
+    temperature, top_k, top_p = self
+    if not jnp.issubdtype(jnp.result_type(top_k), jnp.integer):
+      raise ValueError(f"top_k is {top_k}; want an integer")
+    if _is_known(temperature) and not 0 <= float(temperature) < float("inf"):
+      raise ValueError(f"temperature is {temperature}; want 0 or more, and finite")
+    if _is_known(top_p) and not 0 <= float(top_p) <= 1:
+      raise ValueError(f"top_p is {top_p}; want 0 to 1")
 
 
 UNCHANGED = SamplingParams()
@@ -58,7 +68,7 @@ def sample(
     sampling: may be traced, so that other values do not compile again.
     max_length: L, the static length of the result.
     eos, pad: the token that ends a row, and the one that follows it in the result.
-    never: tokens that are never drawn.
+    never: tokens that are never drawn, whatever the model and `sampling` say.
 
   >>> def count(tokens, cache):  # 3, 4, 5, ... and then 0, which is eos
   ...   return 9.0 * jax.nn.one_hot((tokens + 1) % 6, 7), cache
@@ -69,10 +79,13 @@ def sample(
   fold_in = jax.vmap(jax.random.fold_in, in_axes=(0, None))
   keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(len(primes)))
   banned = jnp.array([*never, pad])
+  lowest = jnp.finfo(jnp.float32).min
 
   def advance(state: tuple) -> tuple:
     step, tokens, is_live, logits, cache = state
-    logits = logits.astype(jnp.float32).at[:, banned].set(-jnp.inf)
+    # A model may give -inf, or NaN, to all others: they stay above the banned ones.
+    logits = jnp.nan_to_num(logits.astype(jnp.float32), nan=lowest)
+    logits = logits.at[:, banned].set(-jnp.inf)
     drawn = jax.vmap(jax.random.categorical)(fold_in(keys, step), filter_logits(logits, sampling))
     latest = jnp.where(sampling.temperature > 0, drawn, jnp.argmax(logits, axis=-1))
     latest = jnp.where(is_live, latest, pad)
@@ -123,21 +136,30 @@ def prefill(
 def filter_logits(logits: Float[Array, "B V"], sampling: SamplingParams) -> Float[Array, "B V"]:
   """Divides logits by the temperature and sets those that `sampling` excludes to -inf.
 
+  Raises ValueError for options out of range.
+
   >>> logits = jnp.log(jnp.array([[0.1, 0.5, 0.1, 0.3]]))
   >>> jnp.isfinite(filter_logits(logits, SamplingParams(top_k=1))).tolist()
   [[False, True, False, False]]
   >>> jnp.isfinite(filter_logits(logits, SamplingParams(top_p=0.7))).tolist()
   [[False, True, False, True]]
   """
+  sampling.check()
   temperature, top_k, top_p = sampling
   # The largest becomes 0, at any temperature, and no difference overflows.
   logits = logits - jnp.max(logits, axis=-1, keepdims=True)
-  logits = logits / jnp.where(temperature > 0, temperature, 1.0)
+  finite = jnp.minimum(temperature, 1e30)  # -inf times 1 / inf would be NaN
+  logits = logits / jnp.where(temperature > 0, finite, 1.0)
   order = jnp.argsort(logits, axis=-1, descending=True)
   ranked = jnp.take_along_axis(logits, order, axis=-1)
-  is_kept = (jnp.arange(logits.shape[-1]) < top_k) | (top_k == 0)
+  rank = jnp.arange(logits.shape[-1])
+  is_kept = (rank < top_k) | (top_k <= 0)
   probabilities = jax.nn.softmax(jnp.where(is_kept, ranked, -jnp.inf))
   before = jnp.cumsum(probabilities, axis=-1) - probabilities
-  is_kept &= (before < top_p) | (top_p >= 1)
+  is_kept &= (before < top_p) | (top_p >= 1) | (rank == 0)
   ranks = jnp.argsort(order, axis=-1)
   return jnp.where(jnp.take_along_axis(is_kept, ranks, axis=-1), logits, -jnp.inf)
+
+
+def _is_known(x: ArrayLike) -> bool:
+  return not isinstance(x, jax.core.Tracer)

@@ -158,7 +158,7 @@ def test_the_limit_that_is_needed_is_named():
   with pytest.raises(InputError) as caught:
     bucket_boundaries(np.array([5037, 312, 900]), 4, max_length=128)
   assert str(caught.value) == (
-    "none of 3 examples is at most 128 long: give other data, or raise config.batches.max_length, "
+    "none of 3 examples is at most 128 long: give shorter ones or raise config.batches.max_length, "
     "to 312 for the shortest or 5037 for all"
   )
 

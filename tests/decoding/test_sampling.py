@@ -1,6 +1,7 @@
 """Sampling: cached as uncached, greedy at the limits, and as often as the model says."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +63,14 @@ def greedy(full_pass, prime, num_tokens) -> list[int]:
 
 
 @pytest.mark.parametrize(
-  "values", [dict(temperature=0.0), dict(temperature=1e-6), dict(top_k=1), dict(top_p=1e-6)]
+  "values",
+  [
+    dict(temperature=0.0),
+    dict(temperature=1e-6),
+    dict(top_k=1),
+    dict(top_p=1e-6),
+    dict(top_p=0.0),
+  ],
 )
 def test_the_most_probable_token_alone_is_greedy_decoding(full_pass, sampler, values):
   pieces = sampler(PRIMES, num_tokens=NUM_TOKENS, seed=3, sampling=SamplingParams(**values))
@@ -138,6 +146,60 @@ def test_padding_and_begin_are_never_drawn_and_nothing_follows_the_end():
     length = row.index(EOS) + 1 if EOS in row else len(row)
     assert PAD not in row[:length] and BOS not in row and {*row[length:]} <= {PAD}
   assert (np.asarray(tokens) == EOS).sum() > 48
+
+
+@pytest.mark.parametrize("others", [0.0, -np.inf, np.nan])
+def test_what_is_never_drawn_is_not_drawn_whatever_the_options(others):
+  """Traces the options, which are then not checked; the model excludes others, too."""
+  wants = jnp.where(jnp.arange(5) < 3, 9.0, others)
+
+  def decode(tokens, cache):
+    return jnp.broadcast_to(wants, (*tokens.shape, 5)), cache
+
+  @quickly
+  def draw(sampling):
+    options = dict(sampling=sampling, max_length=4, eos=4, pad=2, never=(0, 1))
+    primes, limits = jnp.zeros((8, 1), int), jnp.full(8, 4)
+    return sample(decode, (), primes, limits, jax.random.key(0), **options)
+
+  nonsense = (np.inf, np.nan, -1.0)
+  for temperature, top_k, top_p in itertools.product(
+    (1.0, 0.0, *nonsense), (0, -1, 1), (1.0, 0.0, *nonsense)
+  ):
+    drawn = np.asarray(draw(SamplingParams(temperature, top_k, top_p)))
+    assert not np.isin(drawn, (0, 1)).any() and (drawn[:, 0] > 2).all()
+
+
+WRONG = {
+  "temperature is -1.0; want 0 or more": dict(temperature=-1.0),
+  "temperature is nan; want 0 or more": dict(temperature=np.nan),
+  "temperature is inf; want 0 or more": dict(temperature=jnp.inf),
+  "top_k is 2.5; want an integer": dict(top_k=2.5),
+  "top_p is -0.5; want 0 to 1": dict(top_p=np.float32(-0.5)),
+  "top_p is 1.5; want 0 to 1": dict(top_p=1.5),
+  "top_p is nan; want 0 to 1": dict(top_p=jnp.array(jnp.nan)),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_a_wrong_option_is_named(sampler, message):
+  sampling = SamplingParams(**WRONG[message])
+  options = dict(sampling=sampling, max_length=1, eos=EOS, pad=PAD)
+  decode = lambda tokens, cache: (jnp.zeros((*tokens.shape, 9)), cache)
+  start = jnp.full((1, 1), BOS), jnp.ones(1, int), jax.random.key(0)
+  for run in (
+    lambda: filter_logits(jnp.zeros((1, 4)), sampling),
+    lambda: sample(decode, (), *start, **options),
+    lambda: sampler(PRIMES, num_tokens=1, seed=0, sampling=sampling),
+  ):
+    with pytest.raises(ValueError, match=f"^{message}"):
+      run()
+
+
+def test_no_top_k_and_less_are_all_tokens():
+  logits = jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1]]))
+  for top_k in (0, -1):
+    assert jnp.isfinite(filter_logits(logits, SamplingParams(top_k=top_k))).all()
 
 
 @pytest.mark.parametrize("top_p", [0.1, 0.5, 0.77, 0.999, 1.0])

@@ -123,7 +123,7 @@ def test_mistakes_are_one_line(run, call, train_music, pieces, workdir, tmp_path
   for answer, words in (
     (sample(f"--out={tmp_path}/new.wav"), "--out .mid"),
     (sample(out, "--prime=nothing.mid"), "nothing.mid"),
-    (sample(out, "--top_p=0"), "top_p=0 range"),
+    (sample(out, "--top_p=1.5"), "top_p=1.5 range"),
     (sample(out, "--num_tokens=0"), "num_tokens=0 positive integer"),
     (sample(out, "--temperature=nan"), "temperature=nan finite"),
     (sample(f"--out={own_prime}", f"--prime={own_prime}"), "own.mid exists another --out"),
