@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.nn.attention_fn import attend_as_flax
 from relpos_jax.nn.positions import init_table, table_shape
-from relpos_jax.typing import Array, ArrayLike, Float
+from relpos_jax.typing import Array, ArrayLike, Beyond, Float
 
 __all__ = ["RelativeAttention", "RelativePositionTables"]
 
@@ -32,7 +32,7 @@ class RelativePositionTables(nn.Module):
   num_heads: int | None = None
   keys: bool = True
   values: bool = True
-  beyond: str = "clip"
+  beyond: Beyond = "clip"
   left: int | None = None
   param_dtype: DTypeLike = jnp.float32
   table_init: Callable[..., Array] = init_table
@@ -81,7 +81,7 @@ class RelativeAttention(nn.Module):
   num_heads: int | None = None
   keys: bool = True
   values: bool = True
-  beyond: str = "clip"
+  beyond: Beyond = "clip"
   query_positions: Any = None
   key_positions: Any = None
   implementation: str | None = None

@@ -141,3 +141,16 @@ COMMANDS += ["plan", "report", "benchmark", "benchmark attention"]
 def test_commands_tell_a_wrong_key_before_they_load_jax(command):
   words = *f"experiments.{command}".split(), "--wrong=1"
   assert not loaded(*words, status=2) & (HEAVY | {"jax", "flax"})
+
+
+def test_editors_see_short_signatures_and_one_result():
+  # In a process of its own: the checks of types in tests change signatures.
+  code = """
+import inspect, typing
+from relpos_jax import dot_product_attention
+signature = str(inspect.signature(dot_product_attention))
+print(len(signature) < 1000, "relations: 'Relations | None' = None" in signature)
+print(*[x.__annotations__["return"] for x in typing.get_overloads(dot_product_attention)])
+"""
+  answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+  assert answer.stdout == "True True\nArray tuple[Array, Array]\n"

@@ -5,7 +5,7 @@ import contextvars
 import importlib
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -180,8 +180,10 @@ def choose(inputs: Inputs, implementation: str | None = None) -> Rule:
     able = (x for x in RULES if _can_run(x.implementation, inputs))
     return next(rule for rule in able if rule.applies(inputs))
   if implementation not in IMPLEMENTATIONS:
-    known = ", ".join(IMPLEMENTATIONS)
-    raise ValueError(f"implementation is {implementation!r}; want None or one of {known}")
+    wanted = f"None, which chooses, or one of {', '.join(IMPLEMENTATIONS)}"
+    if implementation in ("xla", "cudnn"):
+      wanted += ". The names of jax.nn are for calls of jax.nn"
+    raise ValueError(f"implementation is {implementation!r}; want {wanted}")
   if why := IMPLEMENTATIONS[implementation].unsupported(inputs):
     raise NotImplementedError(f"implementation {implementation!r} cannot do this call: {why}")
   return Rule(implementation, reason)
@@ -205,7 +207,7 @@ class Explanation(NamedTuple):
     return "\n".join(f"{name}: {reason}" for name, reason in self.reasons.items())
 
 
-def explain(*arrays, implementation: str | None = None, **options) -> Explanation:
+def explain(*arrays: Any, implementation: str | None = None, **options: Any) -> Explanation:
   """Explains which implementation `dot_product_attention` would run, and why not the others.
 
   Takes its arguments and raises its errors; arrays may be `jax.ShapeDtypeStruct`s.

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import operator
 import warnings
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jax import export
 from relpos_jax.attention import masks, validation
 from relpos_jax.attention.partitioned import Shards, align_manual_axes, explicit_axes
 from relpos_jax.attention.relations import (
+  ByDistance,
   ContentBias,
   EdgeFeatures,
   EdgeLabels,
@@ -29,6 +30,26 @@ from relpos_jax.attention.relations import (
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 _FARTHEST = 2**31 - 1  # a window this wide hides nothing
+
+
+class AttentionOptions(TypedDict, total=False):
+  """The options of `dot_product_attention` that `attention_weights` has, too, for editors."""
+
+  relations: Relations | None
+  scale: ArrayLike | None
+  logits_soft_cap: float | None
+  sinks: ArrayLike | None
+  is_causal: bool
+  query_positions: ArrayLike | None
+  key_positions: ArrayLike | None
+  query_offset: ArrayLike | None
+  query_seq_lengths: ArrayLike | None
+  key_value_seq_lengths: ArrayLike | None
+  local_window_size: int | tuple[int, int] | None
+  query_segment_ids: ArrayLike | None
+  key_segment_ids: ArrayLike | None
+  dropout_rate: float
+  dropout_key: ArrayLike | None
 
 
 class Inputs(NamedTuple):
@@ -150,6 +171,9 @@ def gather_inputs(
     raise ValueError("query_offset is given with positions; want it or query_positions")
   window = _window(local_window_size)
   checked = validation.check_relations(relations, logits, (width, value_width), query.dtype)
+  goes_by_distance = any(isinstance(relation, ByDistance) for relation in checked)
+  if goes_by_distance and not is_symbolic(query, key):
+    _warn_of_another_layout(query.shape, num_keys)
   relations = tuple(_relation(relation, query.dtype) for relation in checked)
   if relations and is_causal and not has_place:
     _warn_of_one_query(num_queries, num_keys)
@@ -249,6 +273,17 @@ def _warn_of_one_query(num_queries: int, num_keys: int) -> None:
     warnings.warn(
       f"the one query is at position 0 of {num_keys} keys, and is_causal hides the "
       "others: give its position as query_offset=, or 0 if that is meant",
+      stacklevel=4,
+    )
+
+
+def _warn_of_another_layout(query_shape: tuple[int, ...], num_keys: int) -> None:
+  """Warns of heads before tokens, at the line that calls the operator."""
+  *_, num_queries, heads, _ = query_shape
+  if min(num_queries, num_keys) > 1 and heads > 4 * max(num_queries, num_keys):
+    warnings.warn(
+      f"query has {heads} heads and {num_queries} tokens: the layout is [B, T, N, H], "
+      "tokens before heads",
       stacklevel=4,
     )
 

@@ -5,45 +5,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import masks, projected, reference
 from relpos_jax.attention.choice import IMPLEMENTATIONS, KERNELS, PLAIN, choose, used_rules
-from relpos_jax.attention.inputs import Inputs, gather_inputs
+from relpos_jax.attention.inputs import AttentionOptions, Inputs, gather_inputs
 from relpos_jax.attention.partitioned import (
   FIRST_DERIVATIVES_ONLY,
   target_platform,
   with_automatic_axes,
 )
 from relpos_jax.attention.relations import Relations
-from relpos_jax.typing import Array, ArrayLike, Float
-
-ImplementationName = Literal[
-  "reference", "per_position", "skew", "projected", "chunked", "pallas_tpu", "pallas_gpu"
-]
-
-
-class AttentionOptions(TypedDict, total=False):
-  """The options of `dot_product_attention` that `attention_weights` has, too, for editors."""
-
-  relations: Relations | None
-  scale: ArrayLike | None
-  logits_soft_cap: float | None
-  sinks: ArrayLike | None
-  is_causal: bool
-  query_positions: ArrayLike | None
-  key_positions: ArrayLike | None
-  query_offset: ArrayLike | None
-  query_seq_lengths: ArrayLike | None
-  key_value_seq_lengths: ArrayLike | None
-  local_window_size: int | tuple[int, int] | None
-  query_segment_ids: ArrayLike | None
-  key_segment_ids: ArrayLike | None
-  dropout_rate: float
-  dropout_key: ArrayLike | None
+from relpos_jax.typing import Array, ArrayLike, Float, ImplementationName
 
 
 @overload

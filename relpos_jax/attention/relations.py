@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from relpos_jax.typing import Array, ArrayLike, Float, Int
+from relpos_jax.typing import Array, ArrayLike, Beyond, Float, Int, Leaf
 
 
 class ByDistance:
   """A relation with table rows by signed distance j - i: the fields `beyond` and `left`."""
 
-  beyond: str
+  beyond: Beyond
   left: int | None
 
   @property
@@ -81,10 +81,9 @@ class RelativePositions(ByDistance):
   Array([[3, 4, 5, 6, 6, 6, 6, 6, 6, 6]], dtype=int32)
   """
 
-  # Not annotated as arrays, because trees of shardings, axes or names have the same structure.
-  key: Any
-  value: Any
-  beyond: str = dataclasses.field(default="clip", metadata={"static": True})
+  key: Leaf | None
+  value: Leaf | None
+  beyond: Beyond = dataclasses.field(default="clip", metadata={"static": True})
   left: int | None = dataclasses.field(default=None, metadata={"static": True})
 
   @classmethod
@@ -129,9 +128,9 @@ class EdgeLabels:
   (2, 8, 64)
   """
 
-  labels: Any
-  key: Any
-  value: Any
+  labels: Leaf
+  key: Leaf | None
+  value: Leaf | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,9 +151,9 @@ class EdgeFeatures:
   (2, 8, 64)
   """
 
-  features: Any
-  key: Any
-  value: Any
+  features: Leaf
+  key: Leaf | None
+  value: Leaf | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,8 +173,8 @@ class DistanceBias(ByDistance):
   Array([0., 1., 0.], dtype=float32)
   """
 
-  table: Any
-  beyond: str = dataclasses.field(default="clip", metadata={"static": True})
+  table: Leaf
+  beyond: Beyond = dataclasses.field(default="clip", metadata={"static": True})
   left: int | None = dataclasses.field(default=None, metadata={"static": True})
 
   @classmethod
@@ -229,7 +228,7 @@ class LinearBias:
   (2, 10, 8, 64)
   """
 
-  slopes: Any
+  slopes: Leaf
 
   @classmethod
   def alibi(cls, num_heads: int) -> "LinearBias":
@@ -267,9 +266,9 @@ class ContentBias(ByDistance):
   (2, 10, 8, 64)
   """
 
-  query: Any
-  table: Any
-  beyond: str = dataclasses.field(default="clip", metadata={"static": True})
+  query: Leaf
+  table: Leaf
+  beyond: Beyond = dataclasses.field(default="clip", metadata={"static": True})
   left: int | None = dataclasses.field(default=None, metadata={"static": True})
 
 
@@ -292,8 +291,8 @@ class KeyBias(ByDistance):
   (2, 10, 8, 64)
   """
 
-  table: Any
-  beyond: str = dataclasses.field(default="clip", metadata={"static": True})
+  table: Leaf
+  beyond: Beyond = dataclasses.field(default="clip", metadata={"static": True})
   left: int | None = dataclasses.field(default=None, metadata={"static": True})
 
   @classmethod
@@ -325,8 +324,8 @@ class LabelBias:
          [1., 0.]], dtype=float32)
   """
 
-  labels: Any
-  table: Any
+  labels: Leaf
+  table: Leaf
 
 
 @dataclasses.dataclass(frozen=True)

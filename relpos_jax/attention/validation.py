@@ -98,7 +98,8 @@ def check_relations(
     if not isinstance(relation, Relation):
       wanted = ", ".join(kind.__name__ for kind in typing.get_args(Relation))
       wanted += "" if several else ", a tuple of them or None"
-      raise ValueError(f"{name} is {_describe(relation)}; want {wanted}")
+      remedy = ": call it" if callable(relation) else ""  # positions of a layer, or a class
+      raise ValueError(f"{name} is {_describe(relation)}{remedy}; want {wanted}")
     if isinstance(relation, FunctionBias):
       checked.append(_check_function(name, relation, logits))
       continue

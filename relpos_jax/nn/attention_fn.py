@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from relpos_jax.attention.operator import attention_weights, dot_product_attention
 from relpos_jax.attention.validation import as_array
-from relpos_jax.nn.positions import Positions, RelativePositionTables
+from relpos_jax.nn.positions import Positions, RelativePositionTables, TableOptions
 from relpos_jax.typing import Array, ArrayLike, Float
 
 
@@ -58,7 +58,7 @@ class RelativeAttention(nnx.Module):
     logits_soft_cap: float | None = None,
     implementation: str | None = None,
     rngs: nnx.Rngs | None = None,
-    **options,
+    **options: Unpack[TableOptions],
   ):
     if isinstance(positions, Positions) and max_distance is None and not options:
       self.tables = positions  # the name in checkpoints

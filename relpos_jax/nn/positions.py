@@ -2,7 +2,7 @@
 
 import numbers
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from relpos_jax.attention.relations import Relations, RelativePositions
-from relpos_jax.typing import Array, ArrayLike, Float, Int
+from relpos_jax.typing import Array, ArrayLike, Beyond, Float, Int
 
 
 def init_table(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
@@ -66,6 +66,19 @@ class Positions(nnx.Module):
     return dict(query=query, key=key, relations=self())
 
 
+class TableOptions(TypedDict, total=False):
+  """The options of `RelativePositionTables`, for editors."""
+
+  left: int | None
+  num_heads: int | None
+  keys: bool
+  values: bool
+  beyond: Beyond
+  dtype: DTypeLike
+  param_dtype: DTypeLike
+  table_init: Callable[..., Array]
+
+
 class RelativePositionTables(Positions):
   """Owns the trained vectors w^K and w^V of Shaw et al. 2018, section 3.2.
 
@@ -76,7 +89,8 @@ class RelativePositionTables(Positions):
     left: the distance on the left, if it is not k; tables have left + 1 + k rows. Causal attention
       needs no rows on the right: k = 0.
     head_width: H, the width of a row.
-    num_heads: N for a table per head, `[R, N, H]`; None for one shared by heads, `[R, H]`.
+    num_heads: N for a table per head, `[R, N, H]`, as `config.model.tables_per_head` says in
+      experiments; None for one shared by heads, `[R, H]`.
     keys, values: whether there is a key table, and a value table.
     beyond: "clip" to the outermost rows, or "zero": no term beyond k (Music Transformer).
     dtype: of the tables in the computation.
@@ -98,7 +112,7 @@ class RelativePositionTables(Positions):
     num_heads: int | None = None,
     keys: bool = True,
     values: bool = True,
-    beyond: str = "clip",
+    beyond: Beyond = "clip",
     dtype: DTypeLike = jnp.float32,
     param_dtype: DTypeLike = jnp.float32,
     table_init: Callable[..., Array] = init_table,

@@ -64,7 +64,7 @@ def on_edges(senders=(0, 1), receivers=(1, 0), labels=(0, 1), features=TABLE[:2,
 WRONG_RELATIONS = {
   "relations is of type list; want RelativePositions, EdgeLabels, Ed": [RELATIONS],
   "relations[0] is float32 of shape (5, 8); want RelativePositions": (TABLE,),
-  "relations is of type RelativePositionTables; want RelativePositions": TABLES,
+  "relations is of type RelativePositionTables: call it; want RelativePositions": TABLES,
   "relations[1].table is float32 of shape (5, 3); want floating numbers of shape [R], shared by "
   "the heads, or [R, 4]": (RELATIONS, DistanceBias(TABLE[:, :3])),
   "relations.query has shape (5, 4, 3); want (2, 5, 4, 3)": ContentBias(CONTENT[0], TABLE[:, :3]),
@@ -150,7 +150,7 @@ WRONG = {
   **{message: dict(relations=relations) for message, relations in WRONG_RELATIONS.items()},
   "logits_soft_cap is 0.0; want a positive number or None": dict(logits_soft_cap=0.0),
   "dropout_rate is 0.1 and dropout_key is None": dict(dropout_rate=0.1),
-  "implementation is 'flash'; want None or one of reference, per_position": dict(
+  "implementation is 'flash'; want None, which chooses, or one of reference": dict(
     implementation="flash"
   ),
 }
@@ -473,3 +473,14 @@ def test_explain_names_what_cannot_have_symbolic_shapes():
   assert explanation.implementation == "projected"
   for name in ("skew", "chunked", "pallas_tpu", "pallas_gpu"):
     assert explanation.reasons[name] == "a dimension is symbolic; it needs numbers"
+
+
+def test_heads_before_tokens_are_a_warning():
+  query = np.ones((2, 4, 40, 8), np.float32)  # [B, N, T, H]
+  with pytest.warns(UserWarning, match=r"40 heads and 4 tokens: the layout is \[B, T, N, H\]"):
+    call(query, query, query)
+
+
+def test_names_of_jax_nn_are_told_apart():
+  with pytest.raises(ValueError, match=r"None, which chooses, .* names of jax.nn are for calls of"):
+    call(implementation="xla")
