@@ -1,8 +1,10 @@
 """Tests that the examples of README and docs run."""
 
+import configparser
 import importlib
 import pathlib
 import re
+import runpy
 import shlex
 from typing import get_args
 
@@ -139,3 +141,21 @@ def test_a_page_of_the_api_lists_all_public_names(page, name):
 def test_some_pages_have_examples_and_commands():
   assert len(SCHEMES) >= 30 and len(SCHEMES) == PAGES["schemes"].count("| `")
   assert len(EXAMPLES) >= 5 and {"README", "train"} <= {*EXAMPLES} & {*COMMANDS}
+
+
+def test_the_page_of_the_package_has_no_relative_links(monkeypatch):
+  setuptools = pytest.importorskip("setuptools")
+  arguments = {}
+  monkeypatch.setattr(setuptools, "setup", lambda **options: arguments.update(options))
+  runpy.run_path(str(ROOT / "setup.py"))
+  page = arguments["long_description"]
+  links = re.findall(r"\]\((.*?)\)", page)
+  assert len(links) == len(re.findall(r"\]\(", PAGES["README"])) >= 25
+  assert not [link for link in links if not link.startswith("https://")]
+  assert "/blob/main/docs/operator.md)" in page and "/raw/main/docs/idea.svg)" in page
+
+
+def test_the_readme_clones_from_the_address_of_the_package():
+  setup = configparser.ConfigParser()
+  setup.read(ROOT / "setup.cfg")
+  assert f"git clone {setup['metadata']['url']} " in PAGES["README"]
