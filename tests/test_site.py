@@ -12,7 +12,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 HEAD = '<head></head><a href="" class="md-source" data-md-component="source">'
 
 
-@pytest.mark.parametrize("file, title", [("README.md", "site"), ("docs/a.md", "A &lt;b&gt; - site")])
+@pytest.mark.parametrize(
+  "file, title", [("README.md", "site"), ("docs/a.md", "A &lt;b&gt; - site")]
+)
 def test_a_page_has_a_card_with_a_picture_of_the_repository(file, title):
   pytest.importorskip("griffe")
   hooks = runpy.run_path(str(ROOT / ".ci/site_hooks.py"))
