@@ -1,4 +1,4 @@
-"""Makes README.md the package's page, with whole addresses; setup.cfg has all the rest."""
+"""Makes README.md the package's page, with whole addresses; setup.cfg has the rest."""
 
 import configparser
 import pathlib

@@ -13,6 +13,7 @@ _CODE = r"<(pre|code|script|style)\b.*?</\1>"
 _FORMULA = r"\\\[(.+?)\\\]|\$\$(.+?)\$\$|\\\((.+?)\\\)|\$([^$<>]+)\$"
 
 # Chat programs and social networks show these beside a link.
+# The picture is docs/idea.svg below a title.
 _CARD = """\
 <meta property="og:type" content="website">
 <meta property="og:title" content="{title}">
@@ -32,7 +33,7 @@ def on_config(config, **_):
 
 
 def on_post_page(output: str, page, config) -> str:
-  """Adds a card for sharing, and has the link to the repository fetch nothing."""
+  """Adds a card for sharing."""
   is_home = page.file.src_uri == "README.md"
   title = config.site_name if is_home else f"{page.title} - {config.site_name}"
   card = _CARD.format(
@@ -40,9 +41,12 @@ def on_post_page(output: str, page, config) -> str:
     description=html.escape(config.site_description),
     image=f"{config.repo_url}/raw/main/docs/card.png",  # must be a whole address
   )
-  # The theme's script would ask GitHub's API for the number of stars.
-  output = output.replace(' data-md-component="source"', "")
-  return output.replace("</head>", card, 1)
+  return on_post_template(output).replace("</head>", card, 1)
+
+
+def on_post_template(output: str, **_) -> str:
+  """Stops the link to the repository from asking GitHub for its stars."""
+  return output.replace(' data-md-component="source"', "")
 
 
 def on_page_content(text: str, **_) -> str:

@@ -31,4 +31,4 @@ def test_a_page_has_a_card_with_a_picture_of_the_repository(file, title):
   assert card["title"] == title and card["description"] == "of 2 &gt; 1 pages"
   picture = card["image"].removeprefix(f"{config.repo_url}/raw/main/")
   assert (ROOT / picture).is_file()
-  assert "data-md-component" not in text  # with it, the theme's script asks GitHub's API
+  assert "data-md-component" not in text  # the theme's script would ask GitHub
