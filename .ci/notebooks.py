@@ -9,7 +9,9 @@ import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-EXTRAS = {"published.ipynb": "experiments,published"}
+# What each extra installs that is seldom there without it.
+PACKAGES = {"experiments": ["ml_collections"], "published": ["torch", "transformers"]}
+EXTRAS = {"published.ipynb": ["experiments", "published"]}
 INSTALL = """\
 # Installs relpos_jax where it is not installed, such as in Colab.
 import importlib.util
@@ -18,7 +20,9 @@ import sys
 if not importlib.util.find_spec("relpos_jax"):
   !git clone --quiet --depth=1 {address} checkout
   %pip install --quiet -e "./checkout[{extras}]"
-  sys.path.insert(0, "checkout")"""
+  sys.path.insert(0, "checkout")
+elif not all(map(importlib.util.find_spec, [{packages}])):
+  raise ImportError("run this in the clone: pip install -e '.[{extras}]'")"""
 
 
 def public_address() -> str:
@@ -36,7 +40,9 @@ def with_head(path: pathlib.Path, address: str) -> str:
   colab = "https://colab.research.google.com"
   badge = f"[![Open in Colab]({colab}/assets/colab-badge.svg)]({colab}/{page})\n"
   title["source"][2] = badge.replace("/github.com/", "/github/")
-  cell = INSTALL.format(address=address, extras=EXTRAS.get(path.name, "experiments"))
+  extras = EXTRAS.get(path.name, ["experiments"])
+  packages = [f'"{package}"' for extra in extras for package in PACKAGES[extra]]
+  cell = INSTALL.format(address=address, extras=",".join(extras), packages=", ".join(packages))
   install["source"] = cell.splitlines(keepends=True)
   return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 

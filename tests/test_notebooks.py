@@ -57,6 +57,26 @@ def test_the_first_cell_installs_what_the_others_import(path):
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_the_first_cell_names_the_extras_that_are_missing(path, monkeypatch):
+  text = source(code_cells(path)[0])
+  extras = re.search(r"checkout\[([\w,]+)\]", text)[1]
+  python = re.sub(r"^  [!%].*", "  raise AssertionError", text, flags=re.MULTILINE)
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "relpos_jax")
+  with pytest.raises(ImportError, match=re.escape(f"pip install -e '.[{extras}]'")):
+    exec(python, {})
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+  exec(python, {})
+
+
+@pytest.mark.parametrize("name, data", [("music", "chorales"), ("graphs", "clutrr")])
+def test_the_first_cell_below_names_a_folder_for_what_is_downloaded(name, data):
+  (path,) = [path for path in PATHS if path.stem == name]
+  _, imports, *others = map(source, code_cells(path))
+  assert re.search(r'^FOLDER = os\.environ\.get\("\w+", ""\)', imports, re.MULTILINE)
+  assert f"config.data.{data}.path = FOLDER\n" in "".join(others)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_outputs_are_stored_and_name_neither_errors_nor_the_machine(path):
   cells = code_cells(path)
   assert not [source(x) for x in cells if SHOWS.search(source(x)) and not x["outputs"]]

@@ -1,8 +1,10 @@
 """Tests that the examples of README and docs run."""
 
+import configparser
 import importlib
 import pathlib
 import re
+import runpy
 import shlex
 from typing import get_args
 
@@ -26,14 +28,23 @@ def code_of(page):
   return re.findall(r"^```python\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", EXAMPLES)
-def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
+def blocks_of_pages():
+  """Returns each block of Python that a reader may copy, named by its page and number."""
+  result = []
+  for page in EXAMPLES:
+    blocks = code_of(page)
+    assert len(blocks) == PAGES[page].count("```py")
+    for number, block in enumerate(blocks, start=1):
+      # The page of published models says that its functions need the first block.
+      before = blocks[0] if page == "published" else ""
+      result.append(pytest.param(before + block, id=f"{page}-{number}"))
+  return result
+
+
+@pytest.mark.parametrize("code", blocks_of_pages())
+def test_a_block_runs_as_it_stands(code, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)  # some write files
-  blocks = code_of(page)
-  assert len(blocks) == PAGES[page].count("```py")
-  names = {}
-  for block in blocks:
-    exec(block, names)
+  exec(code, {})
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +141,21 @@ def test_a_page_of_the_api_lists_all_public_names(page, name):
 def test_some_pages_have_examples_and_commands():
   assert len(SCHEMES) >= 30 and len(SCHEMES) == PAGES["schemes"].count("| `")
   assert len(EXAMPLES) >= 5 and {"README", "train"} <= {*EXAMPLES} & {*COMMANDS}
+
+
+def test_the_page_of_the_package_has_no_relative_links(monkeypatch):
+  setuptools = pytest.importorskip("setuptools")
+  arguments = {}
+  monkeypatch.setattr(setuptools, "setup", lambda **options: arguments.update(options))
+  runpy.run_path(str(ROOT / "setup.py"))
+  page = arguments["long_description"]
+  links = re.findall(r"\]\((.*?)\)", page)
+  assert len(links) == len(re.findall(r"\]\(", PAGES["README"])) >= 25
+  assert not [link for link in links if not link.startswith("https://")]
+  assert "/blob/main/docs/operator.md)" in page and "/raw/main/docs/idea.svg)" in page
+
+
+def test_the_readme_clones_from_the_address_of_the_package():
+  setup = configparser.ConfigParser()
+  setup.read(ROOT / "setup.cfg")
+  assert f"git clone {setup['metadata']['url']} " in PAGES["README"]

@@ -88,7 +88,10 @@ class Upstream(NamedTuple):
     import requests
 
     url = f"{self.url}{name}"
-    remedy = f"to use local files, give --config.data.{self.key}.path=FOLDER with {self.where}"
+    key = f"config.data.{self.key}.path"
+    remedy = (
+      f"to use local files, give a folder with {self.where}: --{key}=FOLDER, or in a notebook {key}"
+    )
     try:
       answer = requests.get(url, timeout=20)
       if answer.ok and _sha256(answer.content) == self.files[name]:

@@ -61,7 +61,10 @@ def test_a_download_is_kept_and_made_again_where_what_is_kept_is_damaged(folder,
 
 
 def test_what_cannot_be_downloaded_is_named_with_the_remedy_and_not_kept(folder, kept, serve):
-  remedy = "; to use local files, give --config.data.mine.path=FOLDER with the attic"
+  remedy = (
+    "; to use local files, give a folder with the attic: --config.data.mine.path=FOLDER, "
+    "or in a notebook config.data.mine.path"
+  )
   (folder / "a.txt").write_bytes(b"<html>")
   with serve(folder) as url:
     assert refused(url) == f"cannot download {url}a.txt: it is not the file published{remedy}"
