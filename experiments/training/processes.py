@@ -139,27 +139,18 @@ class StopOnSignal:
     self.signal = signal.SIGTERM  # the signal received; the same in all processes once stopping
     self._received = False
     self._num_calls = 0
+    self._exit = contextlib.ExitStack()
 
   def __enter__(self) -> "StopOnSignal":
     handled = [*signals.STOPPING]
     if jax.process_count() > 1:
       handled.remove(signal.SIGTERM)
-    self._exit = contextlib.ExitStack()
+    self._exit.enter_context(_answering_interrupts())
     self._exit.enter_context(signals.handling(handled, self._receive))
-    # Python calls handlers in the main thread, and not while it is in a compilation. It writes the
-    # numbers of signals at once.
-    reader, self._writer = os.pipe()
-    os.set_blocking(self._writer, False)
-    self._thread = threading.Thread(target=_answer_interrupts, args=[reader], daemon=True)
-    self._thread.start()
-    self._writer_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
     return self
 
   def __exit__(self, *_) -> None:
     self._exit.close()
-    signal.set_wakeup_fd(self._writer_before)
-    os.close(self._writer)
-    self._thread.join()
 
   def should_stop(self) -> bool:
     """Returns whether any process received a signal; all processes call this together."""
@@ -199,8 +190,27 @@ class StopOnSignal:
       raise Stopped
 
 
+@contextlib.contextmanager
+def _answering_interrupts() -> Iterator[None]:
+  """Tells of a first SIGINT at once, and exits at once after a second.
+
+  Python calls handlers in the main thread, and not before a compilation there ends. The numbers of
+  signals it writes to a pipe at once.
+  """
+  reader, writer = os.pipe()
+  os.set_blocking(writer, False)
+  thread = threading.Thread(target=_answer_interrupts, args=[reader], daemon=True)
+  thread.start()
+  before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+  try:
+    yield
+  finally:
+    signal.set_wakeup_fd(before)
+    os.close(writer)  # ends the thread
+    thread.join()
+
+
 def _answer_interrupts(reader: int) -> None:
-  """Reads the numbers of signals: tells of the first SIGINT, and exits after the second."""
   is_told = False
   with open(reader, "rb", buffering=0) as numbers:
     for number in iter(lambda: numbers.read(1), b""):
