@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from relpos_jax.typing import Array, ArrayLike, Beyond, Float, Int, Leaf
+from relpos_jax.typing import Array, ArrayLike, Beyond, Float, Int, Integer, Leaf
 
 
 class ByDistance:
@@ -381,13 +381,13 @@ def rows_of(relation: EdgeLabels | LabelBias) -> Int[Array, "..."]:
   return clamp(relation.labels, len(next(iter(tables(relation).values()))))
 
 
-def clamp(labels: Int[Array, "..."], num_rows: int) -> Int[Array, "..."]:
+def clamp(labels: Integer[Array, "..."], num_rows: int) -> Int[Array, "..."]:
   """Returns labels of any integer type as int32, from -1 to num_rows - 1."""
   wide = labels.astype(jnp.promote_types(labels.dtype, jnp.int32))
   return jnp.clip(wide, -1, num_rows - 1).astype(jnp.int32)
 
 
-def nan_if_clamped(x: Array, labels: Int[Array, "..."], num_rows: int) -> Array:
+def nan_if_clamped(x: Array, labels: Integer[Array, "..."], num_rows: int) -> Array:
   """Returns x; under `jax.debug_nans`, NaN if traced labels are clamped.
 
   Otherwise it costs nothing.
