@@ -26,7 +26,7 @@ FLAGS = dict(
   temperature=command.Flag(1.0, "below 1 favours likely tokens; 0 takes the likeliest", least=0),
   top_k=command.Flag(0, "samples from the k likeliest tokens; 0 from all", least=0),
   top_p=command.Flag(
-    1.0, "the likeliest tokens of this total probability; 0: the likeliest", least=0, most=1
+    1.0, "the likeliest tokens of this probability; 0: the likeliest", least=0, most=1
   ),
   seed=command.Flag(0, "seed of the samples"),
   average_checkpoints=command.AVERAGE,

@@ -144,9 +144,11 @@ class Pairs(NamedTuple):
     return self.columns[:, None] - self.rows[None]
 
   @property
-  def ends(self) -> Int[Array, " G"]:
-    """Returns the position that follows the last near key of each group."""
-    return self.rows[self.plan.group_size - 1 :: self.plan.group_size] + self.plan.right
+  def is_right(self) -> Bool[Array, "S G"]:
+    """Returns whether a key is right of the band for a whole group."""
+    last_rows = self.rows[self.plan.group_size - 1 :: self.plan.group_size]
+    # Columns are small: the sum of a row and `right` might not fit in 32 bits.
+    return self.columns[:, None] - self.plan.right >= last_rows[None]
 
 
 def pairs_at(plan: ChunkPlan, row: Int[Array, ""]) -> Pairs:
@@ -162,8 +164,7 @@ def _read(pairs: Pairs, keys: Arrays) -> list[Float[Array, "N S W"]]:
   for name in ("key", "value"):
     x = jax.lax.dynamic_slice_in_dim(keys[name], pairs.start, plan.num_read, axis=1)
     if plan.num_groups:
-      is_right = pairs.columns[:, None] >= pairs.ends[None]
-      x = x.at[:, :, -plan.num_groups :].set(is_right.astype(x.dtype))
+      x = x.at[:, :, -plan.num_groups :].set(pairs.is_right.astype(x.dtype))
     found.append(x)
   return found
 
@@ -383,7 +384,8 @@ def _sum_by_row(pairs: Pairs, x: Array, right: Array) -> Float[Array, "N R T"]:
       first = jnp.clip(rows[0] + plan.right - pairs.columns[0], 0, num_keys - size)
       part = jax.lax.dynamic_slice(x, (0, first, row), (heads, size, plan.group_size))
       column = pairs.columns[0] + first + jnp.arange(size)[:, None]
-      is_counted = (column - rows[None] >= plan.right) & (column < pairs.ends[group])
+      is_near = column - rows[-1] < plan.right
+      is_counted = (column - rows[None] >= plan.right) & is_near
       near.append(jnp.where(is_counted[None], part, 0).sum(1))
     right += jnp.concatenate(near, axis=1)
   return jnp.concatenate([_sum_by_diagonal(pairs, x), right[:, None]], axis=1)
@@ -413,7 +415,7 @@ def _logits(pairs: Pairs, block: Arrays, key: Array, terms: Array | None) -> Flo
     right = jnp.maximum(terms[:, -1], masks.LOWEST)  # 0 times -inf would be NaN
     logits = _add_near(pairs, _scores(key, block["query"], right), terms[:, 1:])
     if pairs.plan.window is None or -pairs.plan.window[0] < pairs.plan.first:
-      is_left = pairs.columns[:, None] < pairs.rows[None] + pairs.plan.first
+      is_left = pairs.columns[:, None] - pairs.plan.first < pairs.rows[None]
       logits += jnp.where(is_left, terms[:, :1], 0)
   for term in _added(block, pairs).values():
     logits += term

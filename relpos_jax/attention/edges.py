@@ -9,7 +9,13 @@ import jax.numpy as jnp
 
 from relpos_jax.attention import validation
 from relpos_jax.attention.partitioned import with_automatic_axes
-from relpos_jax.attention.relations import EdgeFeatures, EdgeLabels, rows_of
+from relpos_jax.attention.relations import (
+  EdgeFeatures,
+  EdgeLabels,
+  clamp,
+  nan_if_clamped,
+  rows_of,
+)
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 
@@ -48,7 +54,7 @@ def edge_attention(
     receivers: integers `[B, M]`, rows of query; -1 is padding. Nodes out of range raise if they are
       concrete and are padding if they are traced.
     labels: `EdgeLabels(labels, key, value)` with labels `[B, M]`; -1 is an edge without label,
-      whose sender is still seen.
+      whose sender is still seen. Labels out of range are as in the operator.
     features: `EdgeFeatures(features, key, value)` with features `[B, M, F]`.
     scale: factor of the content and of the relative term, `H**-0.5` by default.
     dropout_rate: the share of pairs dropped, for v_j and aV_ij alike.
@@ -135,7 +141,8 @@ def pair_features(
 
   The features of a pair are the multi-hot vector of its labels and the mean of its edges' features,
   so the kernels are the tables and kernels of `edge_attention`, concatenated. Takes O(T T (E + F))
-  memory. Labels of -1, and features of width 0, stand for none.
+  memory. Labels of -1, and features of width 0, stand for none. Other labels out of range
+  are clamped; traced ones may make NaN, as in `EdgeLabels`.
 
   >>> senders, receivers, labels = jnp.array([[0, 0], [1, 1], [0, 2]])
   >>> features, mask = pair_features(
@@ -150,12 +157,14 @@ def pair_features(
   mask = _edge_mask(senders, receivers, num_nodes, num_nodes)
   pair = jnp.where(mask, receivers, num_nodes), jnp.where(mask, senders, num_nodes)
   counts = jnp.zeros((num_nodes, num_nodes)).at[pair].add(1, mode="drop")
-  row = jnp.where(labels < 0, num_labels, jnp.minimum(labels, num_labels - 1))
+  row = clamp(labels, num_labels)
+  row = jnp.where(row < 0, num_labels, row)
   one_hot = jnp.zeros((*counts.shape, num_labels)).at[*pair, row].set(1, mode="drop")
   empty = jnp.zeros((*counts.shape, features.shape[-1]), features.dtype)
   sums = empty.at[pair].add(features, mode="drop")
   means = sums / jnp.maximum(counts, 1)[..., None].astype(sums.dtype)
-  return jnp.concatenate([one_hot, means], -1), counts > 0
+  found = jnp.concatenate([one_hot, means], -1)
+  return nan_if_clamped(found, labels, num_labels), counts > 0
 
 
 def sum_over_pairs(

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import operator
+import warnings
 from typing import NamedTuple
 
 import jax
@@ -27,8 +28,7 @@ from relpos_jax.attention.relations import (
 )
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
-# With an offset, windows this wide hide nothing.
-_FAR = 2**29
+_FARTHEST = 2**31 - 1  # a window this wide hides nothing
 
 
 class Inputs(NamedTuple):
@@ -126,7 +126,6 @@ def gather_inputs(
 
   Without values, the keys take their place, and value tables have any width.
   """
-  query_offset = 0 if query_offset is None else query_offset
   value_width = None if value is None else jnp.shape(value)[-1]
   arrays = dict(query=query, key=key, value=key if value is None else value)
   query, key, value = (validation.as_array(name, x) for name, x in arrays.items())
@@ -144,24 +143,29 @@ def gather_inputs(
   of_keys = (*batch, num_keys), (num_keys,)
   logits = (*batch, heads, num_queries, num_keys)
   linear = query_positions is None and key_positions is None
+  has_place = query_offset is not None or not linear
+  query_offset = 0 if query_offset is None else query_offset
   has_offset = not isinstance(query_offset, int) or query_offset != 0
   if has_offset and not linear:
     raise ValueError("query_offset is given with positions; want it or query_positions")
-  window = _window(local_window_size, 2 * _FAR if linear else jnp.iinfo(jnp.int32).max)
+  window = _window(local_window_size)
   checked = validation.check_relations(relations, logits, (width, value_width), query.dtype)
   relations = tuple(_relation(relation, query.dtype) for relation in checked)
+  if relations and is_causal and not has_place:
+    _warn_of_one_query(num_queries, num_keys)
   if query_positions is None:
     query_positions = jnp.arange(num_queries, dtype=jnp.int32)
   if key_positions is None:
     key_positions = jnp.arange(num_keys, dtype=jnp.int32)
   query_positions = _given("query_positions", query_positions, 1, *of_queries)
   if has_offset:
+    validation.check_offset(query_offset)
     offsets = _given("query_offset", query_offset, 0, (), tuple(batch))
     if isinstance(query_offset, int | np.integer):
-      query_offset = min(max(int(query_offset), -_FAR), _FAR)
+      query_offset = int(query_offset)
       query_positions += query_offset
     else:
-      query_offset = offsets.clip(-_FAR, _FAR).astype(jnp.int32)
+      query_offset = offsets
       query_positions += query_offset[:, None]
   query_lengths = _given("query_seq_lengths", query_seq_lengths, 0, tuple(batch))
   query_mask = masks.within(query_lengths, num_queries)
@@ -215,6 +219,9 @@ def _of_logits(name: str, x: ArrayLike | None, logits: tuple[int, ...]) -> Array
     raise ValueError(f"{name} has shape {x.shape}; want one that broadcasts to {logits}")
   if name == "mask" and x.dtype != bool:
     raise ValueError(f"mask has dtype {x.dtype}; want bool, True where a key may be seen")
+  if name == "bias" and not jnp.issubdtype(x.dtype, jnp.floating):
+    want = "give it as mask=" if x.dtype == bool else "want floating numbers"
+    raise ValueError(f"bias has dtype {x.dtype}; {want}")
   x = jnp.expand_dims(x, (*range(len(logits) - x.ndim),))
   num_own = max((i + 1 for i, n in enumerate(x.shape[:-3]) if n != 1), default=0)
   if num_own and name == "mask":
@@ -236,14 +243,24 @@ def _given(name: str, x: ArrayLike | None, rank: int, *shapes: tuple[int, ...]) 
   return _batched(x.astype(jnp.int64 if is_wide else jnp.int32), rank)
 
 
-def _window(size: int | tuple[int, int] | None, farthest: int) -> tuple[int, int] | None:
+def _warn_of_one_query(num_queries: int, num_keys: int) -> None:
+  """Warns of decoding without a position, at the line that calls the operator."""
+  if num_queries == 1 and num_keys not in (0, 1):
+    warnings.warn(
+      f"the one query is at position 0 of {num_keys} keys, and is_causal hides the "
+      "others: give its position as query_offset=, or 0 if that is meant",
+      stacklevel=4,
+    )
+
+
+def _window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
   """Returns the distances to the left and right, clipped to the largest one possible."""
   if size is None:
     return None
   left, right = map(operator.index, size if isinstance(size, tuple | list) else (size, size))
   if min(left, right) < 0:
     raise ValueError(f"local_window_size is {size}; want None, or one or two distances")
-  return min(left, farthest), min(right, farthest)
+  return min(left, _FARTHEST), min(right, _FARTHEST)
 
 
 def _relation(relation: Relation, dtype: np.dtype) -> Relation:

@@ -26,7 +26,8 @@ def cap(logits: Float[Array, "..."], soft_cap: float | None) -> Float[Array, "..
 
 def causal(queries: Int[Array, "#B T"], keys: Int[Array, "#B S"]) -> Bool[Array, "#B 1 T S"]:
   """Returns True where the position of the key is not later than that of the query."""
-  return keys[:, None, None, :] <= queries[:, None, :, None]
+  # By the distance: positions across 2**31 wrap around, and their distances do not.
+  return keys[:, None, None, :] - queries[:, None, :, None] <= 0
 
 
 def within(lengths: Int[Array, " B"] | None, size: int) -> Bool[Array, "B 1 1 {size}"] | None:

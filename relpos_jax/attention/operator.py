@@ -53,8 +53,8 @@ def dot_product_attention(
       `[B, R, T, N, H]`.
     key: `[B, S, K, H]`; N is a multiple of K: consecutive query heads share a key head.
     value: `[B, S, K, V]`, of any width V; value tables are as wide.
-    bias: added to the scaled logits, of any rank that broadcasts to `[B, N, T, S]`; below -1.2e38
-      it hides.
+    bias: floating numbers added to the scaled logits, of any rank that broadcasts to
+      `[B, N, T, S]`; below -1.2e38 it hides.
     mask: bool, True where the key may be seen; broadcasts to `[B, N, T, S]`, as a bias does.
     relations: `RelativePositions`, `EdgeLabels` or `EdgeFeatures`, which define a_ij; or a term
       of the logits: `DistanceBias`, `LinearBias`, `ContentBias`, `KeyBias`, `LabelBias` or
@@ -68,11 +68,13 @@ def dot_product_attention(
     is_causal: hide the keys whose position is later than the query's.
     query_positions: integers `[B, T]` or `[T]`, `arange(T)` by default. Rows packed with several
       sequences need segment ids and no positions: distances within a segment are the same. Any
-      32-bit integers whose differences fit in 32 bits.
+      32-bit integers whose differences fit in 32 bits; traced ones may wrap around.
     key_positions: integers `[B, S]` or `[S]`, `arange(S)` by default. Mask unused slots.
     query_offset: an integer or integers `[B]`, instead of positions: queries are at query_offset,
       query_offset + 1, ..., keys at 0, 1, ... Every implementation supports it, so prefer it for
       chunked prefill, decoding with a cache, and shards of a sequence. A Python int is static.
+      From -2**30 to 2**30; traced ones may be any whose distances fit in 32 bits. One
+      causal query without it is at 0, as in jax.nn; with relations there is a warning.
     query_seq_lengths: integers `[B]`; queries past their row's length get zero, as in jax.nn.
     key_value_seq_lengths: integers `[B]`; keys past their row's length are hidden.
     local_window_size: the distance, or (left, right) distances, beyond which keys are hidden.

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from relpos_jax.typing import Array, ArrayLike, Float, Int
+from relpos_jax.typing import Array, ArrayLike, Float, Int, Integer
 
 
 class ByDistance:
@@ -115,7 +115,9 @@ class EdgeLabels:
 
   Attributes:
     labels: integers `[B, T, S]`, or `[T, S]` for all of the batch; -1 is "no relation", the zero
-      vector. Other labels out of range raise if they are concrete, and are clamped if traced.
+      vector. Other labels out of range raise if they are concrete. Traced ones are
+      clamped, but in a function that is traced under `jax.debug_nans(True)`, or with
+      JAX_DEBUG_NANS=1, they make NaN, at which JAX raises.
     key, value: tables of aK and aV, as in `RelativePositions`: `[E, H]`, `[E, N, H]` or None.
 
   >>> import jax.numpy as jnp
@@ -340,9 +342,12 @@ class FunctionBias:
     function: takes the parameters, the positions i and j (integers), and the data of the query, the
       key and the pair, each None if there are none.
     params: a tree of arrays.
-    of_query: a tree of arrays `[B, T, ...]`, or `[T, ...]` for all of the batch.
-    of_key: a tree of arrays `[B, S, ...]`, or `[S, ...]`.
-    of_pair: a tree of arrays `[B, T, S, ...]`, or `[T, S, ...]`.
+    of_query: a tree of arrays `[B, T, ...]`; for all of the batch `[1, T, ...]`, with a
+      1 for each batch axis, or `[T, ...]`. A shape that fits both, such as `[T, T]` for
+      B = T, raises ValueError: give shared data as `x[None]`, and map a call with data
+      of each sequence over them by `jax.vmap`.
+    of_key: a tree of arrays `[B, S, ...]`, `[1, S, ...]` or `[S, ...]`.
+    of_pair: a tree of arrays `[B, T, S, ...]`, `[1, T, S, ...]` or `[T, S, ...]`.
 
   KERPLE (Chi et al. 2022, equation 6) has a logarithm of the distance with two parameters:
 
@@ -374,9 +379,23 @@ for _kind in get_args(Relation):
 
 def rows_of(relation: EdgeLabels | LabelBias) -> Int[Array, "..."]:
   """Returns labels of any integer type as rows of their table: -1 for none, and clamped."""
-  labels, num_rows = relation.labels, len(next(iter(tables(relation).values())))
+  return clamp(relation.labels, len(next(iter(tables(relation).values()))))
+
+
+def clamp(labels: Integer[Array, "..."], num_rows: int) -> Int[Array, "..."]:
+  """Returns labels of any integer type as int32, from -1 to num_rows - 1."""
   wide = labels.astype(jnp.promote_types(labels.dtype, jnp.int32))
   return jnp.clip(wide, -1, num_rows - 1).astype(jnp.int32)
+
+
+def nan_if_clamped(x: Array, labels: Integer[Array, "..."], num_rows: int) -> Array:
+  """Returns x; under `jax.debug_nans`, NaN if traced labels are clamped.
+
+  Otherwise it costs nothing.
+  """
+  if not jax.config.jax_debug_nans or not isinstance(labels, jax.core.Tracer):
+    return x
+  return jnp.where(jnp.any(clamp(labels, num_rows) != labels), jnp.nan, x)
 
 
 def tables(relation: Relation) -> dict[str, Any]:

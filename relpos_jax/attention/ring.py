@@ -107,7 +107,7 @@ def _all_rounds(
 
 def _is_visible(plan: ChunkPlan, arrays: Arrays, first_query: Array, num_queries: int) -> Array:
   """Returns whether a query of a chunk may see a key of another; `first_query` is from the keys."""
-  left, right = plan.window or (2**30, 2**30)
+  left, right = plan.window or (2**31 - 1, 2**31 - 1)
   right = 0 if plan.is_causal else right
   first = first_query + arrays.get("query_offset", jnp.full(1, plan.offset))
   return jnp.any((first + num_queries - 1 >= -right) & (first - plan.num_keys + 1 <= left))

@@ -22,6 +22,7 @@ from relpos_jax.attention.relations import (
   Numbers,
   Relation,
   Relations,
+  nan_if_clamped,
 )
 from relpos_jax.attention.relations import tables as tables_of
 from relpos_jax.typing import Array, ArrayLike
@@ -117,16 +118,8 @@ def _check_function(name: str, relation: FunctionBias, logits: Shape) -> Functio
   sizes = dict(of_query=(num_queries,), of_key=(num_keys,), of_pair=(num_queries, num_keys))
 
   def with_batch(field: str, x: ArrayLike) -> Array:
-    x, size = as_array(f"{name}.{field}", x), sizes[field]
-    if batch and x.shape[: len(batch) + len(size)] == (*batch, *size):
-      return x.reshape(math.prod(batch), *x.shape[len(batch) :])
-    if x.shape[: len(size)] != size:
-      want = ", ".join(map(str, size))
-      raise ValueError(
-        f"{name}.{field} has an array of shape {x.shape}; want [{want}, ...]"
-        + f" or [{', '.join(map(str, batch))}, {want}, ...]" * bool(batch)
-      )
-    return x[None]
+    x = as_array(f"{name}.{field}", x)
+    return _with_one_batch_axis(f"{name}.{field}", x, tuple(batch), sizes[field])
 
   fields = {
     field: jax.tree.map(functools.partial(with_batch, field), getattr(relation, field))
@@ -155,6 +148,33 @@ def _check_function(name: str, relation: FunctionBias, logits: Shape) -> Functio
     function=lambda given, *pair: function(given[0], *pair, *given[1]),
     params=(params, around),
   )
+
+
+def _with_one_batch_axis(name: str, x: Array, batch: Shape, size: Shape) -> Array:
+  """Returns data of a function with one batch axis, of size 1 if it is shared."""
+
+  def begins_with(*shape: int) -> bool:
+    return x.shape[: len(shape)] == shape
+
+  def described(*shape: int) -> str:
+    return f"[{', '.join(map(str, shape))}, ...]"
+
+  ones = (1,) * len(batch)
+  if begins_with(*ones, *size):
+    return x.reshape(1, *x.shape[len(batch) :])
+  is_own, is_shared = begins_with(*batch, *size), begins_with(*size)
+  found = f"{name} has an array of shape {x.shape}"
+  if is_own and is_shared and batch:
+    raise ValueError(
+      f"{found}, which may be shared or not; want {described(*ones, *size)} if it is, "
+      "as x[None] has; if it is not, map the call over the sequences with jax.vmap"
+    )
+  if is_own:
+    return x.reshape(math.prod(batch), *x.shape[len(batch) :])
+  if is_shared:
+    return x[None]
+  own = f" or {described(*batch, *size)}" if batch else ""
+  raise ValueError(f"{found}; want {described(*size)}{own}")
 
 
 def check_edge_relation(
@@ -227,8 +247,12 @@ def _with_arrays(
       if beyond not in ("clip", "zero"):
         raise ValueError(f'{name}.beyond is {beyond!r}; want "clip" or "zero"')
     case EdgeLabels() | LabelBias():
-      check_array(f"{name}.labels", arrays["labels"], jnp.integer, *shapes)
-      check_range(f"{name}.labels", arrays["labels"], num_rows)
+      labels = arrays["labels"]
+      check_array(f"{name}.labels", labels, jnp.integer, *shapes)
+      check_range(f"{name}.labels", labels, num_rows)
+      for field, table in tables.items():
+        tables[field] = nan_if_clamped(table, labels, num_rows)
+      relation = dataclasses.replace(relation, **tables)
     case EdgeFeatures():
       wanted = [(*shape, num_rows) for shape in shapes]
       check_array(f"{name}.features", arrays["features"], jnp.floating, *wanted)
@@ -237,12 +261,27 @@ def _with_arrays(
 
 def check_range(name: str, x: Array, number: int) -> None:
   """Checks that concrete numbers go from -1 to number - 1."""
-  if isinstance(x, jax.core.Tracer) or not x.size:
-    return
-  with jax.ensure_compile_time_eval():  # also where a compiled function closes over x
-    low, high = int(x.min()), int(x.max())
+  low, high = _range_of(x)
   if low < -1 or high >= number:
     raise ValueError(f"{name} go from {low} to {high}; want 0 to {number - 1}, or -1 for none")
+
+
+def check_offset(offset: ArrayLike) -> None:
+  """Checks that concrete offsets leave room for distances in 32 bits."""
+  if isinstance(offset, int | np.integer):
+    low = high = int(offset)
+  else:
+    low, high = _range_of(as_array("query_offset", offset))
+  if low < -(2**30) or high > 2**30:
+    raise ValueError(f"query_offset goes from {low} to {high}; want -2**30 to 2**30")
+
+
+def _range_of(x: Array) -> tuple[int, int]:
+  """Returns the least and the greatest of concrete integers; 0 and -1 if not known."""
+  if isinstance(x, jax.core.Tracer) or not x.size:
+    return 0, -1
+  with jax.ensure_compile_time_eval():  # also where a compiled function closes over x
+    return int(x.min()), int(x.max())
 
 
 def _describe(x: object) -> str:

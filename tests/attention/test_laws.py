@@ -135,7 +135,6 @@ INTEGERS = {
 for first in (2**31 - 5, -(2**31) + 5):  # with a window that is as wide as an integer, too
   far, rows = dict(query_offset=int(np.sign(first)) * 100), np.int32(first + np.arange(5))
   for what, given, same in (
-    ("an offset of", dict(query_offset=first), far),
     ("a traced offset of", dict(query_offset=np.int32(first)), far),
     ("queries from", dict(query_positions=rows), far),
     ("all from", integers(rows, rows, dtype=np.int32), {}),

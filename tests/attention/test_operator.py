@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -85,7 +87,26 @@ WRONG_RELATIONS = {
     lambda *_: 1.0, of_pair=np.ones(5)
   ),
 }
+SQUARE = dict.fromkeys(("query", "key", "value"), np.ones((3, 3, 2, 4), np.float32))
+BOTH = {
+  "of_query": (np.ones((3, 3, 5)), "[1, 3, ...]"),
+  "of_key": (np.ones((3, 3)), "[1, 3, ...]"),
+  "of_pair": (np.ones((3, 3, 3)), "[1, 3, 3, ...]"),
+}
+
+
+def of_shared_or_own(field):
+  """Calls the operator, for three sequences, on data that may be shared or not."""
+  relation = FunctionBias(lambda *_: 1.0, **{field: dict(x=BOTH[field][0])})
+  return dot_product_attention(**SQUARE, relations=relation)
+
+
 WRONG_CALLS = {
+  **{
+    f"relations.{field} has an array of shape {x.shape}, which may be shared or not; "
+    f"want {want} if it is": functools.partial(of_shared_or_own, field)
+    for field, (x, want) in BOTH.items()
+  },
   "buckets has 3 rows and max_distance is 128; want": lambda: DistanceBias.t5(np.ones((3, 8))),
   "buckets has 10 rows and max_distance is 512; want": lambda: KeyBias.deberta(np.ones((10, 4))),
   "x has shape (2, 5, 4, 7); want heads of an even": lambda: rotate(QUERY[..., 1:], np.arange(5)),
@@ -108,11 +129,21 @@ WRONG = {
   "key and value have dtypes float16 and float32; want": dict(key=KEY.astype(np.float16)),
   "bias has shape (5, 6); want one that broadcasts to (2, 4, 5, 7)": dict(bias=np.ones((5, 6))),
   "bias is of type RelativePositions; want an array: give relations=": dict(bias=RELATIONS),
+  "bias has dtype bool; give it as mask=": dict(bias=np.ones((5, 7), bool)),
+  "bias has dtype int32; want floating numbers": dict(bias=np.ones((5, 7), np.int32)),
+  "bias has dtype complex64; want floating numbers": dict(bias=1j * np.ones((5, 7))),
   "mask has dtype int32; want bool": dict(mask=np.ones((2, 1, 1, 7), np.int32)),
   "mask has dtype key<fry>; want bool": dict(mask=jax.random.key(0)),
   "key_positions has shape (6,); want (2, 7) or (7,)": dict(key_positions=np.arange(6)),
   "query_offset is given with positions; want it or": dict(
     query_offset=1, key_positions=np.arange(7)
+  ),
+  "query_offset goes from 1073741825 to 1073741825; want -2**30 to 2**30": dict(
+    query_offset=2**30 + 1
+  ),
+  "query_offset goes from 4294967296 to 4294967296; want -2**30": dict(query_offset=2**32),
+  "query_offset goes from -1073741825 to 3; want -2**30 to 2**30": dict(
+    query_offset=jnp.array([-(2**30) - 1, 3])
   ),
   "local_window_size is -1; want None, or one or two": dict(local_window_size=-1),
   "want both query_segment_ids and key_segment": dict(query_segment_ids=np.ones((2, 5), int)),
@@ -126,6 +157,15 @@ WRONG = {
 
 
 WRONG_CALLS |= {name: functools.partial(call, **options) for name, options in WRONG.items()}
+LARGE = jnp.array([3, 2**30 + 2])
+WRONG_CALLS |= {
+  "query_offset goes from 1073741825 to 1073741825": lambda: jax.jit(
+    lambda q: call(q, query_offset=2**30 + 1)
+  )(QUERY),
+  "query_offset goes from 3 to 1073741826": lambda: jax.jit(
+    functools.partial(call, query_offset=LARGE)
+  )(QUERY),
+}
 
 
 @pytest.mark.parametrize("message", WRONG_CALLS)
@@ -135,6 +175,41 @@ def test_a_wrong_argument_is_named(message, monkeypatch):
     WRONG_CALLS[message]()
   assert str(caught.value).startswith(message)
   assert "\n" not in str(caught.value)
+
+
+ONE_QUERY = dict(query=QUERY[:, :1], is_causal=True)
+SEVERAL = {
+  "an offset": dict(query_offset=0),
+  "a position": dict(query_positions=np.array([6])),
+  "positions of keys": dict(key_positions=np.arange(7)),
+  "no relations": dict(relations=None),
+  "one key": dict(key=KEY[:, :1], value=KEY[:, :1]),
+  "all keys": dict(is_causal=False),
+}
+
+
+@pytest.mark.parametrize("attend", [call, lambda value=None, **x: weights(**x)])
+def test_one_causal_query_without_a_position_is_warned_of(attend):
+  with pytest.warns(UserWarning, match="the one query is at position 0.*query_offset="):
+    attend(**ONE_QUERY)
+  for change in SEVERAL.values():
+    attend(**ONE_QUERY | change)
+
+
+def weights(query=QUERY, key=KEY, relations=RELATIONS, **options):
+  return attention_weights(query, key, relations=relations, **options)
+
+
+def test_a_warning_names_the_line_that_calls():
+  program = """
+import jax.numpy as jnp
+from relpos_jax import LinearBias, dot_product_attention
+q, k = jnp.ones((1, 2, 4)), jnp.ones((3, 2, 4))
+dot_product_attention(q, k, k, relations=LinearBias.alibi(2), is_causal=True)
+"""
+  command = [sys.executable, "-W", "error::UserWarning:__main__", "-c", program]
+  done = subprocess.run(command, capture_output=True, text=True, check=False)
+  assert "query_offset=" in done.stderr and done.returncode == 1, done.stderr
 
 
 LABELLED = RELATIONS, EdgeLabels(LABELS % 5, TABLE, None)

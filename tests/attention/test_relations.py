@@ -127,6 +127,8 @@ class RandomCall:
         options["query_offset"] = int(self.rng.integers(-20, 20))
       case 2:
         options["query_offset"] = self.integers(-20, 20, self.batch)
+      case 3:
+        options["query_offset"] = 0
     if self.flip():
       shape = self.batch, 1, self.queries, self.keys
       options["mask"] = jnp.asarray(self.rng.random(shape) < 0.7)
@@ -302,6 +304,59 @@ def test_a_linear_bias_far_away(offset, cap):
   wanted = results("reference", arrays, options | given)
   for way in (offset, jnp.asarray(offset)):
     assert_close(results("chunked", arrays, options | dict(query_offset=way)), wanted)
+
+
+@pytest.mark.parametrize("kinds", [("positions", "key"), ("function",)])
+def test_an_offset_as_large_as_distances_may_be(kinds, monkeypatch):
+  """Bounds logits: without the cap, numbers that all keys of a query share would cancel.
+
+  Compares float32, whose integers have 32 bits, with the definition in float64.
+  """
+  monkeypatch.setattr(chunked, "_default_block", lambda *_: 4)
+  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 4)
+  made = RandomCall(kinds, 4)
+  wide = made.arrays
+  slopes = LinearBias(2.0**-32 * jnp.arange(1, 1 + made.heads))
+  wide["more"] += DistanceBias(made.normal(12, made.heads), left=10), slopes
+  names = ["reference", "projected", "chunked"] + ["skew"] * ("key" in kinds)
+  ends = 2**31 - made.queries, made.keys - 2**31
+  calls = [dict(query_offset=2**30, is_causal=True)]
+  calls += [dict(query_offset=jnp.int32(x), is_causal=False) for x in ends]
+  for options in calls:
+    options |= dict(logits_soft_cap=5.0)
+    wanted = dict(output=formula(wide, options))
+    with jax.enable_x64(False):
+      arrays = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), wide)
+      for name in names:
+        found = results(name, arrays, options | dict(local_window_size=2**31 - 1))
+        wanted = found | wanted  # the gradients are those of the reference
+        for of, x in found.items():
+          error = jax.tree.map(relative_error, x, wanted[of])
+          assert max(jax.tree.leaves(error)) < 1e-4, f"{of} of {name}, {options}"
+
+
+def relative_error(x, wanted):
+  return np.abs(x - wanted).max() / max(np.abs(wanted).max(), 1e-9)
+
+
+# Law 20.
+@pytest.mark.parametrize("name", ["reference", "projected", "per_position", "chunked"])
+def test_positions_across_the_largest_integer_change_no_bit(name, monkeypatch):
+  """Traces 32-bit integers that wrap around: their differences do not."""
+  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 4)
+  made = RandomCall([*BY_DISTANCE, "function"], 6)
+  near = dict(
+    query_positions=made.integers(-9, 9, made.batch, made.queries),
+    key_positions=made.integers(-9, 9, made.batch, made.keys),
+  )
+  found = []
+  for shift in (0, 2**31 + 1, 2 * 10**9):
+    for dtype in (np.int32, np.uint32):
+      positions = {of: jnp.asarray((x + shift).astype(dtype)) for of, x in near.items()}
+      options = positions | dict(is_causal=True, local_window_size=(7, 2))
+      found.append(results(name, made.arrays, options))
+  for other in found[1:]:
+    jax.tree.map(np.testing.assert_array_equal, found[0], other)
 
 
 def test_without_a_batch():

@@ -13,13 +13,17 @@ from relpos_jax import (
   EdgeFeatures,
   EdgeLabels,
   FunctionBias,
+  LabelBias,
   LinearBias,
   RelativePositions,
   dot_product_attention,
+  edge_attention,
 )
 from relpos_jax.attention import blocks
+from relpos_jax.attention.edges import pair_features
 
 pytestmark = pytest.mark.usefixtures("float64")
+EACH = ["reference", "per_position", "projected", "chunked"]
 QUERIES, KEYS, HEADS, WIDTH = 12, 9, 4, 3
 RNG = np.random.default_rng(0)
 
@@ -110,7 +114,7 @@ def results(params, relation, **options):
   return quickly(functools.partial(with_gradients, call))(*CALL, params)
 
 
-@pytest.mark.parametrize("implementation", ["reference", "per_position", "projected", "chunked"])
+@pytest.mark.parametrize("implementation", EACH)
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_relation_is_what_it_computes(name, implementation, monkeypatch):
   monkeypatch.setattr(blocks, "_default_block", lambda pairs: 5)
@@ -120,6 +124,89 @@ def test_a_relation_is_what_it_computes(name, implementation, monkeypatch):
     found = results(params, relation, **at, implementation=implementation, is_causal=True)
     wanted = results(params, same, **at, implementation="reference", is_causal=True)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-10), found, wanted)
+
+
+def of_all(params, i, j, x, y, z):
+  return params @ jnp.tanh(x + y * z)
+
+
+@pytest.mark.parametrize("implementation", EACH)
+@pytest.mark.parametrize("batch", [(3,), (3, 3), ()])
+def test_shared_data_may_have_axes_of_size_1(batch, implementation, monkeypatch):
+  """Gives data for which a leading axis of queries could be that of the sequences."""
+  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 2)
+  tokens = normal(3, *batch, 3, HEADS, WIDTH)
+  data = dict(of_query=normal(3, 3), of_key=normal(3, 3), of_pair=normal(3, 3, 3))
+  options = dict(implementation=implementation, is_causal=True)
+
+  def attend(params, data):
+    relation = FunctionBias(of_all, params, **data)
+    return dot_product_attention(*tokens, relations=relation, **options)
+
+  def one_by_one(params, data):
+    relation = FunctionBias(of_all, params, **data)
+    each = functools.partial(dot_product_attention, relations=relation, **options)
+    for _ in batch:
+      each = jax.vmap(each)
+    return each(*tokens)
+
+  ones = (1,) * len(batch)
+  shared = {name: x.reshape(*ones, *x.shape) for name, x in data.items()}
+  params = normal(HEADS, 3)
+  found = quickly(functools.partial(with_gradients, attend))(params, shared)
+  wanted = quickly(functools.partial(with_gradients, one_by_one))(params, data)
+  output, (of_params, of_data) = found
+  of_data = jax.tree.map(lambda x, y: x.reshape(y.shape), of_data, data)
+  found = output, (of_params, of_data)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-10), found, wanted)
+
+
+LABELLED = {
+  "vectors of keys": lambda labels, table: EdgeLabels(labels, table, None),
+  "vectors of values": lambda labels, table: EdgeLabels(labels, None, table),
+  "numbers": lambda labels, table: LabelBias(labels, table[:, 0]),
+}
+
+
+@pytest.mark.parametrize("implementation", EACH)
+@pytest.mark.parametrize("name", LABELLED)
+def test_traced_labels_beyond_the_table_are_nan_to_debug(name, implementation, monkeypatch):
+  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 5)
+
+  def attend(labels):
+    options = dict(relations=LABELLED[name](labels, TABLES[0]))
+    return dot_product_attention(*CALL, **options, implementation=implementation)
+
+  check_nan(attend, LABELS, 5)
+
+
+def check_nan(attend, labels, num_rows):
+  """Asserts that labels beyond a table raise under `jax.debug_nans`, else are clamped."""
+  for wrong in (num_rows, -2):
+    beyond = np.array(labels)
+    beyond.flat[3] = wrong
+    clamped = np.clip(beyond, -1, num_rows - 1)
+    np.testing.assert_array_equal(*map(quickly(attend), (beyond, clamped)))
+    with jax.debug_nans(True):
+      quickly(lambda x: attend(x))(clamped)
+      # JAX calls the function once more, without tracing, to find the NaN.
+      with pytest.raises((FloatingPointError, ValueError), match=r"nan|labels go from"):
+        quickly(lambda x: attend(x))(beyond)
+
+
+@pytest.mark.parametrize("place", ["key", "value", "pair_features"])
+def test_traced_labels_of_edges_beyond_the_table_are_nan_to_debug(place):
+  nodes = jnp.asarray(RNG.integers(0, KEYS, (2, 2, 20)))
+
+  def attend(labels):
+    if place == "pair_features":
+      none = jnp.zeros((2, 20, 0))
+      labels = jnp.asarray(labels)
+      return pair_features(*nodes, labels, none, num_labels=5, num_nodes=KEYS)[0]
+    tables = dict(key=None, value=None) | {place: TABLES[0]}
+    return edge_attention(*CALL, *nodes, labels=EdgeLabels(labels, **tables))
+
+  check_nan(attend, RNG.integers(-1, 5, (2, 20)), 5)
 
 
 def test_gradients_are_the_same_bits_in_every_run(monkeypatch):
