@@ -255,7 +255,8 @@ def lock_folder(folder: Path, flag: str) -> Iterator[None]:
 
   The lock is released when its process ends, even if it is killed; in a bucket, see `bucket_lock`.
 
-  Raises InputError: another process holds the lock, or the folder cannot be written or locked.
+  Raises InputError: another process holds the lock, or the folder cannot be written or
+  locked.
   """
   if in_bucket(folder):
     with bucket_lock(folder, flag):

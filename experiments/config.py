@@ -61,7 +61,8 @@ def check_form(values: Mapping[str, Any] | ConfigDict, known: ConfigDict) -> Non
     is_group = keys.get(name, {}) == {}
     if value is None or (is_group and value != {}):
       wanted = "a group of values" if is_group else "a value"
-      raise InputError(f"config.{name} is {value!r}: give {wanted}, as in configs/default.py")
+      remedy = f"give {wanted}, as in configs/default.py"
+      raise InputError(f"config.{name} is {value!r}: {remedy}")
 
 
 def add_test_sets(config: ConfigDict, keys: Iterable[str]) -> None:

@@ -15,8 +15,8 @@ scores a file of translations instead, a line for each pair, and writes nothing.
 with an empty side are skipped. Translations must be in the form of the run's own, in Moses tokens
 or lower case where `config.data` says so.
 
-The data must be those that the run was started with, by their digests in digests.json; --pairs are
-not compared.
+The data must be those that the run was started with, by their digests in digests.json;
+--pairs are not compared.
 """
 
 import json
@@ -41,7 +41,12 @@ FLAGS = dict(
 )
 
 
-def main(workdir: Path, pairs: str, hypotheses: Path | str, average_checkpoints: int) -> None:
+def main(
+  workdir: Path,
+  pairs: str,
+  hypotheses: Path | str,
+  average_checkpoints: int,
+) -> None:
   """Repeats the evaluation at the end of training, or scores other files."""
   from experiments.run import load_run, load_task
   from experiments.training.workdir import check_unchanged, data_digests

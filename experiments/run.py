@@ -77,11 +77,11 @@ def parse_config(
     raise InputError(f"{problem}: give one of them, and 0 for the other")
   averaged, kept = config.decoding.average_checkpoints, config.training.keep_checkpoints
   if averaged > kept:
-    problem = f"config.decoding.average_checkpoints is {averaged}, but only {kept} are kept"
+    problem = f"average_checkpoints is {averaged}, but only {kept} are kept"
     remedy = "raise config.training.keep_checkpoints"
     if is_trained:
       remedy = f"give --average_checkpoints={kept} or less"
-    raise InputError(f"{problem}: {remedy}")
+    raise InputError(f"config.decoding.{problem}: {remedy}")
   if num_devices == 0:
     num_devices = math.prod(size for size in config.mesh.values() if size > 0)
   sizes = sharding.mesh_sizes(num_devices or jax.device_count(), **config.mesh)

@@ -47,18 +47,20 @@ def main(
   size = 1 if input == "-" and sys.stdin.isatty() else _LINES_AT_ONCE
   number = 1
   while chunk := list(itertools.islice(lines, size)):
-    normalized = enumerate(run.task.normalize_lines(chunk), number)
-    chunk = [_read(line, i, run.vocabulary, max_source_length) for i, line in normalized]
-    translations = run.task.join(translate(chunk))
+    texts = []
+    for i, line in enumerate(run.task.normalize_lines(chunk), number):
+      texts.append(_read(line, i, run.vocabulary, max_source_length))
+    translations = run.task.join(translate(texts))
     print(*translations, sep="\n", flush=True)
-    _warn_of_empty(chunk, translations, number)
+    _warn_of_empty(texts, translations, number)
     number += len(chunk)
 
 
 def _warn_of_empty(lines: list[str], translations: list[str], number: int) -> None:
-  """Warns of lines, numbered from `number`, that have words and an empty translation."""
+  """Warns of lines, numbered from `number`, with words and an empty translation."""
   empty = []
-  for i, (line, translation) in enumerate(zip(lines, translations, strict=True), number):
+  pairs = zip(lines, translations, strict=True)
+  for i, (line, translation) in enumerate(pairs, number):
     if line and not translation:
       empty.append(i)
   if empty:

@@ -40,7 +40,8 @@ def environment(*packages: str) -> dict[str, Any]:
 def code_version() -> dict[str, str | None]:
   """Returns the versions of packages, and a digest of the sources of this project.
 
-  The sources are those that are imported: the two packages may come from different folders.
+  The sources are those that are imported: the two packages may come from different
+  folders.
   """
   sources = hashlib.sha256()
   for name in ("relpos_jax", "experiments"):

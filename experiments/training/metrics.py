@@ -191,7 +191,7 @@ def read_metrics(workdir: Path) -> list[dict[str, Any]]:
 
 
 def _line(text: bytes) -> dict[str, Any]:
-  """Reads a line of metrics.jsonl; raises ValueError unless a step and numbers are in it."""
+  """Reads a line of metrics.jsonl; raises ValueError unless it has a step and numbers."""
   line = json.loads(text)
   if not isinstance(line, dict) or not isinstance(line.get("step"), int):
     raise ValueError("a line without a step")

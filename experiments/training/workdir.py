@@ -100,7 +100,7 @@ def read_config(workdir: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-  """Reads the JSON object in a file of a run directory; raises InputError if there is none."""
+  """Reads the JSON object in a file of a run; raises InputError if there is none."""
   remedy = "restore it, or name another run's folder"
   try:
     content = json.loads(path.read_bytes())
