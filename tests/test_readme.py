@@ -15,7 +15,7 @@ from flax import nnx
 from experiments import command, sweep
 from experiments.run import parse_config
 from relpos_jax import nn
-from relpos_jax.models.layers import PositionsName
+from relpos_jax.nn.schemes import PositionsName
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {x.stem: x.read_text("utf-8") for x in (ROOT / "README.md", *ROOT.glob("docs/*.md"))}

@@ -19,8 +19,8 @@ from experiments.data.batching import Batches, bucket_boundaries, round_up
 from experiments.errors import InputError
 from experiments.files import Path
 from experiments.training.sharding import AnyMesh, multiples
-from relpos_jax.models.layers import PositionsName
 from relpos_jax.nn import Positions
+from relpos_jax.nn.schemes import PositionsName
 from relpos_jax.typing import Array, Float, Int, PyTree
 
 

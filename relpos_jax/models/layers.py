@@ -9,22 +9,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from relpos_jax.nn import schemes
 from relpos_jax.nn.attention import KVCache, MultiHeadAttention
 from relpos_jax.nn.feed_forward import FeedForward, Residual, drop, shard_leading
 from relpos_jax.nn.positions import Positions, RelativePositionTables, sinusoids
+from relpos_jax.nn.schemes import SCHEMES, PositionsName
 from relpos_jax.typing import Array, Bool, Float, Int, PyTree
 
 PAD = 0
-_SCHEMES = dict(
-  t5=schemes.T5Positions,
-  alibi=schemes.AlibiPositions,
-  rotary=schemes.RotaryPositions,
-  xl=schemes.TransformerXLPositions,
-  content=schemes.ContentPositions,
-  deberta=schemes.DebertaPositions,
-)
-PositionsName = Literal["relative", "sinusoidal", "both", "none", *_SCHEMES]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,7 +100,7 @@ def _class_of(positions: PositionsName | type[Positions]) -> type[Positions] | N
   """Returns the class of a scheme's name, or the given class; None for other names."""
   if isinstance(positions, type) and issubclass(positions, Positions):
     return positions
-  return _SCHEMES.get(positions)
+  return SCHEMES.get(positions)
 
 
 def _parameters(kind: type[Positions]) -> list[str]:
