@@ -80,7 +80,8 @@ _LAYERS = dict(
   width=512,
   num_heads=8,
   feed_forward=1024,  # as printed; the code of the time had 2048
-  # relative, sinusoidal, both, none, t5, alibi, rotary, xl, content or deberta: docs/positions.md
+  # relative, sinusoidal, both, none, t5, alibi, rotary, xl, content or deberta; or module:Class of
+  # your own: docs/positions.md
   positions="relative",
   max_distance=16,  # at which positions are clipped
   left=-1,  # distance on the left; -1: max_distance, which may be 0 in causal models

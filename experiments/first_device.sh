@@ -73,7 +73,7 @@ benchmark() {  # NAME COMMAND FLAG...: compiles itself, since it reports memory 
 }
 
 sweep() {  # NAME CONFIG FLAG...: in toys the first cell of all
-  local words=(python -m experiments.sweep --config="configs/$2" --results="$out/runs" "${@:3}")
+  local words=(python -m experiments.sweep --config="configs/$2" --results="$out" "${@:3}")
   if [[ $toy ]]; then
     words+=(--dry_run --seeds=1 --out="$out/sweeps" "${small[@]}" --config.training.num_steps=2)
     words=(bash -o pipefail -c '"$@" | sed -n 1p | bash' - "${words[@]}")

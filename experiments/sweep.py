@@ -13,9 +13,9 @@ that are finished, here or in another sweep. If a cell fails, CELL.error.txt kee
 log, and the sweep continues. --dry_run prints the command of each cell that would train, a line
 each, such as for the jobs of a cluster; once these are finished, the sweep collects their results.
 
-RESULTS/SWEEP.jsonl (or .jsonl.xz) has a line per cell; this repository has those of its own
+RESULTS/runs/SWEEP.jsonl (or .jsonl.xz) has a line per cell; this repository has those of its own
 results. To train a cell again, delete its line and run directory, or give other --out and
---results.
+--results. `python -m experiments.report` with the same --results writes the tables.
 """
 
 import collections
@@ -36,7 +36,13 @@ from typing import Any, NamedTuple
 from experiments import command, signals
 from experiments.config import flatten
 from experiments.errors import InputError
-from experiments.evaluation.records import digest, read_records, record_files, write_records
+from experiments.evaluation.records import (
+  digest,
+  read_records,
+  record_files,
+  runs_folder,
+  write_records,
+)
 from experiments.files import write_whole
 from experiments.launch import dying_with_this_process
 
@@ -45,7 +51,7 @@ FLAGS = dict(
   seeds=command.Flag(3, "number of seeds per row, counted up from the config's", least=1),
   only=command.Flag("", "the one row to train, by its name"),
   out=command.Flag("runs/sweeps", "folder of the run directories", is_path=True),
-  results=command.Flag("results/runs", "folder of the results files", is_path=True),
+  results=command.Flag("results", "folder of the records, in its folder runs", is_path=True),
   parallel=command.Flag(1, "number of cells at once, each with its share of the cores", least=1),
   dry_run=command.Flag(False, "print the commands that would run, and exit"),
 )
@@ -87,13 +93,17 @@ def main(
   import jax
 
   jax.config.update("jax_platforms", "cpu")  # leaves the accelerators to the trainings
+  folder = runs_folder(results)
   sweep = slug(config.config.name)
   cells = plan_cells(config, seeds, out)
   rows = dict.fromkeys(cell.row for cell in cells)
   if only and only not in rows:
     raise InputError(f"--only={only}: give a row of {config.name}: {'; '.join(rows)}")
   chosen = [cell for cell in cells if only in ("", cell.row)]
-  path = record_files(results).get(sweep, results / f"{sweep}.jsonl")
+  misplaced = record_files(results).get(sweep)
+  if misplaced:
+    raise InputError(f"records are in {folder}: move {misplaced} into {folder}")
+  path = record_files(folder).get(sweep, folder / f"{sweep}.jsonl")
   with contextlib.nullcontext() if dry_run else command.lock_folder(out / sweep, "out"):
     records = find_records(path, cells) if dry_run else collect_records(path, cells)
     waiting = [cell for cell in chosen if cell.key not in records]

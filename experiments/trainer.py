@@ -83,6 +83,12 @@ def _train(
   batches, valid_batches = run.task.make_batches(data, run.vocabulary, run.mesh)
   print(f"training: {batches}", f"validation: {valid_batches}", sep="\n")
   num_steps = config.num_steps or config.num_epochs * batches.num_per_epoch
+  if num_steps <= config.warmup_steps:
+    shares = f"{num_steps:,} of {config.warmup_steps:,}"
+    print(
+      f"note: all steps are in the warmup, {shares}: the learning rate only rises; "
+      "for its fall, lower --config.training.warmup_steps"
+    )
   digests = training_digest(batches.examples) | data_digests(data, run.task.name_split)
   processes.check_same({f"the digest of the {name}": x for name, x in digests.items()})
   with processes.failing_together():

@@ -15,7 +15,7 @@ from flax import nnx
 from experiments import command, sweep
 from experiments.run import parse_config
 from relpos_jax import nn
-from relpos_jax.models.layers import LayersConfig
+from relpos_jax.nn.schemes import PositionsName
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {x.stem: x.read_text("utf-8") for x in (ROOT / "README.md", *ROOT.glob("docs/*.md"))}
@@ -81,7 +81,7 @@ def test_the_frequencies_of_a_scheme(scheme, first, last, factor, names_of_schem
 
 def test_the_table_of_positions_has_all_schemes_and_modules_that_run():
   rows = re.findall(r"^\| `(\w+)`.*\| (?:`(.*)` )?\|$", PAGES["positions"], re.MULTILINE)
-  assert {name for name, _ in rows} == {*get_args(LayersConfig.__annotations__["positions"])}
+  assert {name for name, _ in rows} == {*get_args(PositionsName)}
   rngs = nnx.Rngs(0)
   for module in filter(None, dict(rows).values()):
     relative = nn.RelativeAttention(positions=eval(module, vars(nn) | dict(rngs=rngs)))

@@ -136,6 +136,17 @@ def write_records(path: pathlib.Path, records: Iterable[Record]) -> None:
     file.write(lzma.compress(lines) if path.suffix == ".xz" else lines)
 
 
+def runs_folder(results: pathlib.Path) -> pathlib.Path:
+  """Returns the folder of the records in a folder of results, RESULTS/runs.
+
+  Raises InputError: the folder of the records itself is given.
+  """
+  if results.name == "runs":
+    remedy = f"give --results={results.parent}: records are in its folder runs"
+    raise InputError(f"--results={results}: {remedy}")
+  return results / "runs"
+
+
 def record_files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
   """Returns the results files of a folder, NAME.jsonl or NAME.jsonl.xz, by NAME."""
   files = [*folder.glob("*.jsonl.xz"), *folder.glob("*.jsonl")]

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import importlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, get_args, get_origin
 
@@ -17,6 +19,8 @@ from experiments.data.batching import Batches, bucket_boundaries, round_up
 from experiments.errors import InputError
 from experiments.files import Path
 from experiments.training.sharding import AnyMesh, multiples
+from relpos_jax.nn import Positions
+from relpos_jax.nn.schemes import PositionsName
 from relpos_jax.typing import Array, Float, Int, PyTree
 
 
@@ -54,6 +58,8 @@ class Task(Protocol):
     config.update(name="", seed=0)  # many cells of a sweep have the same model
     try:
       _trace(type(self), config.to_json(sort_keys=True))
+    except InputError:
+      raise
     except (ValueError, NotImplementedError) as error:
       raise InputError(f"config.model: {' '.join(str(error).split())}") from error
 
@@ -195,7 +201,37 @@ def model_values(config: ConfigDict) -> dict[str, Any]:
   if width % num_heads:
     raise ValueError(f"width is {width}; want a multiple of num_heads, {num_heads}")
   none = dict(implementation="", left=-1)  # what stands for None
-  return {key: None if none.get(key) == x else x for key, x in config.model.items()}
+  values = {key: None if none.get(key) == x else x for key, x in config.model.items()}
+  if "positions" in values:
+    values["positions"] = load_positions(values["positions"])
+  return values
+
+
+def load_positions(name: str) -> str | type[Positions]:
+  """Returns the class that `module:Class` names, or the name of a scheme as it is.
+
+  Raises InputError: it is neither, or there is no such class.
+  """
+  if name in get_args(PositionsName):
+    return name
+  problem = f"config.model.positions is {name!r}"
+  if not re.fullmatch(r"\w+(\.\w+)*:\w+", name):
+    known = ", ".join(get_args(PositionsName))
+    raise InputError(f"{problem}: choose one of {known}, or give your own module:Class")
+  module_name, _, class_name = name.partition(":")
+  try:
+    module = importlib.import_module(module_name)
+  except ImportError as error:
+    remedy = "start the command in the module's folder, or add that to PYTHONPATH"
+    raise InputError(f"{problem}: {error}: {remedy}") from error
+  if not hasattr(module, class_name):
+    absent = f"{module_name} has no {class_name}"
+    raise InputError(f"{problem}: {absent}: give one of its classes")
+  kind = getattr(module, class_name)
+  if not (isinstance(kind, type) and issubclass(kind, Positions)):
+    base = "relpos_jax.nn.Positions"
+    raise InputError(f"{problem}: {class_name} is no subclass of {base}: make it one")
+  return kind
 
 
 LAYER_CHECKS = (

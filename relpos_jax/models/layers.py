@@ -2,21 +2,20 @@
 
 import dataclasses
 import functools
+import inspect
 from typing import Literal, NamedTuple, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from relpos_jax.nn import schemes
 from relpos_jax.nn.attention import KVCache, MultiHeadAttention
 from relpos_jax.nn.feed_forward import FeedForward, Residual, drop, shard_leading
 from relpos_jax.nn.positions import Positions, RelativePositionTables, sinusoids
+from relpos_jax.nn.schemes import SCHEMES, PositionsName
 from relpos_jax.typing import Array, Bool, Float, Int, PyTree
 
 PAD = 0
-_WITHOUT_LEFT = ("t5", "alibi", "rotary")  # the same reach on both sides, or an endless one
-_SCHEMES = (*_WITHOUT_LEFT, "xl", "content", "deberta")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +30,8 @@ class LayersConfig:
     positions: "relative" (tables in every self-attention), "sinusoidal" (added to embeddings),
       "both", "none", or one of `relpos_jax.nn.schemes` in every self-attention: "t5", "alibi",
       "rotary", "xl" (Transformer-XL), "content" (Inkling's low-rank bank) or "deberta".
+      Or a subclass of `Positions`: each layer calls it with those of width, num_heads,
+      head_width, max_distance, left, bidirectional and rngs that its `__init__` names.
     max_distance: k, the clipping distance; without effect on sinusoids, "alibi" and "rotary".
     left: the clipping distance on the left, if it is not k; tables have left + 1 + k rows. Causal
       models need no rows on the right: k = 0.
@@ -52,7 +53,7 @@ class LayersConfig:
   width: int = 512
   num_heads: int = 8
   feed_forward: int = 1024
-  positions: Literal["relative", "sinusoidal", "both", "none", *_SCHEMES] = "relative"
+  positions: PositionsName | type[Positions] = "relative"
   max_distance: int = 16
   left: int | None = None
   tables_per_head: bool = True
@@ -73,13 +74,39 @@ class LayersConfig:
       value, choices = getattr(self, field.name), get_args(field.type)
       if get_origin(field.type) is Literal and value not in choices:
         raise ValueError(f"{field.name} is {value!r}; want one of {', '.join(choices)}")
-      foreign = ("relative_keys", "relative_values", "beyond", "tables_per_head")
-      foreign += ("left",) if self.positions in _WITHOUT_LEFT else ()
-      if self.positions in _SCHEMES and field.name in foreign and value != field.default:
+    kind = _class_of(self.positions)
+    if kind:
+      self._check_options_of(kind)
+    elif self.positions not in get_args(PositionsName):
+      choices = f"{', '.join(get_args(PositionsName))}, or a subclass of Positions"
+      raise ValueError(f"positions is {self.positions!r}; want one of {choices}")
+
+  def _check_options_of(self, kind: type[Positions]) -> None:
+    """Raises ValueError if an option is given that these positions do not have."""
+    foreign = {"relative_keys", "relative_values", "beyond", "tables_per_head"}
+    if "left" not in _parameters(kind):
+      foreign.add("left")
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if field.name in foreign and value != field.default:
+        name = kind.__name__ if kind is self.positions else repr(self.positions)
         raise ValueError(
-          f"{field.name} is {value!r}, an option that positions {self.positions!r} do not have; "
+          f"{field.name} is {value!r}, an option that positions {name} do not have; "
           f"want the default, {field.default!r}"
         )
+
+
+def _class_of(positions: PositionsName | type[Positions]) -> type[Positions] | None:
+  """Returns the class of a scheme's name, or the given class; None for other names."""
+  if isinstance(positions, type) and issubclass(positions, Positions):
+    return positions
+  return SCHEMES.get(positions)
+
+
+def _parameters(kind: type[Positions]) -> list[str]:
+  """Returns the names of the arguments of a class, without `self`."""
+  # The signature of an NNX class itself is (*args, **kwargs).
+  return [*inspect.signature(kind.__init__).parameters][1:]
 
 
 class Memory(NamedTuple):
@@ -230,33 +257,35 @@ class Layer(nnx.Module):
 
 def make_positions(config: LayersConfig, *, is_causal: bool, rngs: nnx.Rngs) -> Positions | None:
   """Returns the positions of a layer's self-attention; None if it has none."""
-  num_heads, max_distance = config.num_heads, config.max_distance
-  head_width = config.width // num_heads
-  clipped = dict(max_distance=max_distance, left=config.left, rngs=rngs)
-  match config.positions:
-    case "relative" | "both" if config.relative_keys or config.relative_values:
-      return RelativePositionTables(
-        head_width=head_width,
-        num_heads=num_heads if config.tables_per_head else None,
-        keys=config.relative_keys,
-        values=config.relative_values,
-        beyond=config.beyond,
-        dtype=config.dtype,
-        **clipped,
-      )
-    case "t5":
-      return schemes.T5Positions(num_heads, max_distance, bidirectional=not is_causal, rngs=rngs)
-    case "alibi":
-      return schemes.AlibiPositions(num_heads)
-    case "rotary":
-      return schemes.RotaryPositions()
-    case "xl":
-      return schemes.TransformerXLPositions(config.width, num_heads, head_width, **clipped)
-    case "content":
-      return schemes.ContentPositions(num_heads, head_width, **clipped)
-    case "deberta":
-      return schemes.DebertaPositions(num_heads, head_width, **clipped)
-  return None
+  sizes = dict(
+    head_width=config.width // config.num_heads,
+    max_distance=config.max_distance,
+    left=config.left,
+    rngs=rngs,
+  )
+  has_tables = config.relative_keys or config.relative_values
+  if config.positions in ("relative", "both") and has_tables:
+    return RelativePositionTables(
+      num_heads=config.num_heads if config.tables_per_head else None,
+      keys=config.relative_keys,
+      values=config.relative_values,
+      beyond=config.beyond,
+      dtype=config.dtype,
+      **sizes,
+    )
+  kind = _class_of(config.positions)
+  if kind is None:
+    return None
+  options = dict(
+    width=config.width, num_heads=config.num_heads, bidirectional=not is_causal, **sizes
+  )
+  chosen = {name: options[name] for name in _parameters(kind) if name in options}
+  try:
+    inspect.signature(kind.__init__).bind(None, **chosen)
+  except TypeError as error:
+    wanted = f"a default, or a name among {', '.join(options)}"
+    raise ValueError(f"{kind.__name__}: {error}; want {wanted}") from error
+  return kind(**chosen)
 
 
 def make_stack(

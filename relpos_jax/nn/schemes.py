@@ -1,5 +1,7 @@
 """Positions other than Shaw's, for a layer's `positions`; the paper of each is in its docstring."""
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -232,3 +234,15 @@ def _check_heads(query: Array, heads: int, width: int) -> None:
     raise ValueError(
       f"query has shape {query.shape}; want {heads} heads of width {width}, as these positions"
     )
+
+
+# By their names in the configs of models; the other names are no scheme of this file.
+SCHEMES = dict(
+  t5=T5Positions,
+  alibi=AlibiPositions,
+  rotary=RotaryPositions,
+  xl=TransformerXLPositions,
+  content=ContentPositions,
+  deberta=DebertaPositions,
+)
+PositionsName = Literal["relative", "sinusoidal", "both", "none", *SCHEMES]

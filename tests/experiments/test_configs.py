@@ -288,13 +288,35 @@ def documented_sweeps() -> dict[str, str]:
   return {load(name.removeprefix("configs/")).name: name.removeprefix("configs/") for name in names}
 
 
+def repeated(name: str) -> tuple[str, int, list[str], str]:
+  """Returns the config, the seeds, the rows and the minutes above the table of a sweep."""
+  pages = "".join(page.read_text("utf-8") for page in RESULTS.parent.glob("*.md"))
+  block = re.search(f"<!-- begin {name} -->\n```\n(.*?)\n```\n\n(.*?)\n", pages, re.DOTALL)
+  names, seeds = [], set()
+  for line in block[1].splitlines():
+    words = shlex.split(line)
+    assert words[:3] == ["python", "-m", "experiments.sweep"]
+    values = command.parse(cells_module.FLAGS, words[3:])
+    config = values["config"].name.removeprefix("configs/")
+    assert values["results"].name == "mine"
+    all_rows = [row for row, _ in values["config"].module.sweep()]
+    names += [values["only"]] if values["only"] else all_rows
+    seeds.add(values["seeds"])
+  (num_seeds,) = seeds
+  return config, num_seeds, names, re.search(r"trainings?, ([\d,]+) minutes", block[2])[1]
+
+
 @pytest.mark.parametrize("name, file", sorted(record_files(RESULTS).items()))
 def test_a_documented_sweep_finds_its_committed_records(name, file):
   """Compares configs: a sweep trains again the cells whose record is of an older recipe."""
   lines = read_records(file)
+  config, num_seeds, names, minutes = repeated(name)
+  assert minutes == f"{sum(line['budget']['minutes'] for line in lines):,.0f}"
   records = {(line["row"], line["seed"]): digest(line["config"]) for line in lines}
   seeds = {seed for _, seed in records}
-  cells = plan(documented_sweeps()[name], seeds=len(seeds))
+  assert num_seeds == len(seeds) and {*names} == {row for row, _ in records}
+  assert name in documented_sweeps()
+  cells = plan(config, seeds=num_seeds)
   assert (
     records and records.items() <= {(cell.row, cell.seed): cell.digest for cell in cells}.items()
   )

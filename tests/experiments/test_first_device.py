@@ -51,7 +51,7 @@ def test_all_pieces_run_and_only_the_open_ones_again(tmp_path):
       values = command.parse(COMMANDS[name], flags)
     elif module == "experiments.sweep":
       values = command.parse(sweep.FLAGS, [name, *flags])
-      assert values["seeds"] == 3 and values["results"] == tmp_path / "out" / "runs"
+      assert values["seeds"] == 3 and values["results"] == tmp_path / "out"
     else:
       assert module == "pytest" and "device" in flags
   status, output, commands = run(tmp_path)

@@ -190,7 +190,7 @@ def test_hand_written_text_stays_and_pictures_are_drawn(tmp_path):
   page.write_text("Ours.\n<!-- begin table3 -->\nold\n<!-- end table3 -->\nA conclusion.\n")
   report.main(write_runs(tmp_path, "table3", committed("table3")))
   text = page.read_text("utf-8")
-  assert text.startswith("Ours.\n<!-- begin table3 -->\n| table3 |") and "old" not in text
+  assert text.startswith("Ours.\n<!-- begin table3 -->\n```\npython -m") and "old" not in text
   assert "<!-- end table3 -->\nA conclusion.\n" in text
   (picture,) = re.findall(r"\]\((.*?)\)", text)
   assert (tmp_path / picture).stat().st_size > 10_000
@@ -251,3 +251,19 @@ def test_figures_in_the_text_of_a_page_occur_in_its_tables_or_those_of_results(p
   if not tables:
     tables = "".join(page.read_text("utf-8") for page in RESULTS.glob("*.md"))
   assert len(figures) > 1 and [x for x in figures if x not in tables and x not in own] == []
+
+
+def test_the_command_above_a_table_has_the_changes_of_the_command_line(tmp_path):
+  records = copy.deepcopy(committed("table1"))
+  records = [record for record in records if record["seed"] in (1, 2)]
+  for record in records:
+    record["config"]["model.width"] = 64
+  own = [{**record, "sweep": "mine", "row": f"my {record['row']}"} for record in records]
+  write_runs(tmp_path, "mine", own)
+  (page,) = report.main(write_runs(tmp_path, "table1", records))
+  table1, mine = sorted(page.read_text("utf-8").split("<!-- begin ")[1:], reverse=True)
+  assert table1.startswith(
+    "table1 -->\n```\npython -m experiments.sweep --config=configs/table1.py --seeds=2 "
+    "--config.model.width=64 --config.seed=1 --results=mine\n```\n\n8 trainings, "
+  )
+  assert mine.startswith("mine -->\n8 trainings, ")  # its config is not in configs/

@@ -92,7 +92,9 @@ def names(room):
 
 
 def results(room, name="three"):
-  return [(one["row"], one["seed"]) for one in read_records(room / "results" / f"{name}.jsonl")]
+  return [
+    (one["row"], one["seed"]) for one in read_records(room / "results" / "runs" / f"{name}.jsonl")
+  ]
 
 
 CELLS = ["k-1-seed0", "k-2-seed0", "k-4-seed0"]
@@ -104,18 +106,20 @@ def test_rows_are_trained_seed_by_seed_and_finished_cells_skipped(room, swept):
   assert names(room)[:3] == CELLS
   assert sorted(names(room)[3:]) == ["k-1-seed1", "k-2-seed1", "k-4-seed1"]
   assert results(room) == [*RESULTS, ("k=1", 1), ("k=2", 1), ("k=4", 1)]
-  assert {one["sweep"] for one in read_records(room / "results" / "three.jsonl")} == {"three"}
-  assert f"three: 6 of 6 are finished; {room}/results/three.jsonl\n" in answers[1].out
+  assert {one["sweep"] for one in read_records(room / "results" / "runs" / "three.jsonl")} == {
+    "three"
+  }
+  assert f"three: 6 of 6 are finished; {room}/results/runs/three.jsonl\n" in answers[1].out
   assert {one["signal"] for one in calls(room)} == {signal.SIGKILL}  # sent if the sweep is killed
   cores = sorted(os.sched_getaffinity(0))
   shares = sorted(one["cores"] for one in calls(room)[3:])[::2]  # the first and the last of three
   assert shares == sorted([cores[::2], cores[1::2] or cores])
   assert {one["memory"] for one in calls(room)[3:]} == {"0.450"}
-  before = (room / "results" / "three.jsonl").read_bytes()
+  before = (room / "results" / "runs" / "three.jsonl").read_bytes()
   for lost in ("results", "runs"):
     shutil.rmtree(room / lost)
     assert (swept(seeds=2).status, len(calls(room))) == (0, 6)
-    assert (room / "results" / "three.jsonl").read_bytes() == before
+    assert (room / "results" / "runs" / "three.jsonl").read_bytes() == before
 
 
 def test_one_row_is_trained_by_its_name(room, swept):
@@ -140,8 +144,9 @@ def test_records_of_the_same_config_in_another_sweep_are_taken_and_no_others(roo
   assert answer.status == 0 and names(room) == [*CELLS, "clip-8-seed0"]
   assert "clip-4-seed0 is 'k=4', seed 0, of three.jsonl\n" in answer.err
   assert results(room, "two") == [("clip 4", 0), ("clip 8", 0)]
-  assert [one["sweep"] for one in read_records(room / "results" / "two.jsonl")] == ["two", "two"]
-  (room / "results" / "three.jsonl").unlink()
+  records = read_records(room / "results" / "runs" / "two.jsonl")
+  assert [one["sweep"] for one in records] == ["two", "two"]
+  (room / "results" / "runs" / "three.jsonl").unlink()
   first, second = (room / "runs" / "three" / name / "record.json" for name in CELLS[:2])
   second.write_text(first.read_text())
   assert (swept().status, names(room)[4:]) == (0, [CELLS[1]])
@@ -236,8 +241,23 @@ def test_mistakes_are_refused_before_anything_runs(room, swept, rows, flag, word
 )
 def test_contradictory_results_are_refused_and_kept(room, swept, contents, change, words):
   swept()
-  path = room / "results" / "three.jsonl"
+  path = room / "results" / "runs" / "three.jsonl"
   path.write_text("\n".join(change(path.read_text().splitlines())) + "\n")
   before = contents(room)
   swept().assert_refused(f"{path} {words}")
   assert contents(room) == before
+
+
+@pytest.mark.parametrize("name", ["sweep", "report"])
+def test_the_results_are_the_folder_above_the_records(room, call, name):
+  config = [f"--config={room}/three.py"] if name == "sweep" else []
+  answer = call(name, *config, f"--results={room}/results/runs")
+  answer.assert_refused(f"error: --results={room}/results/runs give --results={room}/results:")
+  assert not calls(room) and not (room / "results").exists()
+
+
+def test_records_beside_the_folder_of_records_are_not_trained_again(room, swept):
+  swept()
+  (room / "results" / "runs" / "three.jsonl").rename(room / "results" / "three.jsonl")
+  swept().assert_refused(f"move {room}/results/three.jsonl into {room}/results/runs")
+  assert len(calls(room)) == 3

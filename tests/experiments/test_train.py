@@ -323,3 +323,91 @@ def test_other_choices_train_too(train, data, tmp_path):
   assert f"pictures: {tmp_path}/run/learning_curves.png\n" in answer.out
   names = {path.name for path in (tmp_path / "run").iterdir()}
   assert "tokenizer.json" in names and "results.json" not in names
+
+
+OWN_POSITIONS = """
+import jax.numpy as jnp
+from flax import nnx
+from relpos_jax import DistanceBias
+from relpos_jax.nn import Positions
+
+class Gaussian(Positions):
+  def __init__(self, num_heads, max_distance, *, rngs):
+    self.table = nnx.Param(jnp.zeros((2 * max_distance + 1, num_heads)))
+
+  def __call__(self):
+    return DistanceBias(self.table[...])
+
+class Unbuildable(Gaussian):
+  def __init__(self, sigma, *, rngs):
+    pass
+
+number = 3
+"""
+
+
+@pytest.fixture
+def own_positions(tmp_path, monkeypatch):
+  """Writes a module of positions where Python finds it: own/gaussian.py."""
+  (tmp_path / "own").mkdir()
+  (tmp_path / "own" / "gaussian.py").write_text(OWN_POSITIONS)
+  monkeypatch.syspath_prepend(str(tmp_path))
+  yield
+  for name in ("own", "own.gaussian"):
+    sys.modules.pop(name, None)
+
+
+def test_positions_of_ones_own_train_and_resume(own_positions, train, call, tmp_path):
+  name = "own.gaussian:Gaussian"
+  workdir = tmp_path / "run"
+  flags = f"--config.model.positions={name}", "--config.model.tables_per_head=True"
+  answer = train(workdir, *flags, "--config.training.num_steps=2")
+  assert answer.status == 0, answer.err
+  assert json.loads((workdir / "config.json").read_text())["model"]["positions"] == name
+  arrays = jax.tree.leaves(load_run(workdir).params)
+  tables = [array for array in arrays if array.shape == (5, 2)]
+  assert len(tables) == 2  # of encoder and decoder
+  assert all(jnp.any(table != 0) for table in tables)  # they were trained
+  answer = call("translate", f"--workdir={workdir}", stdin=b"the dog sees a tree.\n")
+  assert (answer.status, answer.out.count("\n")) == (0, 1), answer.err
+  answer = train(workdir, *flags, "--config.training.num_steps=3")
+  assert answer.status == 0 and f"{workdir} is trained to step 2" in answer.out
+
+
+@pytest.mark.parametrize(
+  "name, words",
+  [
+    ("own.gausian:Gaussian", "No module named 'own.gausian' PYTHONPATH"),
+    ("own/gaussian.py:Gaussian", "module:Class relative, sinusoidal"),
+    ("own.gaussian:Gausian", "own.gaussian has no Gausian"),
+    ("own.gaussian:number", "number no subclass of relpos_jax.nn.Positions"),
+    ("flax.nnx:Linear", "Linear no subclass of relpos_jax.nn.Positions"),
+    ("own.gaussian:Unbuildable", "Unbuildable 'sigma' num_heads, head_width, max_distance"),
+  ],
+)
+def test_wrong_positions_are_one_line(own_positions, train, tmp_path, name, words):
+  flags = f"--config.model.positions={name}", "--config.model.tables_per_head=True"
+  answer = train(tmp_path / "run", *flags)
+  answer.assert_refused(f"error: config.model {words}")
+  assert not (tmp_path / "run").exists()
+
+
+def test_positions_without_their_module(own_positions, train, call, tmp_path):
+  workdir = tmp_path / "run"
+  name = "own.gaussian:Gaussian"
+  flags = f"--config.model.positions={name}", "--config.model.tables_per_head=True"
+  assert train(workdir, *flags, "--config.training.num_steps=1").status == 0
+  (tmp_path / "own" / "gaussian.py").unlink()
+  del sys.modules["own.gaussian"]
+  shutil.rmtree(tmp_path / "own" / "__pycache__", ignore_errors=True)
+  for command_name in ("translate", "evaluate"):
+    answer = call(command_name, f"--workdir={workdir}", stdin=b"a cat\n")
+    answer.assert_refused(f"{name} No module named own.gaussian PYTHONPATH")
+
+
+def test_a_training_within_its_warmup_says_so(training, train, tmp_path):
+  note = "note: all steps are in the warmup"
+  assert note not in training[1].out
+  answer = train(tmp_path / "run", "--config.training.num_steps=4")
+  (line,) = [line for line in answer.out.splitlines() if note in line]
+  assert answer.status == 0 and "--config.training.warmup_steps" in line
