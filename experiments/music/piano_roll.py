@@ -17,7 +17,7 @@ from relpos_jax.decoding.sampling import prefill
 from relpos_jax.models.layers import decoding_model
 from relpos_jax.typing import Array, Float, Int, PyTree
 
-_VOICE_COLOURS = COLOURS[1:5]
+_VOICE_COLOURS = (COLOURS[0], COLOURS[2], COLOURS[5], COLOURS[4])
 _MAX_COLUMNS = 400  # of a row of weights: narrower ones are indistinguishable
 
 
@@ -62,13 +62,13 @@ def draw(run: Run, piece: Int[np.ndarray, "L"], path: Path, prime: int = 0) -> P
   end = max(1.0, times[-1], ends.max(initial=0))
   notes.set_xlim(0, end)
   if begun := times[prime]:
-    notes.axvspan(0, begun, color="#eeeeee", zorder=0)
+    notes.axvspan(0, begun, color=GREY, alpha=0.15, linewidth=0, zorder=0)
     for text, side in (("prime ", "right"), (" model", "left")):
       options = dict(ha=side, va="bottom", color=GREY, fontsize=9)
       notes.text(begun, 1.01, text, transform=notes.get_xaxis_transform(), **options)
   _draw_attention(below, weights, times, end)
   for ax in (notes, below):
-    ax.axvline(times[-1], color="black", linestyle="--", linewidth=1)
+    ax.axvline(times[-1], color=GREY, linestyle="--", linewidth=1)
   below.set_xlabel(f"time ({codec.step})")
   return save(figure, path)
 

@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 import shutil
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,7 +25,8 @@ def no_pictures(request, monkeypatch):
   """Skips drawing, which takes most of the time, except where it is tested."""
   if "pictures" not in request.node.name:
     for module in (sections, graphs):
-      monkeypatch.setattr(module, "spread_curves", lambda panels, path, faint=(): path)
+      monkeypatch.setattr(module, "spread_curves", lambda panels, path, **_: path)
+    monkeypatch.setattr(sections, "small_multiples", lambda panel, path, **_: path)
 
 
 @functools.cache
@@ -194,6 +196,23 @@ def test_hand_written_text_stays_and_pictures_are_drawn(tmp_path):
   assert "<!-- end table3 -->\nA conclusion.\n" in text
   (picture,) = re.findall(r"\]\((.*?)\)", text)
   assert (tmp_path / picture).stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("sweep, title, kind", [
+  ("table1", "multi30k, 5 seeds", "spread_curves"),
+  ("positions-multi30k", "multi30k, 5 seeds", "small_multiples"),
+  ("positions-chorales", "chorales, 3 seeds", "small_multiples"),
+  ("sharing", "multi30k, 2 to 3 seeds", "spread_curves"),
+  ("music-long", "chorales, 1 seed", "spread_curves"),
+  ("graph-clutrr", "clutrr, 5 seeds", "spread_curves"),
+  ("lengths-scan", "scan, 5 seeds", "spread_curves"),
+])  # fmt: skip
+def test_a_picture_names_its_data_and_seeds(tmp_path, monkeypatch, sweep, title, kind):
+  draw = mock.Mock(side_effect=lambda panels, path, **_: path)
+  module = graphs if sweep.startswith("graph") else sections
+  monkeypatch.setattr(module, kind, draw)
+  report.main(write_runs(tmp_path, sweep, committed(sweep)))
+  assert draw.call_args.kwargs["title"].startswith(title)
 
 
 @pytest.mark.parametrize(
