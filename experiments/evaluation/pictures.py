@@ -21,8 +21,8 @@ from relpos_jax.typing import ArrayLike, Float
 GREY = "#808080"
 # After Paul Tol's "bright" and "vibrant". Markers help readers who are colour-blind.
 COLOURS = (
-  *("#4477aa", "#3ba4cc", "#ee6677", "#888888", "#b39b24"),
-  *("#228833", "#b8459a", "#ee7733", "#009988", "#a0643c", "#7a66cc"),
+  *("#4477aa", "#228833", "#ee6677", "#888888", "#b39b24"),
+  *("#3ba4cc", "#b8459a", "#ee7733", "#009988", "#a0643c", "#7a66cc"),
 )
 _MARKERS = "osD^vPX<>*d"
 # Schemes of positions have the first colours, the same ones in all pictures.
@@ -193,7 +193,8 @@ def _finish(ax: Any, panel: SpreadPanel) -> None:
     x, text = panel.mark
     at: dict[str, Any] = dict(xycoords=("data", "axes fraction"), textcoords="offset points")
     ax.axvline(x, color=GREY, linestyle=":", linewidth=1.2, zorder=1)
-    ax.annotate(text, (x, 1), xytext=(4, -2), va="top", color=GREY, fontsize=8, **at)
+    at |= dict(xytext=(0, 3), ha="center", va="bottom")  # above all curves
+    ax.annotate(text, (x, 1), color=GREY, fontsize=8, **at)
   if panel.ticks:
     ax.set_xticks(_few(panel.ticks))
   else:
