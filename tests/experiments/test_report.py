@@ -91,6 +91,26 @@ def test_scores_of_translation_are_those_of_the_seeds():
   assert pairs["relative"]["none"].startswith("**") and "**" not in pairs["relative"]["both"]
 
 
+def test_the_guide_to_positions_has_the_scores_and_the_differences_of_the_results():
+  guide = RESULTS.parent / "docs/positions.md"
+  lines = [line for line in guide.read_text("utf-8").splitlines() if line[:1] == "|"]
+  head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+  corpora = [
+    ("positions-multi30k", "BLEU, Multi30k", "sacreBLEU", "sacreBLEU of test"),
+    ("positions-chorales", "nats, chorales", "valid, a token", "valid, a token"),
+  ]
+  assert len(rows) == 10
+  for sweep, title, score, compared in corpora:
+    tables = tables_of(RESULTS / "positions.md", sweep)
+    differences = tables[f"{compared}, row - column"]
+    column = head.index(title)
+    assert head[column + 1] == "less `relative`'s"
+    for row in rows:
+      name = row[0].split("`")[1]
+      assert row[column] == tables[sweep][name][score]
+      assert row[column + 1] == differences[name]["relative"]
+
+
 def test_exact_matches_are_compared_at_a_level_and_by_length():
   tables = tables_of(RESULTS / "lengths.md", "lengths-scan")
   level, free, given = (
