@@ -115,11 +115,12 @@ def evaluate(run: "Run", data: Any, workdir: Path) -> None:
   if found is None:  # in all processes but the first
     return
   metrics = read_metrics(workdir)
-  curves = learning_curves(metrics, workdir / "learning_curves.png", run.task.score)
-  _print(found, run, workdir, curves)
+  config, last = run.config, metrics[-1] if metrics else {}
+  title = f"{config.data.source}, seed {config.seed}"
+  picture = workdir / "learning_curves.png"
+  _print(found, run, workdir, learning_curves(metrics, picture, run.task.score, title))
   if not found.results:
     return
-  config, last = run.config, metrics[-1] if metrics else {}
   environment = read_json(workdir / "environment.json")
   # 0 if it is unknown: in runs of epochs by older code.
   num_steps = environment.get("updates", config.training.num_steps)

@@ -1,11 +1,13 @@
-r"""Samples music from a trained model, after a prime or from the beginning, as a MIDI file.
+r"""Samples music from a trained model, after a prime or from the beginning: MIDI or sound.
 
   python -m experiments.sample --workdir=runs/music --prime=mine.mid --out=more.mid
   python -m experiments.sample --workdir=runs/music --out=new.mid --seed=3 --top_p=0.95
+  python -m experiments.sample --workdir=runs/music --out=new.wav --seed=3 --top_p=0.95
 
-A model of chorales reads and writes four voices, one track or channel each. A piano roll is drawn
-next to the MIDI file (more.png): the prime on grey, and what the model attends to at the end. The
-command overwrites neither file.
+A model of chorales reads and writes four voices, one track or channel each. The same seed gives the
+same piece as MIDI, for a sequencer, and as WAV, to listen to. A piano roll is drawn next to it
+(more.png): the prime on grey, and what the model attends to at the end. The command overwrites
+neither file.
 """
 
 import os
@@ -19,7 +21,7 @@ from experiments.files import Path
 
 FLAGS = dict(
   workdir=command.WORKDIR,
-  out=command.Flag(None, "the MIDI file to write", is_path=True),
+  out=command.Flag(None, "the file to write: NAME.mid or NAME.wav", is_path=True),
   prime=command.Flag("", "a MIDI file to continue; without one, a new piece begins", is_path=True),
   prime_tokens=command.Flag(0, "number of tokens of the prime to read; 0 reads all", least=0),
   num_tokens=command.Flag(512, "largest number of new tokens", least=1),
@@ -45,14 +47,15 @@ def main(
 ) -> None:
   """Samples a piece, writes it and draws it."""
   picture = out.with_suffix(".png")
-  if out.suffix not in (".mid", ".midi"):
-    raise InputError(f"--out={out}: give a file name that ends in .mid")
+  if out.suffix not in (".mid", ".midi", ".wav"):
+    raise InputError(f"--out={out}: give a file name that ends in .mid or .wav")
   if not os.access(out.parent, os.W_OK):
     raise InputError(f"--out={out}: there is no folder {out.parent} that you may write to")
   for written in (out, picture):
     if os.path.lexists(written):
       raise InputError(f"{written} exists already: give another --out, or delete it")
   from experiments.music.piano_roll import draw
+  from experiments.music.sound import write_wav
   from experiments.music.task import sample_pieces
   from experiments.run import load_run, load_task
   from relpos_jax.decoding.sampling import SamplingParams
@@ -62,7 +65,10 @@ def main(
   run = load_run(workdir, average_checkpoints=average_checkpoints)
   options = dict(num_tokens=num_tokens, seed=seed, sampling=SamplingParams(**sampling))
   (piece,) = sample_pieces(run.graphdef, run.params, [begun], **options)
-  run.vocabulary.write(piece, out)
+  if out.suffix == ".wav":
+    write_wav(run.vocabulary.decode_score(piece), out)
+  else:
+    run.vocabulary.write(piece, out)
   print(f"wrote {out}: {len(begun)} tokens of the prime and {len(piece) - len(begun)} more")
   print(f"drew {draw(run, piece, picture, prime=len(begun))}")
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.evaluation import tables
-from experiments.evaluation.pictures import SpreadPanel, spread_curves
+from experiments.evaluation.pictures import SpreadPanel, small_multiples, spread_curves
 from experiments.evaluation.records import Record, Rows
 from experiments.evaluation.tables import format_interval, student_interval
 from experiments.graphs import task as graphs
@@ -36,6 +36,7 @@ _PAPER = {
 _DISTINCT = dict(zip(range(2, 11), (2, 7, 36, 185, 105, 155, 135, 124, 122), strict=True))
 _GUESS = "most frequent class in training"
 _MOST_PAIRED = 8  # rows in a table of all pairs
+_MOST_BANDS = 6  # in a picture: more have a small one each
 
 
 def block_of(task: str, sweep: str, rows: Rows, folder: pathlib.Path) -> str:
@@ -140,8 +141,19 @@ def _differences(
   return tables.column_table(f"{title}, row - column", rows, columns) if len(rows) > 1 else ""
 
 
+def _picture_title(rows: Rows) -> str:
+  """Names the data and the number of seeds."""
+  counts = sorted({len(runs) for runs in rows.values()})
+  seeds = " to ".join(map(str, counts[:1] + counts[1:][-1:]))
+  title = f"{_first(rows)['config']['data.source']}, {seeds} seed"
+  return title if counts[-1] == 1 else f"{title}s: mean, lowest to highest"
+
+
 def _draw_curves(rows: Rows, measures: list[str], picture: pathlib.Path, start: float = 0) -> str:
-  """Draws the measures, columns of the curves, over updates; returns the line that shows them."""
+  """Draws the measures, columns of the curves, over updates; returns the line that shows them.
+
+  If there are many rows, draws the last of the measures alone.
+  """
   panels = []
   for column, measure in enumerate(measures, start=1):
     curves = {}
@@ -149,8 +161,13 @@ def _draw_curves(rows: Rows, measures: list[str], picture: pathlib.Path, start: 
       points = [(x[0], x[column]) for run in runs for x in run["curve"] if x[column] is not None]
       steps = sorted({step for step, _ in points if step >= start})
       curves[row] = {step: [y for x, y in points if x == step] for step in steps}
-    panels.append(SpreadPanel("updates", f"validation {measure}", curves))
-  spread_curves(panels, picture)
+    evaluated = sorted({step for points in curves.values() for step in points})
+    panels.append(SpreadPanel("updates", f"validation {measure}", curves, ticks=evaluated))
+  title = _picture_title(rows)
+  if len(rows) > _MOST_BANDS:
+    small_multiples(panels[-1], picture, title=title)
+  else:
+    spread_curves(panels, picture, title=title)
   sweep = picture.stem.removesuffix("-learning")
   return f"![Learning curves: {sweep}]({picture.parent.name}/{picture.name})"
 
@@ -271,7 +288,7 @@ def _draw_exact(rows: Rows, ends: Mapping[str, Sequence[str]], picture: pathlib.
         beyond[row] += (x > mark[0]) * statistics.fmean(exact)
     panels.append(SpreadPanel(f"length in tokens, {name}", "exact (%)", curves, mark))
   faint = sorted(rows, key=lambda row: -beyond[row])[_NUM_BOLD:]
-  spread_curves(panels, picture, faint)
+  spread_curves(panels, picture, title=_picture_title(rows), faint=faint)
   return f"![Exact matches over length: {picture.stem}]({picture.parent.name}/{picture.name})"
 
 
@@ -331,7 +348,8 @@ def _chains(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   scores = {
     row: {k: [*map(_exact([f"test_{k}"]), runs)] for k in graphs.CTP} for row, runs in rows.items()
   }
-  picture = graphs.draw_lengths(scores, folder / f"{sweep}-lengths.png")
+  picture = folder / f"{sweep}-lengths.png"
+  graphs.draw_lengths(scores, picture, _picture_title(rows))
   parts = [
     tables.column_table(sweep, [*rows, _GUESS], columns),
     _differences(f"valid, {longest}", rows, longest_valid, is_paired=True),

@@ -16,14 +16,20 @@ import numpy as np
 from experiments.files import Path, whole_file
 from relpos_jax.typing import ArrayLike, Float
 
-GREY = "#666666"
-# Paul Tol's "bright" and "vibrant" and a brown: colour-blind readers can distinguish these, and the
-# markers.
+# Pictures are transparent: this grey of words and axes, and the colours of curves, are readable on
+# white and on dark pages.
+GREY = "#808080"
+# After Paul Tol's "bright" and "vibrant". Markers help readers who are colour-blind.
 COLOURS = (
-  *("#000000", "#4477aa", "#ee6677", "#228833", "#ccbb44"),
-  *("#66ccee", "#aa3377", "#ee7733", "#009988", "#999999", "#661100"),
+  *("#4477aa", "#228833", "#ee6677", "#888888", "#b39b24"),
+  *("#3ba4cc", "#b8459a", "#ee7733", "#009988", "#a0643c", "#7a66cc"),
 )
 _MARKERS = "osD^vPX<>*d"
+# Schemes of positions have the first colours, the same ones in all pictures.
+SCHEMES = (
+  *("relative", "both", "sinusoidal", "none", "alibi"),
+  *("rotary", "t5", "xl", "content", "deberta"),
+)
 
 
 class CostPanel(NamedTuple):
@@ -50,9 +56,12 @@ class SpreadPanel(NamedTuple):
   y: str
   curves: Mapping[str, Mapping[float, Sequence[float]]]
   mark: tuple[float, str] | None = None  # a dotted line at this x, and its label
+  ticks: Sequence[Any] = ()  # of x; at most about five are drawn
 
 
-def learning_curves(metrics: Sequence[Mapping[str, Any]], path: Path, score: str = "BLEU") -> Path:
+def learning_curves(
+  metrics: Sequence[Mapping[str, Any]], path: Path, score: str = "BLEU", title: str = ""
+) -> Path:
   """Draws the losses, the score and the learning rate over the steps, and returns the path.
 
   `metrics` are the lines of a run's metrics.jsonl: a "step" and any of "loss", "valid_loss",
@@ -63,11 +72,14 @@ def learning_curves(metrics: Sequence[Mapping[str, Any]], path: Path, score: str
     score: dict(validation=f"valid_{score.lower()}"),
     "learning rate": dict(training="learning_rate"),
   }
-  loss, *others = (
-    SpreadPanel("step", measure, {side: _stretches(metrics, name) for side, name in of.items()})
-    for measure, of in names.items()
-  )
-  return spread_curves([loss, *(panel for panel in others if any(panel.curves.values()))], path)
+  evaluated = [line["step"] for line in metrics if "valid_loss" in line]
+  panels = []
+  for measure, of in names.items():
+    curves = {side: _stretches(metrics, name) for side, name in of.items()}
+    panels.append(SpreadPanel("step", measure, curves, ticks=evaluated))
+  loss, *others = panels
+  drawn = [loss, *(panel for panel in others if any(panel.curves.values()))]
+  return spread_curves(drawn, path, title)
 
 
 def _stretches(metrics: Sequence[Mapping[str, Any]], name: str) -> dict[float, list[float]]:
@@ -86,9 +98,7 @@ def cost_curves(rows: Sequence[Sequence[CostPanel]], dashed: Collection[str], pa
   from matplotlib.ticker import LogLocator
 
   names = list(dict.fromkeys(name for row in rows for panel in row for name in panel.curves))
-  kind_of = {name: name.partition(" (")[0] for name in names}
-  kinds = list(dict.fromkeys(kind_of.values()))
-  styles = {name: _style(kinds.index(kind_of[name]), name in dashed) for name in names}
+  styles = _styles(names, dashed)
   columns = max(map(len, rows))
   figure = make_figure(4.2 * columns, 3.2 * len(rows) + 0.25 * len(names) / columns + 0.4)
   grid = figure.subplots(len(rows), columns, squeeze=False)
@@ -101,8 +111,7 @@ def cost_curves(rows: Sequence[Sequence[CostPanel]], dashed: Collection[str], pa
     ax.set(xscale="log", yscale="log", xlabel="T", ylabel=panel.measure)
     ax.set_title(panel.title, loc="left", fontsize=9, fontweight="bold")
     lengths = sorted({length for points in panel.curves.values() for length, _ in points})
-    # At most about five ticks, the last length among them.
-    ax.set_xticks(lengths[:: -math.ceil(len(lengths) / 5)])
+    ax.set_xticks(_few(lengths))
     ax.minorticks_off()
     ax.xaxis.set_major_formatter("{x:,.0f}")
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -111,42 +120,134 @@ def cost_curves(rows: Sequence[Sequence[CostPanel]], dashed: Collection[str], pa
   return _save_with_legend(figure, names, 2 * columns, path)
 
 
-def spread_curves(panels: Sequence[SpreadPanel], path: Path, faint: Collection[str] = ()) -> Path:
+def spread_curves(
+  panels: Sequence[SpreadPanel], path: Path, title: str = "", faint: Collection[str] = ()
+) -> Path:
   """Draws panels side by side with one legend, and returns the path.
 
   A curve shows the means, in a band from the lowest to the highest values; the `faint` curves are
-  thin and have no band. A name has the same colour in all panels.
+  thin and have no band. A name has the same colour in all panels. A scheme of positions, "a" or
+  "a, b", has it in all pictures; further curves of one scheme are dashed.
   """
-  from matplotlib.ticker import MaxNLocator
-
   names = list(dict.fromkeys(name for panel in panels for name in panel.curves))
-  figure = make_figure(max(5.5, 4.6 * len(panels)), 3.9 + 0.2 * len(names) / len(panels))
-  for ax, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+  styles = _styles(names, _repeated(names))
+  height = 3.9 + 0.2 * len(names) / len(panels) + 0.3 * bool(title)
+  figure = make_figure(max(5.5, 4.6 * len(panels)), height)
+  axes = figure.subplots(1, len(panels), squeeze=False)[0]
+  for ax, panel in zip(axes, panels, strict=True):
     for name, values in panel.curves.items():
-      style, x = _style(names.index(name), is_dashed=False), [*values]
-      low, mean, high = ([*map(of, values.values())] for of in (min, statistics.fmean, max))
-      if name in faint:
-        style |= dict(linewidth=0.8, markersize=2.5, zorder=2)
-      else:
-        ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
-      ax.plot(x, mean, label=name, **style)
-    if panel.mark:
-      x, text = panel.mark
-      at: dict[str, Any] = dict(xycoords=("data", "axes fraction"), textcoords="offset points")
-      ax.axvline(x, color=GREY, linestyle=":", linewidth=1.2, zorder=1)
-      ax.annotate(text, (x, 1), xytext=(4, -2), va="top", color=GREY, fontsize=8, **at)
+      thin = dict(linewidth=0.8, markersize=2.5, zorder=2) if name in faint else {}
+      _draw_spread(ax, name, values, styles[name] | thin, has_band=name not in faint)
+    _finish(ax, panel)
     ax.set(xlabel=panel.x, ylabel=panel.y)
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    ax.xaxis.set_major_formatter("{x:,.0f}")
-    clean(ax)
+  if title:
+    figure.suptitle(title, fontsize=10)
   rows = math.ceil(len(names) / (3 * len(panels)))
   return _save_with_legend(figure, names, math.ceil(len(names) / rows), path)
 
 
-def _style(number: int, is_dashed: bool) -> dict[str, Any]:
-  lines = dict(linestyle="--", markerfacecolor="white", zorder=2) if is_dashed else dict(zorder=3)
-  color, marker = COLOURS[number % len(COLOURS)], _MARKERS[number % len(_MARKERS)]
-  return dict(color=color, marker=marker, markersize=3.5, linewidth=1.8) | lines
+def small_multiples(panel: SpreadPanel, path: Path, title: str = "") -> Path:
+  """Draws a small panel for each curve, with the others thin and grey, and returns the path."""
+  styles = _styles([*panel.curves])
+  columns = math.ceil(len(panel.curves) / 2)
+  figure = make_figure(1.9 * columns, 4.6)
+  grid = figure.subplots(2, columns, sharex=True, sharey=True)
+  for ax, name in itertools.zip_longest(grid.flat, panel.curves):
+    if name is None:
+      ax.set_visible(False)
+      continue
+    for other in panel.curves.keys() - {name}:
+      thin = dict(color=GREY, linewidth=0.6, alpha=0.5, zorder=1)
+      _draw_spread(ax, other, panel.curves[other], thin, has_band=False)
+    _draw_spread(ax, name, panel.curves[name], styles[name])
+    ax.set_title(name, loc="left", fontsize=9)
+    ax.tick_params(labelsize=8)
+    _finish(ax, panel)
+  figure.suptitle(title, fontsize=10)
+  figure.supxlabel(panel.x, fontsize=9)
+  figure.supylabel(panel.y, fontsize=9)
+  return save(figure, path)
+
+
+def _draw_spread(
+  ax: Any,
+  name: str,
+  values: Mapping[Any, Sequence[float]],  # by x
+  style: Mapping[str, Any],
+  has_band: bool = True,
+) -> None:
+  """Draws the means of the values at each x, and a band from the lowest to the highest."""
+  x = [*values]
+  low, mean, high = ([*map(of, values.values())] for of in (min, statistics.fmean, max))
+  if has_band:
+    ax.fill_between(x, low, high, color=style["color"], alpha=0.22, linewidth=0)
+  # Markers at the ends of an axis are whole.
+  ax.plot(x, mean, label=name, clip_on=False, **style)
+
+
+def _finish(ax: Any, panel: SpreadPanel) -> None:
+  """Draws the mark of a panel, and its axes."""
+  from matplotlib.ticker import MaxNLocator
+
+  if panel.mark:
+    x, text = panel.mark
+    at: dict[str, Any] = dict(xycoords=("data", "axes fraction"), textcoords="offset points")
+    ax.axvline(x, color=GREY, linestyle=":", linewidth=1.2, zorder=1)
+    at |= dict(xytext=(0, 3), ha="center", va="bottom")  # above all curves
+    ax.annotate(text, (x, 1), color=GREY, fontsize=8, **at)
+  if panel.ticks:
+    ax.set_xticks(_few(panel.ticks))
+  else:
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+  ax.xaxis.set_major_formatter("{x:,.0f}")
+  _end_at_0_and_100(ax)
+  clean(ax)
+
+
+def _end_at_0_and_100(ax: Any) -> None:
+  """Cuts the margins of y at 0 and at 100, where percentages end, unless curves go beyond."""
+  lowest, highest = ax.dataLim.intervaly
+  low, high = ax.get_ylim()
+  if lowest >= 0:
+    low = max(low, 0)
+  if highest <= 100:
+    high = min(high, 100)
+  ax.set_ylim(low, high)
+
+
+def _few(ticks: Sequence[Any]) -> Sequence[Any]:
+  """Returns at most about five of the ticks, the last among them."""
+  return ticks[:: -math.ceil(len(ticks) / 5)][::-1]
+
+
+def _kind(name: str) -> str:
+  """Returns "a" for "a (b)" and "a, b"."""
+  return name.partition(" (")[0].partition(",")[0]
+
+
+def _repeated(names: Sequence[str]) -> list[str]:
+  """Returns the names after the first of their kind."""
+  kinds = [*map(_kind, names)]
+  return [name for i, name in enumerate(names) if kinds[i] in kinds[:i]]
+
+
+def _styles(names: Sequence[str], dashed: Collection[str] = ()) -> dict[str, dict[str, Any]]:
+  """Returns the style of the curve of each name: a colour and a marker for each kind."""
+  kinds = list(dict.fromkeys(map(_kind, names)))
+  numbers = {kind: SCHEMES.index(kind) for kind in kinds if kind in SCHEMES}
+  others = [kind for kind in kinds if kind not in SCHEMES]
+  free = [number for number in range(len(COLOURS)) if number not in numbers.values()]
+  numbers |= zip(others, itertools.cycle(free or range(len(COLOURS))), strict=False)
+  styles = {}
+  for name in names:
+    number = numbers[_kind(name)]
+    style = dict(color=COLOURS[number], marker=_MARKERS[number], markersize=3.5, linewidth=1.8)
+    if name in dashed:
+      style |= dict(linestyle="--", markerfacecolor="white", zorder=2)
+    else:
+      style |= dict(zorder=3)
+    styles[name] = style
+  return styles
 
 
 def _save_with_legend(figure: Any, names: Sequence[str], columns: int, path: Path) -> Path:
@@ -208,15 +309,28 @@ def make_figure(width: float, height: float) -> Any:
 def clean(ax: Any) -> None:
   """Removes the box around curves and draws a pale grid behind them."""
   ax.spines[["top", "right"]].set_visible(False)
-  ax.grid(color="#dddddd", linewidth=0.6)
+  ax.grid(color=GREY, alpha=0.3, linewidth=0.6)
   ax.set_axisbelow(True)
 
 
 def save(figure: Any, path: Path) -> Path:
-  """Writes a picture and returns its path."""
+  """Writes a transparent picture, its words and axes in grey, and returns its path."""
+  _grey(figure)
   with warnings.catch_warnings():
     # The font lacks some scripts; it draws a box for a missing glyph.
     warnings.filterwarnings("ignore", "Glyph .* missing from")
     with whole_file(path) as file:
-      figure.savefig(file, format=path.suffix[1:], bbox_inches="tight", pad_inches=0.15)
+      options = dict(bbox_inches="tight", pad_inches=0.15, transparent=True)
+      figure.savefig(file, format=path.suffix[1:], **options)
   return path
+
+
+def _grey(figure: Any) -> None:
+  """Makes words and axes grey, so that they are readable on light and dark pages."""
+  from matplotlib.text import Text
+
+  for ax in figure.axes:
+    ax.tick_params(colors=GREY)
+    ax.spines[:].set_color(GREY)
+  for text in figure.findobj(Text):
+    text.set_color(GREY)

@@ -163,7 +163,8 @@ class Graphs(tasks.Task):
       lines.append(f"{split:9}{len(graphs):8,}{accuracy:15.1f}{majority:26.1f}{loss:8.3f}")
     if is_chain:
       tests = {k: [scores[f"test_{k}"]["accuracy"]] for k in CTP}
-      pictures = (draw_lengths({"this model": tests}, workdir / "lengths.png"),)
+      title = f"{self.config.data.source}, seed {self.config.seed}"
+      pictures = (draw_lengths({"this model": tests}, workdir / "lengths.png", title),)
     return Evaluation("\n".join(["", *lines, ""]), results, scores, sentences, pictures)
 
   def _predict(self, run: Run, graphs: Sequence[Graph]) -> list[tuple[int, float]]:
@@ -196,8 +197,11 @@ def _check_names(names: GraphNames, data: GraphData) -> None:
 # Scores -------------------------------------------------------------------------------------------
 
 
-def draw_lengths(scores: Mapping[str, Mapping[int, Sequence[float]]], path: Path) -> Path:
+def draw_lengths(
+  scores: Mapping[str, Mapping[int, Sequence[float]]], path: Path, title: str
+) -> Path:
   """Draws accuracies by row and length, over the runs, beside those of CTP."""
   curves = {**scores, NAME: {k: [accuracy] for k, accuracy in CTP.items()}}
   mark = LONGEST_TRAINED + 0.5, "longest in training"
-  return spread_curves([SpreadPanel("relations in the chain", "accuracy (%)", curves, mark)], path)
+  panel = SpreadPanel("relations in the chain", "accuracy (%)", curves, mark, ticks=[*CTP])
+  return spread_curves([panel], path, title=title)

@@ -17,7 +17,7 @@ from relpos_jax.decoding.sampling import prefill
 from relpos_jax.models.layers import decoding_model
 from relpos_jax.typing import Array, Float, Int, PyTree
 
-_VOICE_COLOURS = COLOURS[1:5]
+_VOICE_COLOURS = (COLOURS[0], COLOURS[2], COLOURS[1], COLOURS[4])
 _MAX_COLUMNS = 400  # of a row of weights: narrower ones are indistinguishable
 
 
@@ -45,7 +45,7 @@ def draw(run: Run, piece: Int[np.ndarray, "L"], path: Path, prime: int = 0) -> P
   """Draws notes as bars, in the colours of their voices, and attention; returns the path.
 
   Below the notes, a row per layer shows the weights of the prediction after the last token, which
-  is at the dashed line; darker is more. On the right are the distances that hold half and nine
+  is at the dashed line; stronger is more. On the right are the distances that hold half and nine
   tenths of the weight. The first `prime` tokens have a grey background.
   """
   codec, tokens = run.vocabulary, jnp.asarray(np.concatenate([[BOS], piece]))[None]
@@ -62,19 +62,19 @@ def draw(run: Run, piece: Int[np.ndarray, "L"], path: Path, prime: int = 0) -> P
   end = max(1.0, times[-1], ends.max(initial=0))
   notes.set_xlim(0, end)
   if begun := times[prime]:
-    notes.axvspan(0, begun, color="#eeeeee", zorder=0)
+    notes.axvspan(0, begun, color=GREY, alpha=0.15, linewidth=0, zorder=0)
     for text, side in (("prime ", "right"), (" model", "left")):
       options = dict(ha=side, va="bottom", color=GREY, fontsize=9)
       notes.text(begun, 1.01, text, transform=notes.get_xaxis_transform(), **options)
   _draw_attention(below, weights, times, end)
   for ax in (notes, below):
-    ax.axvline(times[-1], color="black", linestyle="--", linewidth=1)
+    ax.axvline(times[-1], color=GREY, linestyle="--", linewidth=1)
   below.set_xlabel(f"time ({codec.step})")
   return save(figure, path)
 
 
 def _draw_notes(ax: Any, starts, ends, pitches, colours: Sequence[str]) -> None:
-  edges = dict(height=0.85, edgecolor="white", linewidth=0.4, zorder=2)
+  edges = dict(height=0.85, edgecolor=GREY, linewidth=0.4, zorder=2)
   ax.barh(pitches, ends - starts, left=starts, color=colours, **edges)
   clean(ax)
   lowest, highest = min(pitches, default=60) - 2, max(pitches, default=60) + 2
@@ -86,13 +86,17 @@ def _draw_notes(ax: Any, starts, ends, pitches, colours: Sequence[str]) -> None:
 
 def _draw_attention(ax: Any, weights_of: np.ndarray, times: np.ndarray, end: float) -> None:
   """Draws a row per layer, the first on top, each scaled to its own maximum."""
+  from matplotlib.colors import LinearSegmentedColormap
+
+  colours = LinearSegmentedColormap.from_list("weights", [f"{GREY}00", GREY])  # from transparent
   edges = np.linspace(0, end, int(min(_MAX_COLUMNS, end)) + 1)
   layers, now = len(weights_of), times[-1]
   at = np.append(0.0, times[:-1])  # the begin token is at the first step
   for layer, weights in enumerate(weights_of):
     sums, _ = np.histogram(at, edges, weights=weights)
     # Square roots make small weights visible.
-    ax.pcolormesh(edges, [layer - 0.45, layer + 0.45], np.sqrt(sums)[None], cmap="Greys", vmin=0)
+    row = [layer - 0.45, layer + 0.45]
+    ax.pcolormesh(edges, row, np.sqrt(sums)[None], cmap=colours, vmin=0)
     order = np.argsort(-at, kind="stable")
     held = np.cumsum(weights[order])
     last = np.minimum(np.searchsorted(held, (0.5, 0.9)), len(held) - 1)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.music import piano_roll, voices
+from experiments.music.sound import write_wav
 from experiments.music.task import likelihood, make_nats_of
 from experiments.run import load_run
 from experiments.training.task import own_copies
@@ -96,8 +97,8 @@ def test_a_run_is_not_scored_on_other_pieces_than_its_own(run, call, pieces, tmp
 
 def test_a_sample_continues_its_prime(run, call, pieces, tmp_path):
   prime = pieces / "test" / "0.mid"
-  sample = lambda name, *flags: call(
-    *("sample", f"--workdir={run[0]}", f"--prime={prime}", f"--out={tmp_path}/{name}.mid"),
+  sample = lambda name, *flags, suffix=".mid": call(
+    *("sample", f"--workdir={run[0]}", f"--prime={prime}", f"--out={tmp_path}/{name}{suffix}"),
     *("--num_tokens=16", "--prime_tokens=32", *flags),
   )
   answers = sample("a"), sample("b"), sample("c", "--seed=1")
@@ -108,6 +109,10 @@ def test_a_sample_continues_its_prime(run, call, pieces, tmp_path):
   for piece in (a, c):
     np.testing.assert_array_equal(piece[:32], voices.CODEC.read(prime)[:32])
   assert (tmp_path / "a.png").stat().st_size > 5_000
+  answer = sample("sound", suffix=".wav")
+  assert answer.status == 0, answer
+  write_wav(voices.CODEC.decode_score(a), tmp_path / "wanted.wav")
+  assert (tmp_path / "sound.wav").read_bytes() == (tmp_path / "wanted.wav").read_bytes()
 
 
 def test_mistakes_are_one_line(run, call, train_music, pieces, workdir, tmp_path):
@@ -121,7 +126,7 @@ def test_mistakes_are_one_line(run, call, train_music, pieces, workdir, tmp_path
   sample = lambda *flags: call("sample", own, *flags)
   train = lambda change: train_music(tmp_path / "run", f"--config.{change}")
   for answer, words in (
-    (sample(f"--out={tmp_path}/new.wav"), "--out .mid"),
+    (sample(f"--out={tmp_path}/new.mp3"), "--out .mid .wav"),
     (sample(out, "--prime=nothing.mid"), "nothing.mid"),
     (sample(out, "--top_p=1.5"), "top_p=1.5 range"),
     (sample(out, "--num_tokens=0"), "num_tokens=0 positive integer"),

@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 import shutil
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,7 +25,8 @@ def no_pictures(request, monkeypatch):
   """Skips drawing, which takes most of the time, except where it is tested."""
   if "pictures" not in request.node.name:
     for module in (sections, graphs):
-      monkeypatch.setattr(module, "spread_curves", lambda panels, path, faint=(): path)
+      monkeypatch.setattr(module, "spread_curves", lambda panels, path, **_: path)
+    monkeypatch.setattr(sections, "small_multiples", lambda panel, path, **_: path)
 
 
 @functools.cache
@@ -87,6 +89,26 @@ def test_scores_of_translation_are_those_of_the_seeds():
       difference = f"{np.mean(scores[row]) - np.mean(scores[other]):+.2f}"
       assert pairs[row][other].removeprefix("**").startswith(f"{difference} ± ")
   assert pairs["relative"]["none"].startswith("**") and "**" not in pairs["relative"]["both"]
+
+
+def test_the_guide_to_positions_has_the_scores_and_the_differences_of_the_results():
+  guide = RESULTS.parent / "docs/positions.md"
+  lines = [line for line in guide.read_text("utf-8").splitlines() if line[:1] == "|"]
+  head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+  corpora = [
+    ("positions-multi30k", "BLEU, Multi30k", "sacreBLEU", "sacreBLEU of test"),
+    ("positions-chorales", "nats, chorales", "valid, a token", "valid, a token"),
+  ]
+  assert len(rows) == 10
+  for sweep, title, score, compared in corpora:
+    tables = tables_of(RESULTS / "positions.md", sweep)
+    differences = tables[f"{compared}, row - column"]
+    column = head.index(title)
+    assert head[column + 1] == "less `relative`'s"
+    for row in rows:
+      name = row[0].split("`")[1]
+      assert row[column] == tables[sweep][name][score]
+      assert row[column + 1] == differences[name]["relative"]
 
 
 def test_exact_matches_are_compared_at_a_level_and_by_length():
@@ -194,6 +216,23 @@ def test_hand_written_text_stays_and_pictures_are_drawn(tmp_path):
   assert "<!-- end table3 -->\nA conclusion.\n" in text
   (picture,) = re.findall(r"\]\((.*?)\)", text)
   assert (tmp_path / picture).stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("sweep, title, kind", [
+  ("table1", "multi30k, 5 seeds", "spread_curves"),
+  ("positions-multi30k", "multi30k, 5 seeds", "small_multiples"),
+  ("positions-chorales", "chorales, 3 seeds", "small_multiples"),
+  ("sharing", "multi30k, 2 to 3 seeds", "spread_curves"),
+  ("music-long", "chorales, 1 seed", "spread_curves"),
+  ("graph-clutrr", "clutrr, 5 seeds", "spread_curves"),
+  ("lengths-scan", "scan, 5 seeds", "spread_curves"),
+])  # fmt: skip
+def test_a_picture_names_its_data_and_seeds(tmp_path, monkeypatch, sweep, title, kind):
+  draw = mock.Mock(side_effect=lambda panels, path, **_: path)
+  module = graphs if sweep.startswith("graph") else sections
+  monkeypatch.setattr(module, kind, draw)
+  report.main(write_runs(tmp_path, sweep, committed(sweep)))
+  assert draw.call_args.kwargs["title"].startswith(title)
 
 
 @pytest.mark.parametrize(
