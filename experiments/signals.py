@@ -26,7 +26,11 @@ def handling(numbers: Sequence[signal.Signals], handler: Callable) -> Iterator[N
 
 @contextlib.contextmanager
 def raising_interrupts() -> Iterator[None]:
-  """Has Ctrl-C raise KeyboardInterrupt inside the block, if it kills outside, but for imports."""
+  """Makes Ctrl-C raise KeyboardInterrupt inside the block.
+
+  During an import it kills, since extensions drop exceptions. Nothing changes unless SIGINT has its
+  default action.
+  """
   if signal.getsignal(signal.SIGINT) is not signal.SIG_DFL:
     yield
     return

@@ -247,8 +247,9 @@ def _train(waiting: Sequence[Cell], parallel: int, collect: Callable[[], Mapping
 
 
 def _stop(number: int, _) -> None:
-  """Ends a sweep, and ignores a second signal while its trainings save."""
-  signal.signal(number, signal.SIG_IGN)
+  """Ends a sweep, and ignores other signals while its trainings save."""
+  for other in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(other, signal.SIG_IGN)
   sys.exit(128 + number)
 
 

@@ -154,3 +154,21 @@ print(*[x.__annotations__["return"] for x in typing.get_overloads(dot_product_at
 """
   answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
   assert answer.stdout == "True True\nArray tuple[Array, Array]\n"
+
+
+def test_the_types_for_editors_name_what_the_operator_takes():
+  code = """
+import inspect
+from relpos_jax import dot_product_attention
+from relpos_jax.attention.inputs import AttentionOptions
+from relpos_jax.nn import RelativePositionTables
+from relpos_jax.nn.positions import TableOptions
+names = inspect.signature(dot_product_attention).parameters.keys()
+print(sorted(names - AttentionOptions.__annotations__.keys()))
+names = inspect.signature(RelativePositionTables.__init__).parameters.keys()
+print(sorted(names - TableOptions.__annotations__.keys()))
+"""
+  answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+  own = ["bias", "implementation", "key", "mask", "query", "return_residual", "value"]
+  tables = ["head_width", "max_distance", "rngs", "self"]
+  assert answer.stdout == f"{own}\n{tables}\n"

@@ -99,8 +99,8 @@ def find_midi_files(folder: pathlib.Path) -> list[MidiFile]:
   Hidden files and folders are ignored. Sub-folders train, valid and test are the
   splits. A folder without them is split by a hash of each piece's path in it, on
   average 80, 10 and 10 %: adding or removing pieces moves no other piece to another
-  split. The pieces are the folders at the first depth that has at least 20. If no depth
-  has, each file is a piece.
+  split. The pieces are the folders at the first depth that has at least 20, some of them
+  for validation. If no depth has, each file is a piece.
   """
   names = []
   for path in sorted(folder.rglob("*")):
@@ -136,10 +136,14 @@ def _read(
 
 
 def _depth_of_pieces(names: Sequence[tuple[str, ...]]) -> int | None:
-  """Returns the first depth with many folders, or None; names are parts of paths."""
+  """Returns the first depth with many folders, some of them to validate; None without one.
+
+  Names are parts of paths.
+  """
   for depth in range(1, max(map(len, names), default=1)):
     folders = {parts[:depth] for parts in names if len(parts) > depth}
-    if len(folders) >= _MANY_FOLDERS:
+    splits = {split_of("/".join(folder)) for folder in folders}
+    if len(folders) >= _MANY_FOLDERS and {"train", "valid"} <= splits:
       return depth
   return None
 

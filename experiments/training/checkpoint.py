@@ -195,7 +195,8 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     def should_preserve(checkpoints, *, context):
       steps = [checkpoint.step for checkpoint in checkpoints]
-      return [step in self._kept(steps) for step in steps]
+      kept = self._kept(steps)
+      return [step in kept for step in steps]
 
     policy = types.SimpleNamespace(should_preserve=should_preserve)
     # Where a folder made in the background cannot be made, Orbax's threads wait for it for minutes.

@@ -195,6 +195,8 @@ def _line(text: bytes) -> dict[str, Any]:
   line = json.loads(text)
   if not isinstance(line, dict) or not isinstance(line.get("step"), int):
     raise ValueError("a line without a step")
+  if not isinstance(line.get("time"), int | float):
+    raise ValueError("a line without a time")
   for name, value in line.items():
     if not isinstance(value, int | float | None):
       raise ValueError(f"{name} is {value!r}")

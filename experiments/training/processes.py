@@ -137,7 +137,7 @@ class StopOnSignal:
     self.deferred = False
     self.stopping = False  # known to all processes
     self.signal = signal.SIGTERM  # the signal received; the same in all processes once stopping
-    self._received = False
+    self._received = self._is_raised = False
     self._num_calls = 0
     self._exit = contextlib.ExitStack()
 
@@ -181,12 +181,17 @@ class StopOnSignal:
 
   def _receive(self, number: int, frame: types.FrameType | None) -> None:
     # A launcher passes Ctrl-C on as SIGTERM, and a shutdown may send a signal twice.
-    if self._received:
-      return
-    self._received, self.signal = True, signal.Signals(number)
+    is_first = not self._received
+    if is_first:
+      self._received, self.signal = True, signal.Signals(number)
     if jax.process_count() > 1:
-      signal.raise_signal(signal.SIGTERM)  # of which JAX's service tells the other processes
-    elif not self.deferred and not signals.drops_exceptions(frame):
+      if is_first:
+        signal.raise_signal(signal.SIGTERM)  # JAX's service tells the other processes
+      return
+    # Where an exception would be dropped, the next signal raises.
+    is_dropped = self.deferred or signals.drops_exceptions(frame)
+    if not self._is_raised and not is_dropped:
+      self._is_raised = True
       raise Stopped
 
 

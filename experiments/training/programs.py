@@ -101,7 +101,8 @@ def _compile(file: pathlib.Path, function: Any, args: tuple) -> Callable:
 
 def _delete_old(folder: pathlib.Path) -> None:
   num_bytes = 0
-  for file in sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True):
+  programs = folder.glob("[!.]*")  # hidden ones are being written
+  for file in sorted(programs, key=lambda file: file.stat().st_mtime, reverse=True):
     num_bytes += file.stat().st_size
     if num_bytes > _MOST_BYTES:
       file.unlink()

@@ -113,14 +113,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_run_files(workdir: Path, config: Mapping[str, Any], updates: int) -> None:
   """Writes config.json, and environment.json with the number of updates, at each start of a run."""
-  where = environment() | dict(updates=updates)  # of epochs: those of the data
+  where = environment() | dict(updates=updates)
   for name, content in (("config", config), ("environment", where)):
     text = json.dumps(content, indent=2, ensure_ascii=False)
     write_whole(workdir / f"{name}.json", text + "\n")
 
 
 def data_digests(data: Any, name_split: Callable[[str], str]) -> dict[str, str]:
-  """Returns the digests of all splits of the data by name, but for that of training."""
+  """Returns the digests of all splits but train, by name."""
   return {
     name_split(split): _digest(jax.tree.leaves([*examples]))
     for split, examples in data.splits.items()

@@ -14,7 +14,7 @@ from typing import Any
 
 from experiments.data.upstream import Corpus, Upstream
 from experiments.errors import InputError
-from experiments.files import read_content
+from experiments.files import read_content, to_path
 
 # The languages of each source, source-target; any for "pairs" and "scan".
 _FOUR = ("en-de", "de-en", "en-fr", "fr-en")
@@ -126,8 +126,8 @@ def read_pairs(files: str) -> tuple[list[tuple[str, str]], list[str]]:
   line lacks a column or has one too many.
   """
   if table := re.fullmatch(r"(.+):([1-9]\d*),([1-9]\d*)", files.strip()):
-    return _read_table(_to_path(table[1]), (int(table[2]), int(table[3])))
-  paths = [_to_path(name) for name in files.split(",")]
+    return _read_table(to_path(table[1].strip()), (int(table[2]), int(table[3])))
+  paths = [to_path(name.strip()) for name in files.split(",")]
   if len(paths) > 2:
     raise InputError(f"{len(paths)} files in {files}: give source_file,target_file or file.tsv")
   if len(paths) == 1:
@@ -139,10 +139,6 @@ def read_pairs(files: str) -> tuple[list[tuple[str, str]], list[str]]:
       "line i of one must translate line i of the other"
     )
   return list(zip(source, target, strict=True)), []
-
-
-def _to_path(name: str) -> pathlib.Path:
-  return pathlib.Path(name.strip()).expanduser()
 
 
 def _read_table(

@@ -182,7 +182,7 @@ def choose(inputs: Inputs, implementation: str | None = None) -> Rule:
   if implementation not in IMPLEMENTATIONS:
     wanted = f"None, which chooses, or one of {', '.join(IMPLEMENTATIONS)}"
     if implementation in ("xla", "cudnn"):
-      wanted += ". The names of jax.nn are for calls of jax.nn"
+      wanted += ". It is a name of jax.nn: leave implementation out"
     raise ValueError(f"implementation is {implementation!r}; want {wanted}")
   if why := IMPLEMENTATIONS[implementation].unsupported(inputs):
     raise NotImplementedError(f"implementation {implementation!r} cannot do this call: {why}")

@@ -208,7 +208,7 @@ def gather_inputs(
     scale=scale,
     soft_cap=logits_soft_cap,
     sinks=sinks,
-    is_causal=is_causal,
+    is_causal=bool(is_causal),
     window=window,
     linear_positions=linear,
     query_offset=query_offset,
@@ -280,7 +280,8 @@ def _warn_of_one_query(num_queries: int, num_keys: int) -> None:
 def _warn_of_another_layout(query_shape: tuple[int, ...], num_keys: int) -> None:
   """Warns of heads before tokens, at the line that calls the operator."""
   *_, num_queries, heads, _ = query_shape
-  if min(num_queries, num_keys) > 1 and heads > 4 * max(num_queries, num_keys):
+  most_heads = 64  # of the models that are known, few have more
+  if heads > max(num_queries, num_keys, most_heads):
     warnings.warn(
       f"query has {heads} heads and {num_queries} tokens: the layout is [B, T, N, H], "
       "tokens before heads",

@@ -3,6 +3,7 @@
 # Without it `inspect.signature` would spell out every union.
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Unpack, overload
@@ -13,12 +14,13 @@ import jax.numpy as jnp
 from relpos_jax.attention import masks, projected, reference
 from relpos_jax.attention.choice import IMPLEMENTATIONS, KERNELS, PLAIN, choose, used_rules
 from relpos_jax.attention.inputs import AttentionOptions, Inputs, gather_inputs
+from relpos_jax.attention.pair_program import as_program
 from relpos_jax.attention.partitioned import (
   FIRST_DERIVATIVES_ONLY,
   target_platform,
   with_automatic_axes,
 )
-from relpos_jax.attention.relations import Relations
+from relpos_jax.attention.relations import FunctionBias, Relations
 from relpos_jax.typing import Array, ArrayLike, Float, ImplementationName
 
 
@@ -84,8 +86,8 @@ def dot_product_attention(
   A query that sees no key gets zero output and zero gradient. B, T and S may be 0. A NaN or an
   infinity in a hidden key or value may still reach the result, as in jax.nn: zero times it is NaN.
 
-  Outside of `jax.jit`, JAX compiles a call once for its shapes and options. Another scale or offset
-  compiles nothing, except that kernels are compiled for their scale.
+  Outside of `jax.jit`, JAX compiles a call once for its shapes and options. On a CPU another scale
+  compiles nothing (elsewhere a kernel may be chosen, which has one), nor does another offset.
 
   Args:
     query: `[B, T, N, H]`. For B, here and below, there may be no axis or several: `[T, N, H]` or
@@ -231,6 +233,17 @@ def merge(
   return merged.astype(output_of_part.dtype), residual
 
 
+@dataclasses.dataclass(frozen=True)
+class _Program:
+  """All of a call but its arrays: calls with equal ones share what JAX compiled."""
+
+  function: Callable  # of the inputs and the implementation
+  implementation: str | None
+  result: str | tuple[str, ...]  # the letters of the axes of each result
+  structure: jax.tree_util.PyTreeDef  # of the inputs
+  static: tuple  # the leaves of the inputs that are no arrays; None in the place of an array
+
+
 def _compute(
   function: Callable,
   inputs: Inputs,
@@ -243,42 +256,50 @@ def _compute(
   It is compiled once for its shapes and for the values that are no arrays. The axes of each result
   have the letters of `result`.
   """
+  # New arrays are concrete under jax.grad and jax.vmap, too.
   is_in_jit = isinstance(jnp.zeros(()), jax.core.Tracer)
   if is_in_jit:
     return with_automatic_axes(function, inputs.query, inputs, implementation, result=result)
   inputs = _with_traced_numbers(inputs, implementation)
   leaves, structure = jax.tree.flatten(inputs)
-  arrays, others = [], []
+  arrays, static = [], []
   for leaf in leaves:
     is_array = isinstance(leaf, jax.Array)
     arrays.append(leaf if is_array else None)
-    others.append(None if is_array else leaf)
-  return _compiled(arrays, tuple(others), structure, function, implementation, result)
+    static.append(None if is_array else leaf)
+  program = _Program(function, implementation, result, structure, tuple(static))
+  return _run(arrays, program)
+
+
+@functools.partial(jax.jit, static_argnames="program")
+def _run(arrays: list[Array | None], program: _Program) -> Any:
+  leaves = []
+  for array, static in zip(arrays, program.static, strict=True):
+    leaves.append(static if array is None else array)
+  inputs = jax.tree.unflatten(program.structure, leaves)
+  arguments = inputs, program.implementation
+  return with_automatic_axes(program.function, inputs.query, *arguments, result=program.result)
 
 
 def _with_traced_numbers(inputs: Inputs, implementation: str | None) -> Inputs:
-  """Makes arrays of the offset and the scale, so that others need no other program."""
+  """Makes arrays of what may change from call to call, so that it needs no other program."""
+  relations = []
+  for relation in inputs.relations:
+    if isinstance(relation, FunctionBias):
+      relation = as_program(relation, inputs.query_positions.dtype)
+    relations.append(relation)
+  inputs = inputs._replace(relations=tuple(relations))
   if isinstance(inputs.query_offset, int) and inputs.query_offset:
     inputs = inputs._replace(query_offset=jnp.int32([inputs.query_offset]))
-  # A kernel is made for one scale.
+  # A kernel is made for one scale, and may be chosen on its device.
+  may_be_kernel = implementation in KERNELS
   if implementation is None:
     may_be_kernel = target_platform() != "cpu"
-  else:
-    may_be_kernel = implementation in KERNELS
-  if may_be_kernel:
+  if not may_be_kernel:
+    return inputs._replace(scale=jnp.asarray(inputs.scale))
+  if isinstance(inputs.scale, jax.core.Tracer):
     return inputs
-  return inputs._replace(scale=jnp.asarray(inputs.scale))
-
-
-@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4, 5))
-def _compiled(
-  arrays: list, others: tuple, structure, function: Callable, implementation, result
-) -> Array | tuple[Array, Array]:
-  """Computes what `_compute` returns, from the leaves of the inputs: arrays, and others."""
-  pairs = zip(arrays, others, strict=True)
-  leaves = [other if array is None else array for array, other in pairs]
-  inputs = jax.tree.unflatten(structure, leaves)
-  return with_automatic_axes(function, inputs.query, inputs, implementation, result=result)
+  return inputs._replace(scale=float(inputs.scale))
 
 
 def _attend(inputs: Inputs, implementation: str | None) -> Array | tuple[Array, Array]:

@@ -161,11 +161,14 @@ def _with_one_batch_axis(name: str, x: Array, batch: Shape, size: Shape) -> Arra
     return f"[{', '.join(map(str, shape))}, ...]"
 
   ones = (1,) * len(batch)
-  if begins_with(*ones, *size):
-    return x.reshape(1, *x.shape[len(batch) :])
+  has_ones = begins_with(*ones, *size)
   is_own, is_shared = begins_with(*batch, *size), begins_with(*size)
+  # With one query, [1, 1] may be [1, T], or [T, P] without the axes of a batch.
+  is_bare = bool(batch) and is_shared and x.ndim == len(ones) + len(size)
+  if has_ones and not is_bare:
+    return x.reshape(1, *x.shape[len(batch) :])
   found = f"{name} has an array of shape {x.shape}"
-  if is_own and is_shared and batch:
+  if (is_own or has_ones) and is_shared and batch:
     raise ValueError(
       f"{found}, which may be shared or not; want {described(*ones, *size)} if it is, "
       "as x[None] has; if it is not, map the call over the sequences with jax.vmap"

@@ -70,6 +70,8 @@ def sample(
     eos, pad: the token that ends a row, and the one that follows it in the result.
     never: tokens that are never drawn, whatever the model and `sampling` say.
 
+  A row ends where the model's logits are NaN.
+
   >>> def count(tokens, cache):  # 3, 4, 5, ... and then 0, which is eos
   ...   return 9.0 * jax.nn.one_hot((tokens + 1) % 6, 7), cache
   >>> sample(count, (), jnp.array([[1, 2], [3, 6]]), jnp.array([2, 4]), jax.random.key(0),
@@ -83,13 +85,14 @@ def sample(
 
   def advance(state: tuple) -> tuple:
     step, tokens, is_live, logits, cache = state
-    # A model may give -inf, or NaN, to all others: they stay above the banned ones.
+    is_broken = jnp.isnan(logits).any(-1)  # by a model that diverged: the row ends
+    # A model may give -inf to all others: they stay above the banned ones.
     logits = jnp.nan_to_num(logits.astype(jnp.float32), nan=lowest)
     logits = logits.at[:, banned].set(-jnp.inf)
     drawn = jax.vmap(jax.random.categorical)(fold_in(keys, step), filter_logits(logits, sampling))
     latest = jnp.where(sampling.temperature > 0, drawn, jnp.argmax(logits, axis=-1))
-    latest = jnp.where(is_live, latest, pad)
-    is_live &= (latest != eos) & (step + 1 < limits)
+    latest = jnp.where(is_live & ~is_broken, latest, pad)
+    is_live &= ~is_broken & (latest != eos) & (step + 1 < limits)
     logits, cache = decode(latest[:, None], cache)
     return step + 1, tokens.at[:, step].set(latest), is_live, logits[:, 0], cache
 

@@ -116,3 +116,61 @@ def test_kernels_take_any_scale(name):
   output = dot_product_attention(*tensors, implementation=name, **options)
   expected = dot_product_attention(*tensors, implementation="reference", **options)
   np.testing.assert_allclose(output, expected, atol=1e-5)
+
+
+def test_a_function_is_compared_by_its_program():
+  *tensors, _ = arrays(0)
+
+  def attend(rate):
+    bias = FunctionBias(lambda params, i, j, *_: jax.nn.relu(-rate * jnp.abs(i - j)))
+    return dot_product_attention(*tensors, relations=bias)
+
+  gradient = jax.grad(lambda rate: jnp.sum(jnp.sin(attend(rate))))
+  attend(jnp.float32(0.1))
+  gradient(0.1)
+  with counting_compilations() as compiled:
+    attend(jnp.float32(-0.2))
+    gradient(-0.2)
+  assert not compiled
+
+
+def test_what_a_function_reads_around_it_is_read_at_each_call():
+  *tensors, _ = arrays(0)
+  around = {"rate": 0.5, "weights": jnp.ones(3)}
+
+  def function(params, i, j, *_):
+    return -around["rate"] * jnp.abs(i - j) * around["weights"].sum()
+
+  def check():
+    bias = -around["rate"] * abs(np.arange(64)[:, None] - np.arange(64)) * around["weights"].sum()
+    output = dot_product_attention(*tensors, relations=FunctionBias(function))
+    expected = dot_product_attention(*tensors, bias=jnp.asarray(bias, jnp.float32))
+    np.testing.assert_allclose(output, expected, atol=1e-5)
+
+  check()
+  around["rate"] = 0.1
+  check()
+  around["weights"] = jnp.full(3, 2.0)
+  check()
+
+
+def test_no_call_keeps_a_tracer():
+  *tensors, _ = arrays(0)
+  rates = jnp.arange(3.0)
+
+  def attend(rate):
+    bias = FunctionBias(lambda params, i, j, *_: rate * (i - j))
+    return dot_product_attention(*tensors, relations=bias)
+
+  with jax.checking_leaks():
+    jax.vmap(attend)(rates)
+
+
+@pytest.mark.parametrize("kind", [float, np.float32, np.array, jnp.float32])
+def test_any_number_is_a_scale(kind):
+  *tensors, table = arrays(0)
+  options = dict(relations=by_distance(table), is_causal=True)
+  expected = dot_product_attention(*tensors, scale=0.3, implementation="reference", **options)
+  for name in ("chunked", "pallas_tpu"):
+    output = dot_product_attention(*tensors, scale=kind(0.3), implementation=name, **options)
+    np.testing.assert_allclose(output, expected, atol=1e-5)

@@ -476,11 +476,13 @@ def test_explain_names_what_cannot_have_symbolic_shapes():
 
 
 def test_heads_before_tokens_are_a_warning():
-  query = np.ones((2, 4, 40, 8), np.float32)  # [B, N, T, H]
-  with pytest.warns(UserWarning, match=r"40 heads and 4 tokens: the layout is \[B, T, N, H\]"):
+  query = np.ones((2, 4, 80, 8), np.float32)  # [B, N, T, H]
+  with pytest.warns(UserWarning, match=r"80 heads and 4 tokens: the layout is \[B, T, N, H\]"):
     call(query, query, query)
 
 
 def test_names_of_jax_nn_are_told_apart():
-  with pytest.raises(ValueError, match=r"None, which chooses, .* names of jax.nn are for calls of"):
+  with pytest.raises(
+    ValueError, match=r"None, which chooses, .* name of jax.nn: leave implementation out"
+  ):
     call(implementation="xla")

@@ -219,3 +219,15 @@ def test_gradients_are_the_same_bits_in_every_run(monkeypatch):
   first, *others = (jax.jit(jax.grad(loss))(HSTU) for _ in range(3))
   for other in others:
     jax.tree.map(np.testing.assert_array_equal, first, other)
+
+
+def test_data_of_one_query_that_fit_two_readings_are_refused():
+  query, keys = normal(4, 1, HEADS, WIDTH), normal(4, 5, HEADS, WIDTH)
+
+  def attend(data):
+    relation = FunctionBias(lambda params, i, j, x, *_: j * x.sum(), of_query=data)
+    return dot_product_attention(query, keys, keys, relations=relation)
+
+  with pytest.raises(ValueError, match=r"may be shared or not; want \[1, 1, \.\.\.\]"):
+    attend(np.ones((1, 1)))  # [1, T], or [T, P]
+  np.testing.assert_allclose(attend(np.ones((1, 1, 1))), attend(np.full((1, 2), 0.5)), atol=1e-12)

@@ -167,7 +167,11 @@ def test_what_is_never_drawn_is_not_drawn_whatever_the_options(others):
     (1.0, 0.0, *nonsense), (0, -1, 1), (1.0, 0.0, *nonsense)
   ):
     drawn = np.asarray(draw(SamplingParams(temperature, top_k, top_p)))
-    assert not np.isin(drawn, (0, 1)).any() and (drawn[:, 0] > 2).all()
+    assert not np.isin(drawn, (0, 1)).any()
+    if np.isnan(others):  # the model diverged: rows end at once
+      assert (drawn == 2).all()
+    else:
+      assert (drawn[:, 0] > 2).all()
 
 
 WRONG = {
