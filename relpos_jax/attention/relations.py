@@ -335,7 +335,7 @@ class FunctionBias:
   Adds `function(params, i, j, x_i, y_j, z_ij)` to the logit of query i and key j: a number, or
   numbers `[N]`, one per head. It is written for one pair, and mapped over all pairs with
   `jax.vmap`. Its gradients are exact, for the parameters and for the data, and the same in every
-  run. Define the function once, outside of the training step: another function is another program.
+  run.
 
   Attributes:
     function: takes the parameters, the positions i and j (integers), and the data of the query, the
