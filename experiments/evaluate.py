@@ -43,7 +43,7 @@ FLAGS = dict(
 
 def main(workdir: Path, pairs: str, hypotheses: Path | str, average_checkpoints: int) -> None:
   """Repeats the evaluation at the end of training, or scores other files."""
-  from experiments.run import load_run
+  from experiments.run import load_run, load_task
   from experiments.training.workdir import check_unchanged, data_digests
 
   if hypotheses:
@@ -52,9 +52,10 @@ def main(workdir: Path, pairs: str, hypotheses: Path | str, average_checkpoints:
   if workdir.exists():
     check_writable(workdir)
   if not pairs:
+    task = load_task(workdir)
+    data = task.load_data()
+    check_unchanged(workdir, data_digests(data, task.name_split))
     run = load_run(workdir, average_checkpoints=average_checkpoints)
-    data = run.task.load_data()
-    check_unchanged(workdir, data_digests(data, run.task.name_split))
     evaluate(run, data, workdir)
     return
   from experiments.translation.corpus import read_splits

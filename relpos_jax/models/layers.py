@@ -96,7 +96,7 @@ class LayersConfig:
         )
 
 
-def _class_of(positions: PositionsName | type[Positions]) -> type[Positions] | None:
+def _class_of(positions: object) -> type[Positions] | None:
   """Returns the class of a scheme's name, or the given class; None for other names."""
   if isinstance(positions, type) and issubclass(positions, Positions):
     return positions

@@ -73,7 +73,7 @@ def test_the_output_has_the_model_the_data_the_scores_five_samples_and_the_pictu
   assert "\n".join(lines) in answer.out
   assert sum("train_step" in name for name in answer.compiled) == 1  # for one shape of batches
   assert "attention, batches of 14x9: " in answer.out and ": per_position, because" in answer.out
-  assert "pairs with an empty side skipped in train: 1\n" in answer.out
+  assert "pairs with an empty side skipped in train: 1 (lines: 53)\n" in answer.out
   assert "training: shapes 14x9, " in answer.out and "dropped (above 9): " in answer.out
   assert "validation: shapes 14x9, batches per epoch: 1, " in answer.out
   (score,) = results(workdir).values()
