@@ -219,7 +219,7 @@ def _check_members(
 ) -> None:
   """Raises InputError unless each of a number of graphs has nodes, and each edge two of one graph.
 
-  `start` is that of the files' names.
+  `start` begins the files' names.
   """
   if not number:
     raise InputError(f"{start}_graph_labels.txt has no graphs; {_WANTED}")

@@ -1,5 +1,6 @@
 """The function of a `FunctionBias` as a program, which JAX's caches can compare."""
 
+import dataclasses
 import re
 from typing import Any
 
@@ -53,10 +54,5 @@ def as_program(relation: FunctionBias, position_dtype: np.dtype) -> FunctionBias
   # A new function: JAX would find the trace of one that it knows.
   traced = jax.make_jaxpr(lambda *arguments: relation.function(*arguments))
   closed = traced(relation.params, *pair)
-  return FunctionBias(
-    PairProgram(closed.jaxpr),
-    (relation.params, closed.consts),
-    relation.of_query,
-    relation.of_key,
-    relation.of_pair,
-  )
+  program, params = PairProgram(closed.jaxpr), (relation.params, closed.consts)
+  return dataclasses.replace(relation, function=program, params=params)
