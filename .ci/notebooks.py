@@ -1,4 +1,5 @@
-"""Writes the badge and the install cell of every notebook, with the address in setup.cfg.
+"""Writes the badge and the install cell of every notebook, with the address in
+setup.cfg.
 
 python .ci/notebooks.py
 """
@@ -42,7 +43,9 @@ def with_head(path: pathlib.Path, address: str) -> str:
   title["source"][2] = badge.replace("/github.com/", "/github/")
   extras = EXTRAS.get(path.name, ["experiments"])
   packages = [f'"{package}"' for extra in extras for package in PACKAGES[extra]]
-  cell = INSTALL.format(address=address, extras=",".join(extras), packages=", ".join(packages))
+  cell = INSTALL.format(
+    address=address, extras=",".join(extras), packages=", ".join(packages)
+  )
   install["source"] = cell.splitlines(keepends=True)
   return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 

@@ -67,7 +67,11 @@ class Docstrings(griffe.Extension):
   def on_instance(self, *, obj: griffe.Object, **_) -> None:
     """Makes code blocks of examples, which have no heading, and one name of "key, value:"."""
     if obj.docstring:
-      text = re.sub(r"^>>> (?:.+\n?)+", r"```pycon\n\g<0>\n```\n", obj.docstring.value, flags=re.M)
+      text = re.sub(
+        r"^>>> (?:.+\n?)+", r"```pycon\n\g<0>\n```\n", obj.docstring.value, flags=re.M
+      )
       names = r"^  (?:\w+, )+\w+:"
-      text = re.sub(names, lambda match: match[0].replace(", ", ",\xa0"), text, flags=re.M)
+      text = re.sub(
+        names, lambda match: match[0].replace(", ", ",\xa0"), text, flags=re.M
+      )
       obj.docstring.value = text

@@ -1,16 +1,14 @@
 """Defines every value of an experiment, by default of the paper's base model.
 
-Change a value on the command line with `--config.model.max_distance=4`, or write a config of your
-own, in any folder:
+Change a value on the command line with `--config.model.max_distance=4`, or write a
+config of your own, in any folder:
 
   from configs import default
 
   def get_config():
-    config = default.get_config()
-    config.name = "mine"
-    config.data.source = "pairs"
-    config.data.pairs.update(train="train.en,train.de", valid="valid.en,valid.de", test="test.tsv")
-    return config
+    config = default.get_config() config.name = "mine" config.data.source = "pairs"
+    config.data.pairs.update(train="train.en,train.de", valid="valid.en,valid.de",
+    test="test.tsv") return config
 """
 
 from collections.abc import Collection
@@ -19,7 +17,8 @@ from ml_collections import ConfigDict
 
 
 def choose(argument: str, *groups: Collection[str]) -> list[str]:
-  """Returns the word of each group that is in a config's argument, by default the group's first.
+  """Returns the word of each group that is in a config's argument, by default the
+  group's first.
 
   Raises ValueError for an unknown word, and for several of a group.
   """
@@ -53,8 +52,9 @@ def get_config(task: str = "translation") -> ConfigDict:
       training=dict(
         num_steps=100_000,  # or 0, and num_epochs
         num_epochs=0,  # passes over the training data; the other numbers here remain updates
-        # paper: learning_rate * width**-0.5 * min(step**-0.5, step * warmup_steps**-1.5);
-        # inverse_sqrt: learning_rate at the end of the warmup, the same shape.
+        # paper: learning_rate * width**-0.5 * min(step**-0.5, step *
+        # warmup_steps**-1.5); inverse_sqrt: learning_rate at the end of the warmup, the
+        # same shape.
         schedule="paper",
         learning_rate=1.0,
         warmup_steps=4000,
@@ -64,9 +64,10 @@ def get_config(task: str = "translation") -> ConfigDict:
         keep_checkpoints=20,
         max_skipped=10,  # consecutive non-finite steps that end the run
       ),
-      # At most so many are averaged: the last ones, in the last fifth of the steps and after the
-      # warmup. Earlier parameters make the mean worse: after 500 steps of music.py the valid loss
-      # is 0.90; of the mean of the last 8, 1.32; of the 3 of them in the last fifth, 0.85.
+      # At most so many are averaged: the last ones, in the last fifth of the steps and
+      # after the warmup. Earlier parameters make the mean worse: after 500 steps of
+      # music.py the valid loss is 0.90; of the mean of the last 8, 1.32; of the 3 of
+      # them in the last fifth, 0.85.
       decoding=dict(average_checkpoints=1),
     )
   )
@@ -80,8 +81,8 @@ _LAYERS = dict(
   width=512,
   num_heads=8,
   feed_forward=1024,  # as printed; the code of the time had 2048
-  # relative, sinusoidal, both, none, t5, alibi, rotary, xl, content or deberta; or module:Class of
-  # your own: docs/positions.md
+  # relative, sinusoidal, both, none, t5, alibi, rotary, xl, content or deberta; or
+  # module:Class of your own: docs/positions.md
   positions="relative",
   max_distance=16,  # at which positions are clipped
   left=-1,  # distance on the left; -1: max_distance, which may be 0 in causal models
@@ -110,11 +111,13 @@ _TRANSLATION = dict(
       path="",  # a folder of the captions' files; empty: download them
       prepared=False,  # the published baseline's files: Moses tokens, lower case, BPE
     ),
-    scan=dict(path=""),  # a folder of the files of SCAN's length split; empty: download them
+    scan=dict(
+      path=""
+    ),  # a folder of the files of SCAN's length split; empty: download them
     wmt14=dict(),
-    # Each "source_file,target_file", "file.tsv", or two columns of several, "file.tsv:1,3". Several
-    # test sets have names: --config.data.pairs.test.NAME=FILES, or test=dict(NAME=FILES, ...) in
-    # place of test="".
+    # Each "source_file,target_file", "file.tsv", or two columns of several,
+    # "file.tsv:1,3". Several test sets have names: --config.data.pairs.test.NAME=FILES,
+    # or test=dict(NAME=FILES, ...) in place of test="".
     pairs=dict(train="", valid="", test=""),
   ),
   vocabulary=dict(  # one for both languages
@@ -123,7 +126,8 @@ _TRANSLATION = dict(
   ),
   batches=dict(
     tokens=4096,  # of a batch, by the longer side of each pair, padding included
-    # Pairs with a longer side are dropped; of valid also those longer than any in training.
+    # Pairs with a longer side are dropped; of valid also those longer than any in
+    # training.
     max_length=128,
     num_shapes=6,  # each is compiled once
   ),
@@ -179,8 +183,8 @@ _GRAPHS = dict(
     ),
     tu=dict(
       name="MUTAG",  # or Mutagenicity, or the prefix of the files in `path`, or nothing
-      # A folder or .zip in TU format, a file of graphs in JSON, or a folder of the molecules'
-      # archives; empty: download them
+      # A folder or .zip in TU format, a file of graphs in JSON, or a folder of the
+      # molecules' archives; empty: download them
       path="",
       num_folds=10,  # stratified
       fold=-1,  # for testing; the next one validates; -1: chosen by the seed

@@ -1,20 +1,20 @@
 r"""Classifies labelled graphs (Shaw et al. 2018, section 3.1): kinship, molecules.
 
-  python -m experiments.train --config=configs/graph.py:clutrr
-  python -m experiments.sweep --config=configs/graph.py:clutrr --seeds=5
-  python -m experiments.sweep --config=configs/graph.py:tu --seeds=10
-  python -m experiments.sweep --config=configs/graph.py:mutagenicity --seeds=10
-  python -m experiments.train --config=configs/graph.py:tu,values --config.data.tu.fold=3
-  python -m experiments.train --config=configs/graph.py:tu --workdir=runs/mine \
+  python -m experiments.train --config=configs/graph.py:clutrr python -m
+  experiments.sweep --config=configs/graph.py:clutrr --seeds=5 python -m
+  experiments.sweep --config=configs/graph.py:tu --seeds=10 python -m experiments.sweep
+  --config=configs/graph.py:mutagenicity --seeds=10 python -m experiments.train
+  --config=configs/graph.py:tu,values --config.data.tu.fold=3 python -m
+  experiments.train --config=configs/graph.py:tu --workdir=runs/mine \
       --config.data.tu.path=FOLDER --config.data.tu.name=""
 
-Arguments, separated by commas: a source and a system. Sources: `clutrr`, trained on chains of 2 to
-4 relations and scored on 2 to 10; `tu`, the molecules MUTAG or a folder in TU format, where seeds 0
-to 9 test on one of ten folds each; `mutagenicity`, more molecules. Systems: keys_values, keys,
-values, none, unstructured; see `_SYSTEMS`.
+Arguments, separated by commas: a source and a system. Sources: `clutrr`, trained on
+chains of 2 to 4 relations and scored on 2 to 10; `tu`, the molecules MUTAG or a folder
+in TU format, where seeds 0 to 9 test on one of ten folds each; `mutagenicity`, more
+molecules. Systems: keys_values, keys, values, none, unstructured; see `_SYSTEMS`.
 
-A folder's NAME_node_attributes.txt and NAME_edge_attributes.txt are optional inputs beside the
-labels: scale them. Systems without edge labels ignore those of edges.
+A folder's NAME_node_attributes.txt and NAME_edge_attributes.txt are optional inputs
+beside the labels: scale them. Systems without edge labels ignore those of edges.
 """
 
 from configs import default
@@ -32,13 +32,15 @@ _CLUTRR = dict(
   batches=dict(tokens=640, max_length=5, num_shapes=1),
   training=dict(num_steps=1030, warmup_steps=200, eval_every=206, save_every=206),
 )
-# 40 epochs, after which MUTAG's valid loss only rises: 120 to 160 updates, by the fold. A bond is
-# two edges in the files.
+# 40 epochs, after which MUTAG's valid loss only rises: 120 to 160 updates, by the fold.
+# A bond is two edges in the files.
 _TU = dict(
   data=dict(source="tu"),
   batches=dict(tokens=1024, max_length=128, num_shapes=1),
   model=dict(sees="neighbours", reverse_edges="none", dropout_rate=0.2),
-  training=dict(num_steps=0, num_epochs=40, warmup_steps=40, eval_every=40, save_every=40),
+  training=dict(
+    num_steps=0, num_epochs=40, warmup_steps=40, eval_every=40, save_every=40
+  ),
 )
 # 20 epochs, about 2,320 updates: after ten the valid loss still falls.
 _MUTAGENICITY = dict(
@@ -53,7 +55,9 @@ def get_config(argument: str = ""):
   source, system = default.choose(argument, _SOURCES, _SYSTEMS)
   config = default.get_config("graphs")
   config.name = f"graph-{source}" + (f"-{system}" if system != "keys_values" else "")
-  config.training.update(schedule="inverse_sqrt", learning_rate=0.001, keep_checkpoints=3)
+  config.training.update(
+    schedule="inverse_sqrt", learning_rate=0.001, keep_checkpoints=3
+  )
   for values in _SOURCES[source]:
     config.update(values)
   config.model.update(_SYSTEMS[system])

@@ -4,12 +4,12 @@
   python -m experiments.sweep --config=configs/lengths.py:embedded --seeds=5
   python -m experiments.sweep --config=configs/lengths.py --only="relative, k=16"
 
-`scan`, the default, is the length split of SCAN (Lake and Baroni 2018): at most 22 actions in
-training, 24 to 48 in the split `test`. `embedded` is the quickstart with pairs of at most 16
-tokens: 16,423 of 20,000. Longer are 81 of 500 test pairs, up to 33, and all 200 of the split
-`long`, from 36 on. Both decode greedily, score samples of the test sets at each evaluation, and all
-of them at the end, with EOS free and with the reference's length given. For local files of
-SCAN give --config.data.scan.path=FOLDER.
+`scan`, the default, is the length split of SCAN (Lake and Baroni 2018): at most 22
+actions in training, 24 to 48 in the split `test`. `embedded` is the quickstart with
+pairs of at most 16 tokens: 16,423 of 20,000. Longer are 81 of 500 test pairs, up to 33,
+and all 200 of the split `long`, from 36 on. Both decode greedily, score samples of the
+test sets at each evaluation, and all of them at the end, with EOS free and with the
+reference's length given. For local files of SCAN give --config.data.scan.path=FOLDER.
 """
 
 from configs import default, positions, quickstart
@@ -22,10 +22,16 @@ def get_config(argument: str = ""):
   config.name = f"lengths-{data}"
   config.batches.max_length = 17
   if data == "scan":
-    config.data.source, config.vocabulary.kind, config.evaluation.tokenize = "scan", "words", "none"
+    config.data.source, config.vocabulary.kind, config.evaluation.tokenize = (
+      "scan",
+      "words",
+      "none",
+    )
     config.batches.update(tokens=1024, max_length=23)
     config.model.update(embedding_dropout_rate=0.1, dropout_rate=0.1)
-    config.training.update(learning_rate=0.002, num_steps=4000, eval_every=500, save_every=500)
+    config.training.update(
+      learning_rate=0.002, num_steps=4000, eval_every=500, save_every=500
+    )
   else:
     config.training.eval_every = 250
   config.training.update(num_samples=400, score_tests=True)

@@ -1,18 +1,21 @@
 """Translates image captions from English to German with a small Transformer.
 
   python -m experiments.train --config=configs/multi30k.py --workdir=runs/multi30k
-  python -m experiments.train --config=configs/multi30k.py:sinusoidal --workdir=runs/sinusoidal
-  python -m experiments.train --config=configs/multi30k.py:sinusoidal,published,prepared
+  python -m experiments.train --config=configs/multi30k.py:sinusoidal
+  --workdir=runs/sinusoidal python -m experiments.train
+  --config=configs/multi30k.py:sinusoidal,published,prepared
 
-Multi30k (Elliott et al. 2016). Arguments, separated by commas: positions (relative, sinusoidal,
-both, none), a recipe, `prepared`. Recipes: `short` trains in minutes on four CPU cores; `brief`,
-for sweeps, takes a fifth of the updates, with pre-norm and without dropout; `published`, for an
-accelerator, is that of the published baseline (GitHub LividWo/Revisit-MMT: 41.02 BLEU with
-sinusoids) and averages the checkpoints of the last 10 epochs. The baseline's 2,568,192 parameters
-are 6,144 more than ours: it has biases in the attention projections.
+Multi30k (Elliott et al. 2016). Arguments, separated by commas: positions (relative,
+sinusoidal, both, none), a recipe, `prepared`. Recipes: `short` trains in minutes on
+four CPU cores; `brief`, for sweeps, takes a fifth of the updates, with pre-norm and
+without dropout; `published`, for an accelerator, is that of the published baseline
+(GitHub LividWo/Revisit-MMT: 41.02 BLEU with sinusoids) and averages the checkpoints of
+the last 10 epochs. The baseline's 2,568,192 parameters are 6,144 more than ours: it has
+biases in the attention projections.
 
-`prepared` uses that repository's text and vocabulary (9,712 entries) instead of the captions: Moses
-tokens, lower case, BPE. For local files give --config.data.multi30k.path=FOLDER.
+`prepared` uses that repository's text and vocabulary (9,712 entries) instead of the
+captions: Moses tokens, lower case, BPE. For local files give
+--config.data.multi30k.path=FOLDER.
 """
 
 from configs import default
@@ -38,7 +41,9 @@ _RECIPES = dict(
 
 def get_config(argument: str = ""):
   """Returns a config by positions, recipe and text; by default relative, short and captions."""
-  positions, recipe, text = default.choose(argument, _POSITIONS, _RECIPES, ("captions", "prepared"))
+  positions, recipe, text = default.choose(
+    argument, _POSITIONS, _RECIPES, ("captions", "prepared")
+  )
   config = default.get_config()
   config.name = f"multi30k-{argument}".replace(",", "-").strip("-")
   config.data.update(source="multi30k", moses=True, lowercase=True)
@@ -47,8 +52,12 @@ def get_config(argument: str = ""):
   config.model.update(num_layers=4, width=128, num_heads=4, feed_forward=256)
   config.model.update(positions=positions, norm="post")
   config.model.update(attention_dropout_rate=0.0, feed_forward_dropout_rate=0.0)
-  config.training.update(schedule="inverse_sqrt", learning_rate=0.004, warmup_steps=1000)
-  config.training.update(num_steps=5000, eval_every=500, save_every=250, keep_checkpoints=5)
+  config.training.update(
+    schedule="inverse_sqrt", learning_rate=0.004, warmup_steps=1000
+  )
+  config.training.update(
+    num_steps=5000, eval_every=500, save_every=250, keep_checkpoints=5
+  )
   config.decoding.update(beam_size=5, average_checkpoints=5)
   config.evaluation.tokenize = "none"
   config.update(_RECIPES[recipe])

@@ -3,10 +3,10 @@
   python -m experiments.sweep --config=configs/positions.py:multi30k
   python -m experiments.sweep --config=configs/positions.py:chorales
 
-`multi30k` is `brief` of `configs/multi30k.py`; `chorales` trains two layers on slices of 512 tokens
-and scores whole pieces, of about 1,000. All rows of a corpus have the same updates and the same
-model but for the positions. `configs/lengths.py` scores the same schemes on longer sequences than
-those of training.
+`multi30k` is `brief` of `configs/multi30k.py`; `chorales` trains two layers on slices
+of 512 tokens and scores whole pieces, of about 1,000. All rows of a corpus have the
+same updates and the same model but for the positions. `configs/lengths.py` scores the
+same schemes on longer sequences than those of training.
 """
 
 from configs import default, multi30k, music
@@ -20,8 +20,12 @@ def get_config(argument: str = ""):
   else:
     config = music.get_config("clipped")
     config.batches.update(tokens=2048, max_length=512, num_shapes=2)
-    config.model.update(num_layers=2, feed_forward=256, max_distance=128, implementation="")
-    config.training.update(num_steps=1000, warmup_steps=200, eval_every=250, save_every=50)
+    config.model.update(
+      num_layers=2, feed_forward=256, max_distance=128, implementation=""
+    )
+    config.training.update(
+      num_steps=1000, warmup_steps=200, eval_every=250, save_every=50
+    )
   config.name = f"positions-{corpus}"
   return config
 
@@ -31,6 +35,13 @@ def sweep():
   for positions in ("both", "sinusoidal", "none", "alibi", "rotary"):
     yield positions, {"model.positions": positions}
   # T5's reach, and its biases shared by the layers; translation has no longer sentence.
-  yield "t5", {"model.positions": "t5", "model.max_distance": 128, "model.tables_per_layer": False}
+  yield (
+    "t5",
+    {
+      "model.positions": "t5",
+      "model.max_distance": 128,
+      "model.tables_per_layer": False,
+    },
+  )
   for positions in ("xl", "content", "deberta"):
     yield positions, {"model.positions": positions, "model.max_distance": 128}

@@ -18,5 +18,7 @@ def get_config():
   # Within so few updates, dropout costs more than it saves.
   config.model.update(default.NO_DROPOUT)
   config.training.update(schedule="inverse_sqrt", learning_rate=0.004, warmup_steps=300)
-  config.training.update(num_steps=2_000, eval_every=500, save_every=500, keep_checkpoints=3)
+  config.training.update(
+    num_steps=2_000, eval_every=500, save_every=500, keep_checkpoints=3
+  )
   return config

@@ -1,17 +1,19 @@
 """Repeats Table 1 of Shaw et al. 2018 on WMT 2014: German and French, base and big.
 
   python -m experiments.train --config=configs/wmt14.py:base,ende,relative --workdir=DIR
-  python -m experiments.train --config=configs/wmt14.py:big,enfr,sinusoidal --workdir=DIR
-  python -m experiments.plan --config=configs/wmt14.py:base,ende,relative --topology=v5e:2x4
+  python -m experiments.train --config=configs/wmt14.py:big,enfr,sinusoidal
+  --workdir=DIR python -m experiments.plan --config=configs/wmt14.py:base,ende,relative
+  --topology=v5e:2x4
 
-Arguments, separated by commas: base or big; ende or enfr; relative or sinusoidal; v1 or v2. For
-eight accelerators with 4,096 tokens each.
+Arguments, separated by commas: base or big; ende or enfr; relative or sinusoidal; v1 or
+v2. For eight accelerators with 4,096 tokens each.
 
-The paper does not say which of two recipes its code used. v1 (September 2017): post-norm, dropout
-on embeddings and sub-layers, warmup 4,000, rate 1. v2 (October 2017): pre-norm, dropout also on
-attention weights and after the ReLU, warmup 8,000, rate 2. The feed-forward width of base is 1,024
-as printed; the code had 2,048. Big averages its last 20 checkpoints, in the paper 10 minutes apart:
-600 updates of one second each (Vaswani et al. 2017, section 5.2).
+The paper does not say which of two recipes its code used. v1 (September 2017):
+post-norm, dropout on embeddings and sub-layers, warmup 4,000, rate 1. v2 (October
+2017): pre-norm, dropout also on attention weights and after the ReLU, warmup 8,000,
+rate 2. The feed-forward width of base is 1,024 as printed; the code had 2,048. Big
+averages its last 20 checkpoints, in the paper 10 minutes apart: 600 updates of one
+second each (Vaswani et al. 2017, section 5.2).
 """
 
 from configs import default
@@ -31,12 +33,18 @@ def get_config(argument: str = ""):
   if size == "big":
     dropout = 0.3 if languages == "ende" else 0.1
     config.model.update(width=1024, num_heads=16, feed_forward=4096, max_distance=8)
-    config.model.update(tables_per_head=False, embedding_dropout_rate=dropout, dropout_rate=dropout)
+    config.model.update(
+      tables_per_head=False, embedding_dropout_rate=dropout, dropout_rate=dropout
+    )
     config.training.update(num_steps=300_000, save_every=600, keep_checkpoints=20)
     config.decoding.average_checkpoints = 20
   if recipe == "v1":
-    config.model.update(norm="post", attention_dropout_rate=0.0, feed_forward_dropout_rate=0.0)
+    config.model.update(
+      norm="post", attention_dropout_rate=0.0, feed_forward_dropout_rate=0.0
+    )
   else:
-    config.model.update(norm="pre", attention_dropout_rate=0.1, feed_forward_dropout_rate=0.1)
+    config.model.update(
+      norm="pre", attention_dropout_rate=0.1, feed_forward_dropout_rate=0.1
+    )
     config.training.update(learning_rate=2.0, warmup_steps=8000)
   return config

@@ -21,7 +21,14 @@ from ml_collections import ConfigDict, config_flags
 from experiments import signals
 from experiments.config import TEST_SETS, add_test_sets, check_keys, flatten
 from experiments.errors import InputError
-from experiments.files import Path, bucket_lock, check_writable, in_bucket, to_path, write_refusal
+from experiments.files import (
+  Path,
+  bucket_lock,
+  check_writable,
+  in_bucket,
+  to_path,
+  write_refusal,
+)
 
 _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 _DEFINE = {
@@ -42,10 +49,16 @@ class Flag(NamedTuple):
   most: float | None = None
 
 
-CONFIG = Flag(None, "the experiment, FILE.py[:ARGUMENT]; --config.KEY=VALUE changes one value")
-SWEEP = Flag(None, "the sweep, FILE.py[:ARGUMENT]; --config.KEY=VALUE changes a value of all cells")
+CONFIG = Flag(
+  None, "the experiment, FILE.py[:ARGUMENT]; --config.KEY=VALUE changes one value"
+)
+SWEEP = Flag(
+  None, "the sweep, FILE.py[:ARGUMENT]; --config.KEY=VALUE changes a value of all cells"
+)
 WORKDIR = Flag(None, "the folder of a training run", is_path=True)
-AVERAGE = Flag(0, "largest number of checkpoints averaged; 0: as in the run's config", least=0)
+AVERAGE = Flag(
+  0, "largest number of checkpoints averaged; 0: as in the run's config", least=0
+)
 
 
 class ConfigFile(NamedTuple):
@@ -58,15 +71,17 @@ class ConfigFile(NamedTuple):
 
 
 def run(
-  main: Callable[..., None], flags: Mapping[str, Flag], argv: Sequence[str] | None = None
+  main: Callable[..., None],
+  flags: Mapping[str, Flag],
+  argv: Sequence[str] | None = None,
 ) -> None:
   """Calls `main` with the values of `flags` by name, and exits.
 
-  The exit status is 0; 2 after an `InputError` or a full disk, in one line; 130 after Ctrl-C; 141
-  if the reader of stdout, such as `head`, has closed it. Other exceptions keep their traceback.
-  `--help` prints the docstring of `main`'s module and the flags. `main` gets a `ConfigDict` for
-  `CONFIG` and a `ConfigFile` for `SWEEP`. Most commands import JAX inside of `main`, so that a
-  wrong flag is told at once.
+  The exit status is 0; 2 after an `InputError` or a full disk, in one line; 130 after
+  Ctrl-C; 141 if the reader of stdout, such as `head`, has closed it. Other exceptions
+  keep their traceback. `--help` prints the docstring of `main`'s module and the flags.
+  `main` gets a `ConfigDict` for `CONFIG` and a `ConfigFile` for `SWEEP`. Most commands
+  import JAX inside of `main`, so that a wrong flag is told at once.
   """
   argv = list(sys.argv[1:] if argv is None else argv)
   if {"--help", "-help", "-h"} & {*argv}:
@@ -81,7 +96,9 @@ def run(
     sys.exit(_run(main, flags, argv))
 
 
-def _run(main: Callable[..., None], flags: Mapping[str, Flag], argv: Sequence[str]) -> int:
+def _run(
+  main: Callable[..., None], flags: Mapping[str, Flag], argv: Sequence[str]
+) -> int:
   """Calls `main` with the values of its flags, and returns the exit status."""
   try:
     with signals.raising_interrupts():
@@ -111,8 +128,8 @@ def _run(main: Callable[..., None], flags: Mapping[str, Flag], argv: Sequence[st
 class DisplayStream:
   """Writes to a text stream, and drops all text once the stream cannot be written.
 
-  It is for progress and notes, which must not end what they tell of: the reader of a pipe may die,
-  a terminal may be closed, a disk may be full.
+  It is for progress and notes, which must not end what they tell of: the reader of a
+  pipe may die, a terminal may be closed, a disk may be full.
   """
 
   def __init__(self, stream: Any):
@@ -155,17 +172,21 @@ def _keep_compiled() -> None:
 
 
 def _keep_freed_memory() -> None:
-  """Has glibc's malloc keep freed memory for the next step, on machines without accelerators.
+  """Has glibc's malloc keep freed memory for the next step, on machines without
+  accelerators.
 
-  On a CPU, XLA allocates the temporary memory of each call. Pages that malloc has given back must
-  be mapped again. If a variable such as MALLOC_ARENA_MAX sets options of malloc, it is left as it
-  is. Call it before JAX starts its threads: they keep the arenas that they have.
+  On a CPU, XLA allocates the temporary memory of each call. Pages that malloc has given
+  back must be mapped again. If a variable such as MALLOC_ARENA_MAX sets options of
+  malloc, it is left as it is. Call it before JAX starts its threads: they keep the
+  arenas that they have.
   """
   if has_accelerator() or any(name.startswith("MALLOC_") for name in os.environ):
     return
   with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
     mallopt = ctypes.CDLL(None).mallopt
-    mallopt(-8, 1)  # M_ARENA_MAX: other arenas map large blocks whatever the next option says
+    mallopt(
+      -8, 1
+    )  # M_ARENA_MAX: other arenas map large blocks whatever the next option says
     mallopt(-4, 0)  # M_MMAP_MAX: no large block is a mapping of its own
     mallopt(-1, -1)  # M_TRIM_THRESHOLD: the end of the heap is not given back
 
@@ -177,9 +198,11 @@ def has_accelerator() -> bool:
 
 
 def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
-  """Returns the values of `flags` in the arguments `argv`; those of paths as paths, unless empty.
+  """Returns the values of `flags` in the arguments `argv`; those of paths as paths,
+  unless empty.
 
-  Raises InputError: a flag, config file or config key is unknown, missing or of the wrong type.
+  Raises InputError: a flag, config file or config key is unknown, missing or of the
+  wrong type.
   """
   values, argv, file = absl_flags.FlagValues(), ["command", *argv], None
   try:
@@ -189,7 +212,9 @@ def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
       else:
         kind = str if flag.default is None else type(flag.default)
         is_number = kind in (int, float)
-        bounds = dict(lower_bound=flag.least, upper_bound=flag.most) if is_number else {}
+        bounds = (
+          dict(lower_bound=flag.least, upper_bound=flag.most) if is_number else {}
+        )
         _DEFINE[kind](name, flag.default, flag.help, flag_values=values, **bounds)
     _, *unused = values(argv)
   except (absl_flags.Error, AttributeError, KeyError) as error:
@@ -204,7 +229,9 @@ def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
   for name, value in found.items():
     if isinstance(value, float) and not math.isfinite(value):
       raise InputError(f"--{name}={value}: give a finite number")
-  found |= {name: to_path(found[name]) for name in flags if flags[name].is_path and found[name]}
+  found |= {
+    name: to_path(found[name]) for name in flags if flags[name].is_path and found[name]
+  }
   return found | {name: file for name, flag in flags.items() if flag == SWEEP}
 
 
@@ -216,7 +243,9 @@ def _define_config(
   file = absl_flags.DEFINE_string("config", None, "", flag_values=first)
   argv = first(argv, known_only=True)
   if not file.value:
-    raise InputError(f"missing --config: {flag.help}: there are {', '.join(_configs())}")
+    raise InputError(
+      f"missing --config: {flag.help}: there are {', '.join(_configs())}"
+    )
   path, _, argument = file.value.partition(":")
   if not pathlib.Path(path).is_file():
     raise InputError(f"no config file {path!r}: there are {', '.join(_configs())}")
@@ -229,11 +258,15 @@ def _define_config(
     raise InputError(f"{file.value}: {error}") from error
   named = re.compile(rf"(--?config\.)?{TEST_SETS}\.")
   if any(map(named.match, [*argv, *flatten(config)])):
-    argv = [re.sub(rf"^(--?config\.{TEST_SETS})(=|$)", r"\1.test\2", arg) for arg in argv]
+    argv = [
+      re.sub(rf"^(--?config\.{TEST_SETS})(=|$)", r"\1.test\2", arg) for arg in argv
+    ]
   given = [m[1] for arg in argv if (m := re.match(r"--?(?:no)?config\.([^=]*)", arg))]
   add_test_sets(config, given)
   check_keys(given, config)
-  config_flags.DEFINE_config_dict("config", config.lock(), flag_values=values, sys_argv=argv)
+  config_flags.DEFINE_config_dict(
+    "config", config.lock(), flag_values=values, sys_argv=argv
+  )
   return argv, ConfigFile(file.value, module, config, tuple(given))
 
 
@@ -244,16 +277,20 @@ def make_folder(folder: Path, flag: str) -> pathlib.Path:
   try:
     folder.mkdir(parents=True, exist_ok=True)
   except OSError as error:
-    raise InputError(f"cannot use {folder} ({error.strerror}): give another --{flag}") from error
+    raise InputError(
+      f"cannot use {folder} ({error.strerror}): give another --{flag}"
+    ) from error
   check_writable(folder, f"give another --{flag}")
   return folder
 
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, flag: str) -> Iterator[None]:
-  """Locks the folder that a flag names; makes it if missing, and removes it if left empty.
+  """Locks the folder that a flag names; makes it if missing, and removes it if left
+  empty.
 
-  The lock is released when its process ends, even if it is killed; in a bucket, see `bucket_lock`.
+  The lock is released when its process ends, even if it is killed; in a bucket, see
+  `bucket_lock`.
 
   Raises InputError: another process holds the lock, or the folder cannot be written or
   locked.
@@ -287,8 +324,12 @@ def lock_folder(folder: Path, flag: str) -> Iterator[None]:
 
 def _configs() -> dict[str, str]:
   """Returns the first line of the docstring of each of the project's configs."""
-  texts = {f"configs/{path.name}": path.read_text() for path in sorted(_CONFIGS.glob("*.py"))}
-  docs = {name: ast.get_docstring(ast.parse(text)) or "" for name, text in texts.items()}
+  texts = {
+    f"configs/{path.name}": path.read_text() for path in sorted(_CONFIGS.glob("*.py"))
+  }
+  docs = {
+    name: ast.get_docstring(ast.parse(text)) or "" for name, text in texts.items()
+  }
   return {name: doc.partition("\n")[0] for name, doc in docs.items()}
 
 
@@ -298,6 +339,10 @@ def _help(main: Callable[..., None], flags: Mapping[str, Flag]) -> str:
     default = "" if flag.default in (None, "") else f" (default: {flag.default})"
     lines.append(f"  --{name:12} {flag.help}{default}")
   if {CONFIG, SWEEP} & {*flags.values()}:
-    lines += ["", "Configs:", *(f"  {name:22} {line}" for name, line in _configs().items())]
+    lines += [
+      "",
+      "Configs:",
+      *(f"  {name:22} {line}" for name, line in _configs().items()),
+    ]
     lines += ["", "configs/default.py explains every KEY; the others, their ARGUMENTs."]
   return "\n".join(lines)

@@ -8,7 +8,8 @@ from ml_collections import ConfigDict
 
 from experiments.errors import InputError
 
-# A description of the allowed numbers, a test for them, and the dotted keys they apply to.
+# A description of the allowed numbers, a test for them, and the dotted keys they apply
+# to.
 Numbers = tuple[str, Callable[[float], bool], Collection[str]]
 
 # The largest number of steps, in an int32, and the largest size of an axis.
@@ -36,7 +37,9 @@ def check_values(
   values = flatten(config)
   for name, known in choices.items():
     if name in values and values[name] not in known:
-      raise InputError(f"config.{name} is {values[name]!r}: choose one of {', '.join(known)}")
+      raise InputError(
+        f"config.{name} is {values[name]!r}: choose one of {', '.join(known)}"
+      )
   for wanted, fits, names in numbers:
     for name in names:
       if not fits(values[name]):
@@ -50,7 +53,9 @@ def check_keys(names: Iterable[str], known: ConfigDict) -> None:
     if not any(f"{key}.".startswith(f"{name}.") for key in keys):
       similar = [key for key in keys if key.split(".")[-1] == name.split(".")[-1]]
       similar += difflib.get_close_matches(name, keys, n=1)
-      hint = f"did you mean config.{similar[0]}?" if similar else "see configs/default.py"
+      hint = (
+        f"did you mean config.{similar[0]}?" if similar else "see configs/default.py"
+      )
       raise InputError(f"unknown config.{name}: {hint}")
 
 
@@ -70,7 +75,11 @@ def add_test_sets(config: ConfigDict, keys: Iterable[str]) -> None:
 
   A test set that the config has without a name gets the name "test".
   """
-  names = [name for group, _, name in (key.rpartition(".") for key in keys) if group == TEST_SETS]
+  names = [
+    name
+    for group, _, name in (key.rpartition(".") for key in keys)
+    if group == TEST_SETS
+  ]
   if names and (pairs := config.data.get("pairs")):
     old = dict(test=pairs.test) if isinstance(pairs.test, str) else pairs.test.to_dict()
     old = {name: files for name, files in old.items() if files}
@@ -79,7 +88,9 @@ def add_test_sets(config: ConfigDict, keys: Iterable[str]) -> None:
       pairs.test = dict.fromkeys(names, "") | old
 
 
-def flatten(config: Mapping[str, Any] | ConfigDict, prefix: str = "") -> dict[str, object]:
+def flatten(
+  config: Mapping[str, Any] | ConfigDict, prefix: str = ""
+) -> dict[str, object]:
   """Returns every value by its dotted key; an empty group is a value {}."""
   flat = {}
   for key, value in config.items():

@@ -1,19 +1,20 @@
 """Scores a trained model on every test split, or on other pairs of files.
 
-  python -m experiments.evaluate --workdir=runs/quickstart
-  python -m experiments.evaluate --workdir=runs/quickstart --pairs=news.en,news.de
-  python -m experiments.evaluate --workdir=runs/quickstart --pairs=news.tsv --hypotheses=theirs.de
+  python -m experiments.evaluate --workdir=runs/quickstart python -m
+  experiments.evaluate --workdir=runs/quickstart --pairs=news.en,news.de python -m
+  experiments.evaluate --workdir=runs/quickstart --pairs=news.tsv --hypotheses=theirs.de
 
-Prints a table and samples, and draws the learning curves. For translation, the scores are BLEU by
-sacreBLEU and as in the paper, chrF, and the percentage of translations that equal the reference; an
-attention map is drawn. Writes results.json, the pictures and the translations of each split into
-the run directory. If the training is finished and its last checkpoint is good, also writes
-record.json, the run's line in the results of a sweep.
+Prints a table and samples, and draws the learning curves. For translation, the scores
+are BLEU by sacreBLEU and as in the paper, chrF, and the percentage of translations that
+equal the reference; an attention map is drawn. Writes results.json, the pictures and
+the translations of each split into the run directory. If the training is finished and
+its last checkpoint is good, also writes record.json, the run's line in the results of a
+sweep.
 
-With --pairs, writes into the folder `pairs` of the run directory, and no record. With --hypotheses,
-scores a file of translations instead, a line for each pair, and writes nothing. The lines of pairs
-with an empty side are skipped. Translations must be in the form of the run's own, in Moses tokens
-or lower case where `config.data` says so.
+With --pairs, writes into the folder `pairs` of the run directory, and no record. With
+--hypotheses, scores a file of translations instead, a line for each pair, and writes
+nothing. The lines of pairs with an empty side are skipped. Translations must be in the
+form of the run's own, in Moses tokens or lower case where `config.data` says so.
 
 The data must be those that the run was started with, by their digests in digests.json;
 --pairs are not compared.
@@ -41,7 +42,9 @@ FLAGS = dict(
 )
 
 
-def main(workdir: Path, pairs: str, hypotheses: Path | str, average_checkpoints: int) -> None:
+def main(
+  workdir: Path, pairs: str, hypotheses: Path | str, average_checkpoints: int
+) -> None:
   """Repeats the evaluation at the end of training, or scores other files."""
   from experiments.run import load_run, load_task
   from experiments.training.workdir import check_unchanged, data_digests
@@ -80,7 +83,9 @@ def _score_hypotheses(workdir: Path, pairs: str, hypotheses: Path) -> str:
   from experiments.translation.scores import score_table
 
   if not pairs:
-    raise InputError("--hypotheses are translations of --pairs: give source_file,target_file")
+    raise InputError(
+      "--hypotheses are translations of --pairs: give source_file,target_file"
+    )
   corpus, lines = read_splits(dict(pairs=pairs)), read_lines(hypotheses)
   skipped = corpus.skipped["pairs"]
   number = len(corpus.splits["pairs"]) + len(skipped)
@@ -140,7 +145,9 @@ def _print(found: "Evaluation", run: "Run", folder: Path, *pictures: Path) -> No
   print(found.text)
   print("pictures:", *pictures, *found.pictures)
   if found.results:
-    results = {split: dict(row, checkpoints=run.steps) for split, row in found.results.items()}
+    results = {
+      split: dict(row, checkpoints=run.steps) for split, row in found.results.items()
+    }
     write_whole(folder / "results.json", json.dumps(results, indent=2) + "\n")
 
 

@@ -1,4 +1,5 @@
-r"""Exports a trained translator for CTranslate2, which translates in C++ on CPUs and NVIDIA GPUs.
+r"""Exports a trained translator for CTranslate2, which translates in C++ on CPUs and
+NVIDIA GPUs.
 
   pip install -e '.[export]'
   python -m experiments.train --config=configs/quickstart.py --workdir=runs/shared \
@@ -6,11 +7,12 @@ r"""Exports a trained translator for CTranslate2, which translates in C++ on CPU
   python -m experiments.export --workdir=runs/shared --out=translator
   ct2-translator --model translator --beam_size 4 < tokens.en > tokens.de
 
-The vocabulary is in the model; tokenizer.json of the run's folder splits lines into its tokens, to
-which </s> is appended. CTranslate2 has relative positions that are clipped, as many on the left as
-on the right, and shared by heads: train with --config.model.tables_per_head=False. Greedy
-translations are those of this project, up to rounding. In beam search the length penalty is
-another: CTranslate2 divides by length**alpha, this project by ((5 + length) / 6)**alpha.
+The vocabulary is in the model; tokenizer.json of the run's folder splits lines into its
+tokens, to which </s> is appended. CTranslate2 has relative positions that are clipped,
+as many on the left as on the right, and shared by heads: train with
+--config.model.tables_per_head=False. Greedy translations are those of this project, up
+to rounding. In beam search the length penalty is another: CTranslate2 divides by
+length**alpha, this project by ((5 + length) / 6)**alpha.
 """
 
 import importlib.util
@@ -112,7 +114,10 @@ def _layer(spec: Any, layer: "Layer") -> None:
     _attention(spec.attention, layer.cross_attention, ["query"], ["key", "value"])
     _norm(spec.attention.layer_norm, layer.residuals[1].norm)
   theirs, ours = spec.ffn, layer.feed_forward
-  for linear, projection in ((theirs.linear_0, ours.hidden), (theirs.linear_1, ours.out)):
+  for linear, projection in (
+    (theirs.linear_0, ours.hidden),
+    (theirs.linear_1, ours.out),
+  ):
     linear.weight = np.ascontiguousarray(_array(projection.kernel).T)
     linear.bias = _array(projection.bias)
   _norm(spec.ffn.layer_norm, layer.residuals[-1].norm)

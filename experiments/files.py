@@ -39,8 +39,8 @@ def to_path(name: str | os.PathLike) -> Path:
 
   Expands ~, which shells leave as it is in --workdir=~/run.
 
-  Raises InputError: the name has another scheme, or the package that serves it is not installed,
-  or there is no such home.
+  Raises InputError: the name has another scheme, or the package that serves it is not
+  installed, or there is no such home.
   """
   if not (scheme := re.match("([a-z0-9]+):/", os.fspath(name))):
     try:
@@ -49,12 +49,16 @@ def to_path(name: str | os.PathLike) -> Path:
       raise InputError(f"cannot use {name}: {error}") from None
   package = dict(gs="gcsfs", s3="s3fs").get(scheme[1])
   if not package or not os.fspath(name).startswith(f"{scheme[1]}://"):
-    raise InputError(f"cannot use {name}: give a local path, gs://BUCKET/RUN or s3://BUCKET/RUN")
+    raise InputError(
+      f"cannot use {name}: give a local path, gs://BUCKET/RUN or s3://BUCKET/RUN"
+    )
   if not importlib.util.find_spec(package):
     raise InputError(f"cannot use {name}: pip install {package}")
   # Others write into the same folders, which makes a listing that is kept wrong.
   fsspec.config.conf.setdefault(scheme[1], {})["use_listings_cache"] = False
-  os.environ.setdefault("EPATH_USE_TF", "false")  # the same code with and without TensorFlow
+  os.environ.setdefault(
+    "EPATH_USE_TF", "false"
+  )  # the same code with and without TensorFlow
   return epath.Path(name)
 
 
@@ -72,17 +76,23 @@ def checking_bucket(path: Path) -> Iterator[None]:
     if not in_bucket(path) or isinstance(error, InputError):
       raise
     reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
-    raise InputError(f"cannot use {path} ({reason}): check bucket and credentials") from error
+    raise InputError(
+      f"cannot use {path} ({reason}): check bucket and credentials"
+    ) from error
 
 
 def list_folder(folder: Path) -> list[Path]:
   """Lists a folder, which may be missing; raises InputError if a bucket cannot be listed."""
   with checking_bucket(folder), contextlib.suppress(FileNotFoundError):
-    return sorted(path for path in folder.iterdir() if path != folder)  # a bucket's empty folder
+    return sorted(
+      path for path in folder.iterdir() if path != folder
+    )  # a bucket's empty folder
   return []
 
 
-def check_writable(folder: Path, remedy: str = "give a --workdir that you may write to") -> None:
+def check_writable(
+  folder: Path, remedy: str = "give a --workdir that you may write to"
+) -> None:
   """Raises InputError unless the folder is writable; in a bucket, by writing a file."""
   if in_bucket(folder):
     with checking_bucket(folder):
@@ -96,7 +106,9 @@ def write_refusal(error: BaseException, what: object) -> InputError | None:
   """Returns the error of a write to a disk that is full or read-only; None for another error."""
   remedies = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free disk space")
   for code, remedy in (remedies | {errno.EROFS: "make the disk writable"}).items():
-    if getattr(error, "errno", None) == code or os.strerror(code) in str(error):  # as Orbax says it
+    if getattr(error, "errno", None) == code or os.strerror(code) in str(
+      error
+    ):  # as Orbax says it
       reason = f"cannot write {what} ({os.strerror(code)})"
       return InputError(f"{reason}: {remedy} and run the same command again")
   return None
@@ -123,7 +135,9 @@ def move(folder: Path, new: Path) -> None:
     return
   with checking_bucket(folder):
     fs, name = fsspec.url_to_fs(str(folder))
-    files = fs.find(name)  # with folders in its list, as epath has it, s3:// refuses to copy
+    files = fs.find(
+      name
+    )  # with folders in its list, as epath has it, s3:// refuses to copy
     fs.copy(files, [f"{new}{file.removeprefix(name)}" for file in files])
     fs.rm(name, recursive=True)
 
@@ -132,8 +146,9 @@ def move(folder: Path, new: Path) -> None:
 def bucket_lock(folder: Path, flag: str) -> Iterator[None]:
   """Locks the folder in a bucket that a flag names.
 
-  The lock is an object that a thread renews. One that does not change during three intervals was
-  left by a process that was killed. Processes that start within a second may both get the lock.
+  The lock is an object that a thread renews. One that does not change during three
+  intervals was left by a process that was killed. Processes that start within a second
+  may both get the lock.
 
   Raises InputError: another process holds the lock, or the bucket cannot be used.
   """
@@ -151,7 +166,9 @@ def bucket_lock(folder: Path, flag: str) -> Iterator[None]:
   with checking_bucket(folder):
     if before := _read_lock(path):
       seconds = 3 * _RENEW_SECONDS
-      print(f"waits {seconds:.0f} s for the lock of {folder} ({before})", file=sys.stderr)
+      print(
+        f"waits {seconds:.0f} s for the lock of {folder} ({before})", file=sys.stderr
+      )
       time.sleep(seconds)
       if _read_lock(path) not in (before, ""):
         raise InputError(
@@ -179,9 +196,9 @@ def _read_lock(path: Path) -> str:
 def whole_file(path: Path) -> Iterator[BinaryIO]:
   """Opens a new file that replaces `path` at the end of the block.
 
-  If the block raises or the process is killed, `path` keeps its content. A link at `path` is
-  replaced, not followed. Several processes may write one file: the last one stays, whole. A killed
-  process leaves a hidden file, which nothing reads.
+  If the block raises or the process is killed, `path` keeps its content. A link at
+  `path` is replaced, not followed. Several processes may write one file: the last one
+  stays, whole. A killed process leaves a hidden file, which nothing reads.
   """
   if in_bucket(path):
     content = io.BytesIO()

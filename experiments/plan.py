@@ -1,13 +1,14 @@
-r"""Estimates the memory, operations and time of a training step on TPU chips, without the chips.
+r"""Estimates the memory, operations and time of a training step on TPU chips, without
+the chips.
 
-  pip install -e '.[tpu]'
-  python -m experiments.plan --config=configs/wmt14.py:base,ende,relative --topology=v5e:2x4
-  python -m experiments.plan --config=configs/long.py --topology=v5e:4x4
+  pip install -e '.[tpu]' python -m experiments.plan
+  --config=configs/wmt14.py:base,ende,relative --topology=v5e:2x4 python -m
+  experiments.plan --config=configs/long.py --topology=v5e:4x4
 
-The TPU's own compiler compiles the training step for all chips of the topology; no TPU is needed
-and nothing runs. The batch is of the longest examples. Times are estimates from the chip's peak
-figures: a step takes the longer of computing and memory traffic if they overlap, and their sum if
-they do not. What chips send one another is left out.
+The TPU's own compiler compiles the training step for all chips of the topology; no TPU
+is needed and nothing runs. The batch is of the longest examples. Times are estimates
+from the chip's peak figures: a step takes the longer of computing and memory traffic if
+they overlap, and their sum if they do not. What chips send one another is left out.
 """
 
 import importlib.util
@@ -29,11 +30,17 @@ if TYPE_CHECKING:
 
 FLAGS = dict(
   config=command.CONFIG,
-  topology=command.Flag("v5e:2x4", "the kind of chip and the shape in which chips are connected"),
-  effort=command.Flag("full", "the compiler's: full, as in training, or least, which is quick"),
+  topology=command.Flag(
+    "v5e:2x4", "the kind of chip and the shape in which chips are connected"
+  ),
+  effort=command.Flag(
+    "full", "the compiler's: full, as in training, or least, which is quick"
+  ),
 )
 _EFFORTS = dict(full=0.0, least=-1.0)  # JAX's exec_time_optimization_effort
-_OUT_OF_MEMORY = r"Used [\d.]+\w* of [\d.]+\w* \w+|HLO temporaries \S+ exceeds available HBM \S+\)"
+_OUT_OF_MEMORY = (
+  r"Used [\d.]+\w* of [\d.]+\w* \w+|HLO temporaries \S+ exceeds available HBM \S+\)"
+)
 # Makes libtpu and JAX, which read these when they are loaded, look for no TPU.
 NO_TPU = dict(
   JAX_PLATFORMS="cpu",
@@ -77,7 +84,9 @@ def main(config: ConfigDict, topology: str, effort: str) -> None:
   task = parse_config(config, num_chips)
   # A chip of v4 has two cores, which are one device as Cloud TPU sets it up.
   options = dict(chip_config_name="megacore") if chip == "v4" else {}
-  chips = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices
+  chips = topologies.get_topology_desc(
+    platform="tpu", topology_name=topology, **options
+  ).devices
   mesh = make_mesh(**config.mesh, devices=chips)
   jax.config.update("jax_exec_time_optimization_effort", _EFFORTS[effort])
   shape = longest_shape(task.config, mesh.shape)
@@ -98,12 +107,15 @@ def parse(name: str) -> tuple[str, int]:
   found = re.fullmatch(r"(\w+):([1-9]\d*(?:x[1-9]\d*)+)", name)
   if not found or found[1] not in CHIPS:
     known = ", ".join(CHIPS)
-    raise InputError(f"--topology={name}: give one of {known} and a shape, such as v5e:2x4")
+    raise InputError(
+      f"--topology={name}: give one of {known} and a shape, such as v5e:2x4"
+    )
   return found[1], math.prod(map(int, found[2].split("x")))
 
 
 def use_compiler() -> None:
-  """Makes JAX compute on the CPU and libtpu look for no TPU; call it before any computation.
+  """Makes JAX compute on the CPU and libtpu look for no TPU; call it before any
+  computation.
 
   Raises InputError: libtpu, the TPU's compiler, is missing.
   """
@@ -127,15 +139,17 @@ def compile_step(task: "Task", mesh: "Mesh", shape: tuple[int, ...]) -> "Compile
 
   training = build(task, task.mock_vocabulary(), mesh)
   batch = jax.tree.map(shape_of, task.empty_batch(shape))
-  with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # attention is chosen for its platform
+  with jax.sharding.use_abstract_mesh(
+    mesh.abstract_mesh
+  ):  # attention is chosen for its platform
     return training.step.lower(training.shapes, batch).compile()
 
 
 def figures(chip: Chip, step: "Compiled", num_steps: int) -> dict[str, str]:
   """Returns the memory, work and times of a step on a chip, as text by name.
 
-  A roofline (Williams et al. 2009). The compiler counts one pass of each loop, and takes the Pallas
-  kernels' own estimates.
+  A roofline (Williams et al. 2009). The compiler counts one pass of each loop, and
+  takes the Pallas kernels' own estimates.
   """
   memory, cost = step.memory_analysis(), step.cost_analysis()
   flops, traffic = cost["flops"], cost["bytes accessed"]
@@ -148,7 +162,9 @@ def figures(chip: Chip, step: "Compiled", num_steps: int) -> dict[str, str]:
     "memory traffic": _gigabytes(traffic),
     **{f"time of {name}": f"{1000 * part:.1f} ms" for name, part in parts.items()},
     "time without the network": f"{1000 * low:.1f} to {1000 * high:.1f} ms",
-    "all updates": f"{hours * low:.1f} to {hours * high:.1f} h" if num_steps else "of any data",
+    "all updates": f"{hours * low:.1f} to {hours * high:.1f} h"
+    if num_steps
+    else "of any data",
   }
 
 

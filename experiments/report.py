@@ -3,11 +3,11 @@ r"""Writes the tables and pictures of the results pages from the records of runs
   python -m experiments.report
   python -m experiments.report --results=mine
 
-Each file RESULTS/runs/*.jsonl (or .jsonl.xz) holds the records of one sweep, as
-`python -m experiments.sweep` writes them. The command rewrites the blocks between
-<!-- begin NAME --> and <!-- end NAME --> in RESULTS/report.md (translation), graphs.md and
-music.md, in positions.md and lengths.md for sweeps NAME-... of these configs, and the pictures of
-these pages; it keeps the text around the blocks.
+Each file RESULTS/runs/*.jsonl (or .jsonl.xz) holds the records of one sweep, as `python
+-m experiments.sweep` writes them. The command rewrites the blocks between <!-- begin
+NAME --> and <!-- end NAME --> in RESULTS/report.md (translation), graphs.md and
+music.md, in positions.md and lengths.md for sweeps NAME-... of these configs, and the
+pictures of these pages; it keeps the text around the blocks.
 """
 
 import importlib
@@ -27,7 +27,9 @@ from experiments.evaluation.records import (
 )
 
 FLAGS = dict(
-  results=command.Flag("results", "the folder of runs/*.jsonl and of the pages", is_path=True)
+  results=command.Flag(
+    "results", "the folder of runs/*.jsonl and of the pages", is_path=True
+  )
 )
 _OWN = ("positions", "lengths")  # sweeps with pages of their own
 
@@ -37,7 +39,9 @@ def main(results: pathlib.Path) -> list[pathlib.Path]:
 
   Raises InputError: there are no records, or a damaged one.
   """
-  from experiments.evaluation import tables  # here, as the systems' libraries take a second
+  from experiments.evaluation import (
+    tables,
+  )  # here, as the systems' libraries take a second
   from experiments.sections import block_of
 
   pages: dict[pathlib.Path, dict[str, str]] = {}
@@ -46,7 +50,9 @@ def main(results: pathlib.Path) -> list[pathlib.Path]:
       raise InputError(f"{file} has no record: restore or delete it")
     task = records[0]["config"].get("task", "translation")
     values = flatten(default.get_config(task))
-    rows = group_rows(file, [run | dict(config=values | run["config"]) for run in records])
+    rows = group_rows(
+      file, [run | dict(config=values | run["config"]) for run in records]
+    )
     own, _, has_own = name.partition("-")
     of_task = "report" if task == "translation" else task
     page = results / (own if own in _OWN and has_own else of_task)

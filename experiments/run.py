@@ -55,9 +55,10 @@ def parse_config(
 ) -> Task:
   """Returns the task of a config, checked in a second and without reading any data.
 
-  Missing keys get their defaults, as in runs that are older than a key; `given` replaces values by
-  dotted key. The mesh must fit `num_devices`, by default this machine's; 0 is for a config from
-  another machine. `is_trained` skips tracing the model, which takes a third of a second.
+  Missing keys get their defaults, as in runs that are older than a key; `given`
+  replaces values by dotted key. The mesh must fit `num_devices`, by default this
+  machine's; 0 is for a config from another machine. `is_trained` skips tracing the
+  model, which takes a third of a second.
 
   Raises InputError: names the first wrong value and the remedy.
   """
@@ -73,7 +74,9 @@ def parse_config(
   check_values(config, _CHOICES, _NUMBERS)
   steps, epochs = config.training.num_steps, config.training.num_epochs
   if (steps > 0) == (epochs > 0):
-    problem = f"config.training.num_steps is {steps} and config.training.num_epochs {epochs}"
+    problem = (
+      f"config.training.num_steps is {steps} and config.training.num_epochs {epochs}"
+    )
     raise InputError(f"{problem}: give one of them, and 0 for the other")
   averaged, kept = config.decoding.average_checkpoints, config.training.keep_checkpoints
   if averaged > kept:
@@ -92,7 +95,9 @@ def parse_config(
   for name in ("num_heads", "feed_forward"):
     if config.model[name] % sizes["tensor"]:
       value = f"config.model.{name}, {config.model[name]}"
-      raise InputError(f"config.mesh.tensor is {sizes['tensor']}: give a divisor of {value}")
+      raise InputError(
+        f"config.mesh.tensor is {sizes['tensor']}: give a divisor of {value}"
+      )
   return task
 
 
@@ -111,7 +116,9 @@ def defaults(config: Mapping[str, Any]) -> ConfigDict:
   """Returns the values of `configs/default.py` for the task of a config, by default translation."""
   task = config.get("task", "translation")
   if task not in tuple(default.TASKS):  # it may not be hashable
-    raise InputError(f"config.task is {task!r}: choose one of {', '.join(default.TASKS)}")
+    raise InputError(
+      f"config.task is {task!r}: choose one of {', '.join(default.TASKS)}"
+    )
   return default.get_config(task).lock()
 
 
@@ -123,7 +130,9 @@ def changes(config: ConfigDict, base: ConfigDict) -> dict[str, object]:
 
 def own_values(config: ConfigDict) -> dict[str, object]:
   """Returns the values that define a run: the changed ones, and its task unless translation."""
-  task = {} if config.get("task", "translation") == "translation" else dict(task=config.task)
+  task = (
+    {} if config.get("task", "translation") == "translation" else dict(task=config.task)
+  )
   return task | changes(config, defaults(config))
 
 
@@ -132,19 +141,26 @@ class Training(NamedTuple):
 
   run: Run  # with shapes in place of parameters
   shapes: TrainState  # of the state, with their shardings
-  init: Callable[[], TrainState]  # makes the state before the first step, from `config.seed`
+  init: Callable[
+    [], TrainState
+  ]  # makes the state before the first step, from `config.seed`
   step: Callable[..., Any]  # see `make_train_step`
   eval_step: Callable[..., Any]  # see `make_eval_step`
 
 
-def build(task: Task, vocabulary: Any, mesh: sharding.AnyMesh | None = None) -> Training:
+def build(
+  task: Task, vocabulary: Any, mesh: sharding.AnyMesh | None = None
+) -> Training:
   """Builds model, optimizer and steps on a mesh, by default that of the config.
 
-  The optimizer is Adam with the constants of Shaw et al. 2018. Nothing is computed or compiled.
+  The optimizer is Adam with the constants of Shaw et al. 2018. Nothing is computed or
+  compiled.
   """
   config, mesh = task.config, mesh or sharding.make_mesh(**task.config.mesh)
   seed, rate = config.seed, schedule(config)
-  graphdef, params = nnx.split(nnx.eval_shape(lambda: task.make_model(vocabulary, nnx.Rngs(0))))
+  graphdef, params = nnx.split(
+    nnx.eval_shape(lambda: task.make_model(vocabulary, nnx.Rngs(0)))
+  )
   run = Run(task, vocabulary, mesh, graphdef, sharding.shapes_on(mesh, params))
   optimizer = optax.adam(rate, b2=0.98, eps=1e-9)
   start = functools.partial(init_state, optimizer=optimizer)
@@ -158,7 +174,9 @@ def build(task: Task, vocabulary: Any, mesh: sharding.AnyMesh | None = None) -> 
 
   loss = sharding.in_ring(task.loss) if config.mesh.ring else task.loss
   num = config.training.num_microbatches
-  step = make_train_step(graphdef, loss, optimizer, num_microbatches=num, seed=seed, schedule=rate)
+  step = make_train_step(
+    graphdef, loss, optimizer, num_microbatches=num, seed=seed, schedule=rate
+  )
   shapes = sharding.shapes_on(mesh, jax.eval_shape(start, params))
   return Training(run, shapes, init, step, make_eval_step(graphdef, loss))
 
@@ -166,10 +184,10 @@ def build(task: Task, vocabulary: Any, mesh: sharding.AnyMesh | None = None) -> 
 def schedule(config: ConfigDict) -> optax.Schedule:
   """Returns the learning rates of `config.training`, by the number of updates before.
 
-  Those of the paper are rate * width**-0.5 * min(t**-0.5, t * warmup**-1.5), with updates t
-  numbered from 1: `inverse_sqrt` with a peak that depends on the model's width. Vaswani et al.
-  2017, section 5.3; Shaw et al. 2018 have warmup 4000 and rate 1; the code from October 2017 on
-  has 8000 and 2.
+  Those of the paper are rate * width**-0.5 * min(t**-0.5, t * warmup**-1.5), with
+  updates t numbered from 1: `inverse_sqrt` with a peak that depends on the model's
+  width. Vaswani et al. 2017, section 5.3; Shaw et al. 2018 have warmup 4000 and rate 1;
+  the code from October 2017 on has 8000 and 2.
   """
   peak, warmup = config.training.learning_rate, config.training.warmup_steps
   if config.training.schedule == "paper":
@@ -180,8 +198,8 @@ def schedule(config: ConfigDict) -> optax.Schedule:
 def load_run(workdir: Path, name: str = "", average_checkpoints: int = 0) -> Run:
   """Loads a run on all devices, with its parameters averaged over the last checkpoints.
 
-  At most `average_checkpoints` of them, 0: as in its config. Raises InputError if the tokenizer is
-  not the one that the run was trained with.
+  At most `average_checkpoints` of them, 0: as in its config. Raises InputError if the
+  tokenizer is not the one that the run was trained with.
   """
   task = load_task(workdir, name, average_checkpoints)
   check_unchanged(workdir)
@@ -192,19 +210,23 @@ def load_run(workdir: Path, name: str = "", average_checkpoints: int = 0) -> Run
 def load_task(workdir: Path, name: str = "", average_checkpoints: int = 0) -> Task:
   """Loads the task of the run in a folder, which may be of another machine.
 
-  Raises InputError: the folder holds no run, or its config is damaged, or the run is not of the
-  task that is named.
+  Raises InputError: the folder holds no run, or its config is damaged, or the run is
+  not of the task that is named.
   """
   if not (workdir / "config.json").is_file():
     raise InputError(f"no training run in {str(workdir)!r}: give its --workdir")
-  given = {"decoding.average_checkpoints": average_checkpoints} if average_checkpoints else {}
+  given = (
+    {"decoding.average_checkpoints": average_checkpoints} if average_checkpoints else {}
+  )
   values = read_config(workdir)
   decoding = values.get("decoding")
   if isinstance(decoding, dict) and "beam_size" in decoding:
     decoding.setdefault("stop", "bound")  # as before there was a choice
   task = parse_config(values, 0, given, is_trained=True)
   if name not in ("", task.config.task):
-    raise InputError(f"--workdir={workdir} is a run of {task.config.task}: give a run of {name}")
+    raise InputError(
+      f"--workdir={workdir} is a run of {task.config.task}: give a run of {name}"
+    )
   return task
 
 
@@ -213,10 +235,16 @@ def with_average(run: Run, workdir: Path) -> Run:
 
   In a local folder the average is kept for the next command, in average.npz.
   """
-  replicate = functools.partial(jax.ShapeDtypeStruct, sharding=sharding.replicated(run.mesh))
+  replicate = functools.partial(
+    jax.ShapeDtypeStruct, sharding=sharding.replicated(run.mesh)
+  )
   shapes = jax.tree.map(lambda x: replicate(x.shape, x.dtype), run.params)
   training, num = run.config.training, run.config.decoding.average_checkpoints
-  keep = None if in_bucket(workdir) or jax.process_count() > 1 else workdir / "average.npz"
+  keep = (
+    None if in_bucket(workdir) or jax.process_count() > 1 else workdir / "average.npz"
+  )
   with Checkpoints(workdir / "checkpoints") as checkpoints:
-    params, steps = checkpoints.average(num, like=shapes, since=training.warmup_steps, keep=keep)
+    params, steps = checkpoints.average(
+      num, like=shapes, since=training.warmup_steps, keep=keep
+    )
   return run._replace(params=params, steps=tuple(steps))

@@ -1,13 +1,14 @@
-r"""Samples music from a trained model, after a prime or from the beginning: MIDI or sound.
+r"""Samples music from a trained model, after a prime or from the beginning: MIDI or
+sound.
 
   python -m experiments.sample --workdir=runs/music --prime=mine.mid --out=more.mid
   python -m experiments.sample --workdir=runs/music --out=new.mid --seed=3 --top_p=0.95
   python -m experiments.sample --workdir=runs/music --out=new.wav --seed=3 --top_p=0.95
 
-A model of chorales reads and writes four voices, one track or channel each. The same seed gives the
-same piece as MIDI, for a sequencer, and as WAV, to listen to. A piano roll is drawn next to it
-(more.png): the prime on grey, and what the model attends to at the end. The command overwrites
-neither file.
+A model of chorales reads and writes four voices, one track or channel each. The same
+seed gives the same piece as MIDI, for a sequencer, and as WAV, to listen to. A piano
+roll is drawn next to it (more.png): the prime on grey, and what the model attends to at
+the end. The command overwrites neither file.
 """
 
 import os
@@ -22,10 +23,16 @@ from experiments.files import Path
 FLAGS = dict(
   workdir=command.WORKDIR,
   out=command.Flag(None, "the file to write: NAME.mid or NAME.wav", is_path=True),
-  prime=command.Flag("", "a MIDI file to continue; without one, a new piece begins", is_path=True),
-  prime_tokens=command.Flag(0, "number of tokens of the prime to read; 0 reads all", least=0),
+  prime=command.Flag(
+    "", "a MIDI file to continue; without one, a new piece begins", is_path=True
+  ),
+  prime_tokens=command.Flag(
+    0, "number of tokens of the prime to read; 0 reads all", least=0
+  ),
   num_tokens=command.Flag(512, "largest number of new tokens", least=1),
-  temperature=command.Flag(1.0, "below 1 favours likely tokens; 0 takes the likeliest", least=0),
+  temperature=command.Flag(
+    1.0, "below 1 favours likely tokens; 0 takes the likeliest", least=0
+  ),
   top_k=command.Flag(0, "samples from the k likeliest tokens; 0 from all", least=0),
   top_p=command.Flag(
     1.0, "the likeliest tokens of this probability; 0: the likeliest", least=0, most=1
@@ -50,7 +57,9 @@ def main(
   if out.suffix not in (".mid", ".midi", ".wav"):
     raise InputError(f"--out={out}: give a file name that ends in .mid or .wav")
   if not os.access(out.parent, os.W_OK):
-    raise InputError(f"--out={out}: there is no folder {out.parent} that you may write to")
+    raise InputError(
+      f"--out={out}: there is no folder {out.parent} that you may write to"
+    )
   for written in (out, picture):
     if os.path.lexists(written):
       raise InputError(f"{written} exists already: give another --out, or delete it")
@@ -69,7 +78,9 @@ def main(
     write_wav(run.vocabulary.decode_score(piece), out)
   else:
     run.vocabulary.write(piece, out)
-  print(f"wrote {out}: {len(begun)} tokens of the prime and {len(piece) - len(begun)} more")
+  print(
+    f"wrote {out}: {len(begun)} tokens of the prime and {len(piece) - len(begun)} more"
+  )
   print(f"drew {draw(run, piece, picture, prime=len(begun))}")
 
 

@@ -29,11 +29,18 @@ _PAPER = {
   },
   "table2": {"paper, EN-DE base": {f"k={k}": bleu for k, bleu in _BY_DISTANCE.items()}},
   "table3": {
-    "paper, EN-DE base": {"keys and values": 25.8, "keys": 25.8, "values": 25.3, "neither": 12.5}
+    "paper, EN-DE base": {
+      "keys and values": 25.8,
+      "keys": 25.8,
+      "values": 25.3,
+      "neither": 12.5,
+    }
   },
 }
 # The numbers of distinct graphs in the test splits of CLUTRR, by length.
-_DISTINCT = dict(zip(range(2, 11), (2, 7, 36, 185, 105, 155, 135, 124, 122), strict=True))
+_DISTINCT = dict(
+  zip(range(2, 11), (2, 7, 36, 185, 105, 155, 135, 124, 122), strict=True)
+)
 _GUESS = "most frequent class in training"
 _MOST_PAIRED = 8  # rows in a table of all pairs
 _MOST_BANDS = 6  # in a picture: more have a small one each
@@ -51,7 +58,8 @@ def block_of(task: str, sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   return of_task(sweep, rows, folder)
 
 
-# All tasks ----------------------------------------------------------------------------------------
+# All tasks
+# ----------------------------------------------------------------------------------------
 
 
 def run_facts(rows: Rows) -> dict[str, str]:
@@ -64,15 +72,22 @@ def run_facts(rows: Rows) -> dict[str, str]:
   minutes = statistics.median(record["budget"]["minutes"] for record in records)
   return {
     "updates": each(lambda r: f"{r['budget']['updates']:,}"),
-    "tokens or nodes per update": each(lambda r: f"{r['budget']['tokens_per_update']:,}"),
+    "tokens or nodes per update": each(
+      lambda r: f"{r['budget']['tokens_per_update']:,}"
+    ),
     "minutes per run (median)": f"{minutes:.1f}",
     "checkpoints averaged": each(
-      lambda r: len(r.get("checkpoints", ())) or r["config"]["decoding.average_checkpoints"]
+      lambda r: (
+        len(r.get("checkpoints", ())) or r["config"]["decoding.average_checkpoints"]
+      )
     ),
     "hardware": each(lambda r: r["hardware"]),
     "date": each(lambda r: r["date"][:10]),
     "commit": each(lambda r: short_commit(r["commit"])),
-    **{name: each(lambda r, n=name: r["packages"].get(n)) for name in ("python", "jax", "flax")},
+    **{
+      name: each(lambda r, n=name: r["packages"].get(n))
+      for name in ("python", "jax", "flax")
+    },
   }
 
 
@@ -80,12 +95,18 @@ def config_table(rows: Rows) -> str:
   """Returns a table of the config values, except the seed, that differ between rows, if any."""
 
   def shown(value: object) -> str:  # 0 and 0.0 are the same value
-    return value if value and isinstance(value, str) else json.dumps(value).removesuffix(".0")
+    return (
+      value
+      if value and isinstance(value, str)
+      else json.dumps(value).removesuffix(".0")
+    )
 
   configs = {row: runs[0]["config"] for row, runs in rows.items()}
   columns = {}
   for key in sorted({key for config in configs.values() for key in config} - {"seed"}):
-    cells = {row: f"`{shown(config[key])}`" for row, config in configs.items() if key in config}
+    cells = {
+      row: f"`{shown(config[key])}`" for row, config in configs.items() if key in config
+    }
     if len({cells.get(row) for row in rows}) > 1:
       columns[key] = cells
   return tables.column_table("config", rows, columns) if columns else ""
@@ -93,7 +114,9 @@ def config_table(rows: Rows) -> str:
 
 def _section(rows: Rows, parts: Sequence[str], facts: Mapping[str, object]) -> str:
   """Returns the parts of a sweep's block, what its rows differ in, and how they were run."""
-  listed = [f"- {name}: {value}" for name, value in (dict(facts) | run_facts(rows)).items()]
+  listed = [
+    f"- {name}: {value}" for name, value in (dict(facts) | run_facts(rows)).items()
+  ]
   return "\n\n".join(filter(None, [*parts, config_table(rows), "\n".join(listed)]))
 
 
@@ -102,28 +125,42 @@ def _first(rows: Rows) -> Record:
 
 
 def _mean_column(rows: Rows, value_of: Callable, digits: int = 2) -> dict[str, str]:
-  return {r: tables.mean_and_interval([*map(value_of, runs)], digits) for r, runs in rows.items()}
+  return {
+    r: tables.mean_and_interval([*map(value_of, runs)], digits)
+    for r, runs in rows.items()
+  }
 
 
 def _seed_columns(rows: Rows) -> dict[str, dict[str, str]]:
   """Returns the first columns of a sweep's table: seeds, and the last valid loss."""
   return {
-    "seeds": {row: ", ".join(str(run["seed"]) for run in runs) for row, runs in rows.items()},
+    "seeds": {
+      row: ", ".join(str(run["seed"]) for run in runs) for row, runs in rows.items()
+    },
     "valid loss": _mean_column(rows, lambda run: run["curve"][-1][1], 3),
   }
 
 
 def _differences(
-  title: str, rows: Rows, score: Callable[[Record], float], digits: int = 2, is_paired: bool = False
+  title: str,
+  rows: Rows,
+  score: Callable[[Record], float],
+  digits: int = 2,
+  is_paired: bool = False,
 ) -> str:
-  """Returns the differences between rows, if there are several; significant ones (95%) are bold.
+  """Returns the differences between rows, if there are several; significant ones (95%)
+  are bold.
 
-  If `is_paired`, the interval is that of the differences at the seeds that both rows have,
-  otherwise that of the difference of two means. Runs that diverged are left out. More than 8 rows
-  are compared with the first one only.
+  If `is_paired`, the interval is that of the differences at the seeds that both rows
+  have, otherwise that of the difference of two means. Runs that diverged are left out.
+  More than 8 rows are compared with the first one only.
   """
-  scores = {row: {run["seed"]: score(run) for run in runs} for row, runs in rows.items()}
-  scores = {row: {k: x for k, x in of.items() if np.isfinite(x)} for row, of in scores.items()}
+  scores = {
+    row: {run["seed"]: score(run) for run in runs} for row, runs in rows.items()
+  }
+  scores = {
+    row: {k: x for k, x in of.items() if np.isfinite(x)} for row, of in scores.items()
+  }
 
   def cell(a: str, b: str) -> str:
     values = [*scores[a].values()], [*scores[b].values()]
@@ -138,7 +175,11 @@ def _differences(
 
   others = [*rows][: None if len(rows) <= _MOST_PAIRED else 1]
   columns = {b: {a: cell(a, b) for a in rows if a != b} for b in others}
-  return tables.column_table(f"{title}, row - column", rows, columns) if len(rows) > 1 else ""
+  return (
+    tables.column_table(f"{title}, row - column", rows, columns)
+    if len(rows) > 1
+    else ""
+  )
 
 
 def _picture_title(rows: Rows) -> str:
@@ -149,8 +190,11 @@ def _picture_title(rows: Rows) -> str:
   return title if counts[-1] == 1 else f"{title}s: mean, lowest to highest"
 
 
-def _draw_curves(rows: Rows, measures: list[str], picture: pathlib.Path, start: float = 0) -> str:
-  """Draws the measures, columns of the curves, over updates; returns the line that shows them.
+def _draw_curves(
+  rows: Rows, measures: list[str], picture: pathlib.Path, start: float = 0
+) -> str:
+  """Draws the measures, columns of the curves, over updates; returns the line that
+  shows them.
 
   If there are many rows, draws the last of the measures alone.
   """
@@ -158,11 +202,15 @@ def _draw_curves(rows: Rows, measures: list[str], picture: pathlib.Path, start: 
   for column, measure in enumerate(measures, start=1):
     curves = {}
     for row, runs in rows.items():
-      points = [(x[0], x[column]) for run in runs for x in run["curve"] if x[column] is not None]
+      points = [
+        (x[0], x[column]) for run in runs for x in run["curve"] if x[column] is not None
+      ]
       steps = sorted({step for step, _ in points if step >= start})
       curves[row] = {step: [y for x, y in points if x == step] for step in steps}
     evaluated = sorted({step for points in curves.values() for step in points})
-    panels.append(SpreadPanel("updates", f"validation {measure}", curves, ticks=evaluated))
+    panels.append(
+      SpreadPanel("updates", f"validation {measure}", curves, ticks=evaluated)
+    )
   title = _picture_title(rows)
   if len(rows) > _MOST_BANDS:
     small_multiples(panels[-1], picture, title=title)
@@ -172,7 +220,8 @@ def _draw_curves(rows: Rows, measures: list[str], picture: pathlib.Path, start: 
   return f"![Learning curves: {sweep}]({picture.parent.name}/{picture.name})"
 
 
-# Translation --------------------------------------------------------------------------------------
+# Translation
+# --------------------------------------------------------------------------------------
 
 
 def _translation(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
@@ -181,8 +230,12 @@ def _translation(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   columns = _seed_columns(rows)
   for kind, title in translation.TITLES.items():
     for split in splits[:1] if kind == "paper_bleu" else splits:
-      scores = {row: [run["scores"][split] for run in runs] for row, runs in rows.items()}
-      if all(kind in of for runs in scores.values() for of in runs):  # old records lack some
+      scores = {
+        row: [run["scores"][split] for run in runs] for row, runs in rows.items()
+      }
+      if all(
+        kind in of for runs in scores.values() for of in runs
+      ):  # old records lack some
         name = title if split == splits[0] else f"{title}, {split}"
         columns[name] = _mean_column(scores, lambda of, kind=kind: of[kind])
   for name, published in _PAPER.get(sweep.partition("-")[0], {}).items():
@@ -190,15 +243,22 @@ def _translation(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   signatures = first["scores"][splits[0]]["signatures"]
   facts = {
     "data": f"{first['config']['data.source']} {first['config']['data.languages']}",
-    **{f"sentences of {split}": f"{len(of):,}" for split, of in first["sentences"].items()},
+    **{
+      f"sentences of {split}": f"{len(of):,}"
+      for split, of in first["sentences"].items()
+    },
     **{"sacreBLEU": signatures["sacrebleu"], "paper's BLEU": signatures["paper_bleu"]},
   }
   parts = [
     tables.column_table(sweep, rows, columns),
     _differences(
-      f"sacreBLEU of {splits[0]}", rows, lambda run: run["scores"][splits[0]]["sacrebleu"]
+      f"sacreBLEU of {splits[0]}",
+      rows,
+      lambda run: run["scores"][splits[0]]["sacrebleu"],
     ),
-    _draw_curves(rows, ["loss (nats per token)", "BLEU"], folder / f"{sweep}-learning.png"),
+    _draw_curves(
+      rows, ["loss (nats per token)", "BLEU"], folder / f"{sweep}-learning.png"
+    ),
   ]
   return _section(rows, parts, facts)
 
@@ -207,7 +267,8 @@ def _sentences(run: Record, splits: Sequence[str]) -> np.ndarray:
   return np.concatenate([np.array(run["sentences"][split]) for split in splits])
 
 
-# Valid exact matches (%) at whose first evaluation schemes are compared, by source of the data.
+# Valid exact matches (%) at whose first evaluation schemes are compared, by source of
+# the data.
 _LEVELS = dict(scan=90, embedded=50)
 _ONLY = " only"  # ends the name of a row with positions in one stack alone
 _NUM_BOLD = 5  # curves of a picture, the best beyond the lengths of training
@@ -217,7 +278,9 @@ def _lengths(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   """Returns exact matches at equal valid scores, and at the end by length."""
   first = _first(rows)
   source, splits = first["config"]["data.source"], first["scores"]
-  free, given = ([x for x in splits if x.endswith(GIVEN) == ends] for ends in (False, True))
+  free, given = (
+    [x for x in splits if x.endswith(GIVEN) == ends] for ends in (False, True)
+  )
   ends = {"EOS free": free, "length given": given}
   facts = {f"sentences of {x}": f"{len(first['sentences'][x]):,}" for x in free}
   parts = [
@@ -236,10 +299,14 @@ def _at_level(sweep: str, rows: Rows, level: float) -> str:
     for run in runs:
       exact = {split: dict(points) for split, points in run["exact"].items()}
       if step := next((step for step, x in exact["valid"].items() if x >= level), None):
-        found.append({"updates": float(step)} | {split: of[step] for split, of in exact.items()})
+        found.append(
+          {"updates": float(step)} | {split: of[step] for split, of in exact.items()}
+        )
     columns.setdefault("reached", {})[row] = f"{len(found)} of {len(runs)}"
     for name in found[0] if found else ():
-      cell = tables.mean_and_interval([of[name] for of in found], 0 if name == "updates" else 1)
+      cell = tables.mean_and_interval(
+        [of[name] for of in found], 0 if name == "updates" else 1
+      )
       columns.setdefault(name, {})[row] = cell
   return tables.column_table(f"{sweep}: valid first at {level}%", rows, columns)
 
@@ -255,13 +322,19 @@ def _exact_by_length(title: str, rows: Rows, splits: Sequence[str]) -> str:
   return tables.column_table(title, rows, columns)
 
 
-def _bands(rows: Rows, splits: Sequence[str], beyond: int, within: int = 1) -> list[np.ndarray]:
+def _bands(
+  rows: Rows, splits: Sequence[str], beyond: int, within: int = 1
+) -> list[np.ndarray]:
   """Returns masks of the sentences in bands of length, each with about as many.
 
-  `within` is the number of bands in the lengths of training, `beyond` that of longer ones.
+  `within` is the number of bands in the lengths of training, `beyond` that of longer
+  ones.
   """
   first, found = _first(rows), []
-  lengths, trained = _sentences(first, splits)[:, 0], first["config"]["batches.max_length"] - 1
+  lengths, trained = (
+    _sentences(first, splits)[:, 0],
+    first["config"]["batches.max_length"] - 1,
+  )
   for side, number in ((lengths <= trained, within), (lengths > trained, beyond)):
     ends = np.quantile(lengths[side], np.arange(1, number + 1) / number, method="lower")
     band_of = np.searchsorted(ends := np.unique(ends), lengths)
@@ -274,7 +347,9 @@ def _exact(splits: Sequence[str], mask: Any = ...) -> Callable[[Record], float]:
   return lambda run: 100 * _sentences(run, splits)[mask, -1].mean()
 
 
-def _draw_exact(rows: Rows, ends: Mapping[str, Sequence[str]], picture: pathlib.Path) -> str:
+def _draw_exact(
+  rows: Rows, ends: Mapping[str, Sequence[str]], picture: pathlib.Path
+) -> str:
   """Draws exact matches over length for the rows with positions in both stacks."""
   rows = {row: runs for row, runs in rows.items() if not row.endswith(_ONLY)}
   mark = _first(rows)["config"]["batches.max_length"] - 0.5, "longest in training"
@@ -292,23 +367,33 @@ def _draw_exact(rows: Rows, ends: Mapping[str, Sequence[str]], picture: pathlib.
   return f"![Exact matches over length: {picture.stem}]({picture.parent.name}/{picture.name})"
 
 
-# Music --------------------------------------------------------------------------------------------
+# Music
+# --------------------------------------------------------------------------------------------
 
 
 def _music(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   first = _first(rows)
   config, split = first["config"], next(iter(first["scores"]))
   facts = {f"pieces of {split}": len(of) for split, of in first["sentences"].items()}
-  facts |= {name: config[f"model.{name}"] for name in ("num_layers", "width", "num_heads")}
+  facts |= {
+    name: config[f"model.{name}"] for name in ("num_layers", "width", "num_heads")
+  }
   columns = _seed_columns(rows)
   for of in first["scores"]:
-    columns[f"{of}, a token"] = _mean_column(rows, lambda run, of=of: run["scores"][of]["nll"], 3)
-  is_positions = sweep.partition("-")[0] == "positions"  # where `relative` is another scheme
+    columns[f"{of}, a token"] = _mean_column(
+      rows, lambda run, of=of: run["scores"][of]["nll"], 3
+    )
+  is_positions = (
+    sweep.partition("-")[0] == "positions"
+  )  # where `relative` is another scheme
   if config["data.source"] == "chorales" and not is_positions:
     published = {row: str(nats) for row, nats in music.PUBLISHED.items()}
     columns["published (second hand), valid, a token"] = published
   # The fall of the loss in the first tenth of the updates would hide the rest.
-  start = max(step for runs in rows.values() for run in runs for step, *_ in run["curve"]) / 10
+  start = (
+    max(step for runs in rows.values() for run in runs for step, *_ in run["curve"])
+    / 10
+  )
   picture = folder / f"{sweep}-learning.png"
   parts = [
     tables.column_table(sweep, rows, columns),
@@ -318,7 +403,8 @@ def _music(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   return _section(rows, parts, facts)
 
 
-# Graphs -------------------------------------------------------------------------------------------
+# Graphs
+# -------------------------------------------------------------------------------------------
 
 
 def _with_guess(rows: Rows, *splits: str) -> dict[str, str]:
@@ -328,7 +414,9 @@ def _with_guess(rows: Rows, *splits: str) -> dict[str, str]:
     sizes = [len(run["sentences"][split]) for split in splits]
     shares = [run["scores"][split]["majority"] for split in splits]
     majorities.append(float(np.average(shares, weights=sizes)))
-  return _mean_column(rows, _exact(splits), 1) | {_GUESS: tables.mean_and_interval(majorities, 1)}
+  return _mean_column(rows, _exact(splits), 1) | {
+    _GUESS: tables.mean_and_interval(majorities, 1)
+  }
 
 
 def _chains(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
@@ -339,21 +427,26 @@ def _chains(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
     "valid": _with_guess(rows, "valid"),
     f"valid, {longest}": _mean_column(rows, longest_valid, 1),
     f"test, {longest}": _with_guess(rows, f"test_{longest}"),
-    f"test, {longer[0]} to {longer[-1]}": _with_guess(rows, *(f"test_{k}" for k in longer)),
+    f"test, {longer[0]} to {longer[-1]}": _with_guess(
+      rows, *(f"test_{k}" for k in longer)
+    ),
   }
   by_length = {}
   for k, accuracy in graphs.CTP.items():
     name = f"{k} ({len(first['sentences'][f'test_{k}'])}; {_DISTINCT[k]})"
     by_length[name] = _with_guess(rows, f"test_{k}") | {graphs.NAME: f"{accuracy:.1f}"}
   scores = {
-    row: {k: [*map(_exact([f"test_{k}"]), runs)] for k in graphs.CTP} for row, runs in rows.items()
+    row: {k: [*map(_exact([f"test_{k}"]), runs)] for k in graphs.CTP}
+    for row, runs in rows.items()
   }
   picture = folder / f"{sweep}-lengths.png"
   graphs.draw_lengths(scores, picture, _picture_title(rows))
   parts = [
     tables.column_table(sweep, [*rows, _GUESS], columns),
     _differences(f"valid, {longest}", rows, longest_valid, is_paired=True),
-    tables.column_table("test, relations (graphs)", [*rows, graphs.NAME, _GUESS], by_length),
+    tables.column_table(
+      "test, relations (graphs)", [*rows, graphs.NAME, _GUESS], by_length
+    ),
     f"![Accuracy over length](graphs/{picture.name})",
   ]
   return _section(rows, parts, {})

@@ -7,7 +7,11 @@ import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: its terminal was closed
+STOPPING = (
+  signal.SIGINT,
+  signal.SIGTERM,
+  signal.SIGHUP,
+)  # SIGHUP: its terminal was closed
 
 
 @contextlib.contextmanager
@@ -28,8 +32,8 @@ def handling(numbers: Sequence[signal.Signals], handler: Callable) -> Iterator[N
 def raising_interrupts() -> Iterator[None]:
   """Makes Ctrl-C raise KeyboardInterrupt inside the block.
 
-  During an import it kills, since extensions drop exceptions. Nothing changes unless SIGINT has its
-  default action.
+  During an import it kills, since extensions drop exceptions. Nothing changes unless
+  SIGINT has its default action.
   """
   if signal.getsignal(signal.SIGINT) is not signal.SIG_DFL:
     yield
@@ -46,9 +50,11 @@ def _interrupt(number: int, frame: types.FrameType | None) -> None:
 
 
 def drops_exceptions(frame: types.FrameType | None) -> bool:
-  """Returns whether an exception that a handler raises in this frame is printed and dropped.
+  """Returns whether an exception that a handler raises in this frame is printed and
+  dropped.
 
-  Extensions do so while they are imported, and Python does in the callbacks of gc, such as JAX's.
+  Extensions do so while they are imported, and Python does in the callbacks of gc, such
+  as JAX's.
   """
   callbacks = [getattr(callback, "__code__", None) for callback in gc.callbacks]
   for outer, _ in traceback.walk_stack(frame):

@@ -1,14 +1,15 @@
 r"""Trains a model, scores it and draws what it learned.
 
+  python -m experiments.train --config=configs/quickstart.py python -m experiments.train
+  --config=configs/multi30k.py:sinusoidal --workdir=runs/sinusoidal python -m
+  experiments.train --config=configs/multi30k.py --config.data.multi30k.path=FOLDER
   python -m experiments.train --config=configs/quickstart.py
-  python -m experiments.train --config=configs/multi30k.py:sinusoidal --workdir=runs/sinusoidal
-  python -m experiments.train --config=configs/multi30k.py --config.data.multi30k.path=FOLDER
-  python -m experiments.train --config=configs/quickstart.py --config.model.max_distance=4 \
+  --config.model.max_distance=4 \
       --workdir=runs/k4
   python -m experiments.train --config=configs/quickstart.py --workdir=runs/mine \
       --config.data.source=pairs --config.data.pairs.train=train.en,train.de \
-      --config.data.pairs.valid=valid.en,valid.de --config.data.pairs.test=test.en,test.de \
-      --config.data.pairs.test.long=long.tsv
+      --config.data.pairs.valid=valid.en,valid.de
+      --config.data.pairs.test=test.en,test.de \ --config.data.pairs.test.long=long.tsv
 
 The folder --workdir holds the whole run; the same command resumes it from the last checkpoint.
 It may be in a bucket, gs://BUCKET/RUN or, for one process, s3://BUCKET/RUN. Only one training at a
@@ -17,10 +18,12 @@ with 130, and the SIGHUP of a closed terminal with 129; a second Ctrl-C exits at
 can no longer be written, as after `| head -1`, the training goes on. Data are downloaded unless
 FOLDER holds them.
 
-TensorBoard shows the metrics, with the package xprof also a profile: tensorboard --logdir=FOLDER.
+TensorBoard shows the metrics, with the package xprof also a profile: tensorboard
+--logdir=FOLDER.
 
-With several processes, start each with this command, as srun and mpirun do; experiments/launch/
-has recipes. All need the same config, code and data. Only the first process prints and writes.
+With several processes, start each with this command, as srun and mpirun do;
+experiments/launch/ has recipes. All need the same config, code and data. Only the first
+process prints and writes.
 """
 
 import importlib.util
@@ -35,15 +38,25 @@ from experiments.files import Path, in_bucket
 
 FLAGS = dict(
   config=command.CONFIG,
-  workdir=command.Flag("", "the run's folder; by default runs/NAME of the config", is_path=True),
-  distributed=command.Flag(False, "one of several processes that JAX finds: Cloud TPU VMs, GKE"),
-  profile_steps=command.Flag("", "the first and the last step to profile, such as 10:20"),
+  workdir=command.Flag(
+    "", "the run's folder; by default runs/NAME of the config", is_path=True
+  ),
+  distributed=command.Flag(
+    False, "one of several processes that JAX finds: Cloud TPU VMs, GKE"
+  ),
+  profile_steps=command.Flag(
+    "", "the first and the last step to profile, such as 10:20"
+  ),
   wandb=command.Flag("", "the project of Weights & Biases that gets the metrics too"),
 )
 
 
 def main(
-  config: ConfigDict, workdir: Path | str, distributed: bool, profile_steps: str, wandb: str
+  config: ConfigDict,
+  workdir: Path | str,
+  distributed: bool,
+  profile_steps: str,
+  wandb: str,
 ) -> None:
   """Trains to `config.training.num_steps` from the last checkpoint, if any, and evaluates."""
   workdir = workdir or pathlib.Path("runs", config.name)
@@ -52,7 +65,9 @@ def main(
   if not re.fullmatch(r"([1-9]\d*:[1-9]\d*)?", profile_steps):
     raise InputError(f"--profile_steps={profile_steps}: give two steps, such as 10:20")
   if profile_steps and in_bucket(workdir):
-    raise InputError("--profile_steps writes no profile into a bucket: give a local --workdir")
+    raise InputError(
+      "--profile_steps writes no profile into a bucket: give a local --workdir"
+    )
   from experiments import trainer
 
   trainer.run(config, workdir, distributed, profile_steps, wandb)

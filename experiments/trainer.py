@@ -75,7 +75,12 @@ def run(
 
 
 def _train(
-  training: Training, data: Any, workdir: Path, stop: StopOnSignal, profile_steps: str, wandb: str
+  training: Training,
+  data: Any,
+  workdir: Path,
+  stop: StopOnSignal,
+  profile_steps: str,
+  wandb: str,
 ) -> None:
   """Trains as `config.training` says; writes nothing before all inputs are checked."""
   run, config = training.run, training.run.config.training
@@ -96,8 +101,12 @@ def _train(
     lines = read_metrics(workdir)
     check_not_lost(workdir, lines)
   options = dict(save_every=config.save_every, rename_damaged=True)
-  with Checkpoints(workdir / "checkpoints", config.keep_checkpoints, **options) as checkpoints:
-    processes.check_same({"the list of checkpoints in --workdir": list_steps(checkpoints.folder)})
+  with Checkpoints(
+    workdir / "checkpoints", config.keep_checkpoints, **options
+  ) as checkpoints:
+    processes.check_same(
+      {"the list of checkpoints in --workdir": list_steps(checkpoints.folder)}
+    )
     state = checkpoints.restore(like=training.shapes)
     start = int(state.step) if state else 0
     if state:
@@ -115,20 +124,28 @@ def _train(
     checkpoints.prepare()
     stop.deferred = True
     if start < num_steps or lacks_evaluation:
-      on_devices = (put_batch(batch, run.mesh) for batch in prefetch(batches, start, num_steps))
+      on_devices = (
+        put_batch(batch, run.mesh) for batch in prefetch(batches, start, num_steps)
+      )
       if profile_steps:
-        on_devices = profiled(on_devices, start, profile_steps, str(workdir / "tensorboard"))
+        on_devices = profiled(
+          on_devices, start, profile_steps, str(workdir / "tensorboard")
+        )
       with contextlib.ExitStack() as stack:
         reporter = NoReporter()
         if processes.is_first():
           options = {}
           if wandb:
-            remote = stack.enter_context(wandb_run(run.config.to_dict(), workdir, wandb))
+            remote = stack.enter_context(
+              wandb_run(run.config.to_dict(), workdir, wandb)
+            )
             options["log"] = remote.log
           reporter = stack.enter_context(Reporter(workdir, start, num_steps, **options))
         compiler = stack.enter_context(compiling_ahead())
         stack.enter_context(contextlib.closing(on_devices))
-        step = _compile_ahead(training, batches, valid_batches, start, num_steps, compiler)
+        step = _compile_ahead(
+          training, batches, valid_batches, start, num_steps, compiler
+        )
         evaluate_state = _make_evaluate(training, data, valid_batches, reporter, stop)
 
         def save(state: TrainState) -> None:
@@ -158,12 +175,19 @@ def _train(
 
 
 def _compile_ahead(
-  training: Training, batches: Any, valid: Any, start: int, num_steps: int, compiler: Callable
+  training: Training,
+  batches: Any,
+  valid: Any,
+  start: int,
+  num_steps: int,
+  compiler: Callable,
 ) -> Callable:
   """Starts compiling the steps of training and evaluation; returns the first."""
 
   def firsts(batches: Any, start: int, stop: int) -> Iterator[Any]:
-    return (put_batch(batches[i], training.run.mesh) for i in batches.first_steps(start, stop))
+    return (
+      put_batch(batches[i], training.run.mesh) for i in batches.first_steps(start, stop)
+    )
 
   first = firsts(batches, start, num_steps)
   step = naming_attention(training.step, compiler, training.shapes, first)
@@ -177,12 +201,19 @@ def _print_devices(run: Run) -> None:
   axes = [f"{axis} {size}" for axis, size in run.mesh.shape.items() if size > 1]
   devices = f"{run.mesh.size} x {run.mesh.devices.flat[0].device_kind}"
   print(f"devices: {devices}, processes: {jax.process_count()}, mesh:", *axes or "1")
-  parameters, tokens = sum(x.size for x in jax.tree.leaves(run.params)), run.config.batches.tokens
+  parameters, tokens = (
+    sum(x.size for x in jax.tree.leaves(run.params)),
+    run.config.batches.tokens,
+  )
   print(f"parameters: {parameters:,}, tokens of a batch: {tokens:,} at most")
 
 
 def _make_evaluate(
-  training: Training, data: Any, batches: Any, reporter: Reporter | NoReporter, stop: StopOnSignal
+  training: Training,
+  data: Any,
+  batches: Any,
+  reporter: Reporter | NoReporter,
+  stop: StopOnSignal,
 ) -> Callable[[TrainState], None]:
   """Returns the function that reports valid loss and task scores, or nothing once stopped."""
   run = training.run
@@ -195,7 +226,9 @@ def _make_evaluate(
         losses.append(training.eval_step(state.params, put_batch(batch, run.mesh)))
         if stop.should_stop():
           return
-      total, num_tokens = (sum(map(float, values)) for values in zip(*losses, strict=True))
+      total, num_tokens = (
+        sum(map(float, values)) for values in zip(*losses, strict=True)
+      )
       values, text = task_report(state.params)
       if stop.should_stop():
         return

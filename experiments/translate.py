@@ -1,7 +1,8 @@
 """Translates lines with a trained model, in order, from a file or stdin to stdout.
 
-  echo "The old teacher reads a book." | python -m experiments.translate --workdir=runs/quickstart
-  python -m experiments.translate --workdir=runs/multi30k --input=captions.en > captions.de
+  echo "The old teacher reads a book." | python -m experiments.translate
+  --workdir=runs/quickstart python -m experiments.translate --workdir=runs/multi30k
+  --input=captions.en > captions.de
 
 The text is UTF-8, and in subwords if the model was trained on them.
 """
@@ -20,17 +21,28 @@ _LINES_AT_ONCE = 1024
 
 FLAGS = dict(
   workdir=command.WORKDIR,
-  input=command.Flag("-", "a text file, plain or gzip, a sentence a line; - reads stdin"),
-  beam_size=command.Flag(
-    0, "hypotheses per sentence; 0: as in the run's config, 1: greedy", least=0, most=1024
+  input=command.Flag(
+    "-", "a text file, plain or gzip, a sentence a line; - reads stdin"
   ),
-  max_source_length=command.Flag(1024, "tokens; longer lines are cut, with a warning", least=1),
+  beam_size=command.Flag(
+    0,
+    "hypotheses per sentence; 0: as in the run's config, 1: greedy",
+    least=0,
+    most=1024,
+  ),
+  max_source_length=command.Flag(
+    1024, "tokens; longer lines are cut, with a warning", least=1
+  ),
   average_checkpoints=command.AVERAGE,
 )
 
 
 def main(
-  workdir: Path, input: str, beam_size: int, max_source_length: int, average_checkpoints: int
+  workdir: Path,
+  input: str,
+  beam_size: int,
+  max_source_length: int,
+  average_checkpoints: int,
 ) -> None:
   """Writes the translation of each line; an empty line gives an empty line."""
   from experiments.run import load_run
@@ -97,7 +109,9 @@ def _stdin_lines() -> Iterator[str]:
     try:
       text = line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError:
-      raise InputError(f"invalid UTF-8 in line {number} of stdin: convert it to UTF-8") from None
+      raise InputError(
+        f"invalid UTF-8 in line {number} of stdin: convert it to UTF-8"
+      ) from None
     yield text.removesuffix("\n").removesuffix("\r")
 
 

@@ -1,4 +1,5 @@
-"""Gives the notebooks their data sets, and skips notebooks that would have to download some.
+"""Gives the notebooks their data sets, and skips notebooks that would have to download
+some.
 
 Also skips the notebook of published models where their extra is not installed.
 """
@@ -26,5 +27,9 @@ def pytest_collection_modifyitems(items):
       os.environ[variable] = str(folder)
     elif folder:
       item.add_marker(pytest.mark.skip(reason=f"no data set in {folder}"))
-    if item.path.name == "published.ipynb" and not importlib.util.find_spec("transformers"):
-      item.add_marker(pytest.mark.skip(reason="transformers is not installed: extra published"))
+    if item.path.name == "published.ipynb" and not importlib.util.find_spec(
+      "transformers"
+    ):
+      item.add_marker(
+        pytest.mark.skip(reason="transformers is not installed: extra published")
+      )

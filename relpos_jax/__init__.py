@@ -1,26 +1,32 @@
 """Attention with relative positions and relations, in JAX.
 
-`dot_product_attention(query, key, value, relations=...)` is attention in which every query knows
-its relation to every key. `relations` is one of the classes below, or a tuple of several:
+`dot_product_attention(query, key, value, relations=...)` is attention in which every
+query knows its relation to every key. `relations` is one of the classes below, or a
+tuple of several:
 
     import jax
     from relpos_jax import RelativePositions, dot_product_attention
 
-    q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 10, 8, 64))  # [B, T, N, H] each
-    tables = jax.random.normal(jax.random.key(1), (2, 33, 64))  # keys, values
-    z = dot_product_attention(q, k, v, relations=RelativePositions(*tables))
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 10, 8, 64))  # [B, T, N, H]
+    each tables = jax.random.normal(jax.random.key(1), (2, 33, 64))  # keys, values z =
+    dot_product_attention(q, k, v, relations=RelativePositions(*tables))
 
-`explain` says how a call is computed, `attention_weights` returns the weights, `merge` joins parts
-of the keys, and `edge_attention` attends along a list of edges. `rotate` applies rotary positions
-before the call. `mesh_axes` names the mesh axes that shard a call.
+`explain` says how a call is computed, `attention_weights` returns the weights, `merge`
+joins parts of the keys, and `edge_attention` attends along a list of edges. `rotate`
+applies rotary positions before the call. `mesh_axes` names the mesh axes that shard a
+call.
 
-Flax layers are in `relpos_jax.nn` and `relpos_jax.linen`, models in `relpos_jax.models`, and
-beam search and sampling in `relpos_jax.decoding`.
+Flax layers are in `relpos_jax.nn` and `relpos_jax.linen`, models in
+`relpos_jax.models`, and beam search and sampling in `relpos_jax.decoding`.
 """
 
 from relpos_jax.attention.choice import explain
 from relpos_jax.attention.edges import edge_attention
-from relpos_jax.attention.operator import attention_weights, dot_product_attention, merge
+from relpos_jax.attention.operator import (
+  attention_weights,
+  dot_product_attention,
+  merge,
+)
 from relpos_jax.attention.partitioned import mesh_axes
 from relpos_jax.attention.relations import (
   ContentBias,

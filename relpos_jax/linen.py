@@ -41,33 +41,38 @@ class RelativePositionTables(nn.Module):
   def __call__(self, head_width: int) -> RelativePositions:
     shape = table_shape(self.max_distance, self.left, self.num_heads, head_width)
     names = ["key"] * self.keys + ["value"] * self.values
-    new = {name: self.param(name, self.table_init, shape, self.param_dtype) for name in names}
-    return RelativePositions(new.get("key"), new.get("value"), beyond=self.beyond, left=self.left)
+    new = {
+      name: self.param(name, self.table_init, shape, self.param_dtype) for name in names
+    }
+    return RelativePositions(
+      new.get("key"), new.get("value"), beyond=self.beyond, left=self.left
+    )
 
 
 class RelativeAttention(nn.Module):
   """The `attention_fn` of a `MultiHeadDotProductAttention` with relative positions.
 
-  It owns the tables: `attention_fn/tables/key` and `attention_fn/tables/value` in "params" of the
-  layer it is given to, also if it is made inside a compact method. To call it yourself, or to
-  share its tables between layers, name its parent:
+  It owns the tables: `attention_fn/tables/key` and `attention_fn/tables/value` in
+  "params" of the layer it is given to, also if it is made inside a compact method. To
+  call it yourself, or to share its tables between layers, name its parent:
   `RelativeAttention(16, parent=self, name="relative")`.
 
-  Dropout and softmax are as in `relpos_jax.nn.RelativeAttention`. In cached decoding the query's
-  position is the `cache_index` of the layer it is given to; if it is shared between layers, set
-  `self_attention`. The einsums must be None.
+  Dropout and softmax are as in `relpos_jax.nn.RelativeAttention`. In cached decoding
+  the query's position is the `cache_index` of the layer it is given to; if it is shared
+  between layers, set `self_attention`. The einsums must be None.
 
   Attributes:
     max_distance: k, the distance at which positions are clipped; None with `positions`.
     num_heads, keys, values, beyond, left, param_dtype, table_init: as of
       `relpos_jax.nn.RelativePositionTables`.
-    query_positions: integers `[B, T]` or `[T]`; by default 0, 1, 2, ..., or that of the cache.
+    query_positions: integers `[B, T]` or `[T]`; by default 0, 1, 2, ..., or that of the
+      cache.
     key_positions: integers `[B, S]` or `[S]`.
     logits_soft_cap, implementation: of the operator.
     self_attention: as of `relpos_jax.nn.RelativeAttention`.
-    positions: other than tables: one of `relpos_jax.nn`'s, as a Linen module. Its parameters are in
-      `attention_fn/positions`: `RelativeAttention(None, positions=to_linen(T5Positions, 8))`, with
-      `to_linen` of `flax.nnx.bridge`.
+    positions: other than tables: one of `relpos_jax.nn`'s, as a Linen module. Its
+      parameters are in `attention_fn/positions`: `RelativeAttention(None,
+      positions=to_linen(T5Positions, 8))`, with `to_linen` of `flax.nnx.bridge`.
 
   >>> import jax
   >>> import jax.numpy as jnp
@@ -93,7 +98,9 @@ class RelativeAttention(nn.Module):
   positions: Any = None
 
   def __post_init__(self) -> None:
-    default = next(field.default for field in dataclasses.fields(self) if field.name == "parent")
+    default = next(
+      field.default for field in dataclasses.fields(self) if field.name == "parent"
+    )
     if self.parent is default:
       # So that the attention layer adopts it, under the name of its own attribute.
       object.__setattr__(self, "parent", None)
@@ -102,7 +109,9 @@ class RelativeAttention(nn.Module):
   def setup(self) -> None:
     if self.positions is None:
       names = [field.name for field in dataclasses.fields(RelativePositionTables)]
-      options = {name: getattr(self, name) for name in names if name not in ("parent", "name")}
+      options = {
+        name: getattr(self, name) for name in names if name not in ("parent", "name")
+      }
       self.tables = RelativePositionTables(**options)
     elif self.max_distance is not None or not isinstance(self.positions, nn.Module):
       raise ValueError(
@@ -130,10 +139,12 @@ class RelativeAttention(nn.Module):
     attn_weights_value_einsum: object = None,
     **options,
   ) -> Float[Array, "*B T N H"]:
-    """Attends as flax's `dot_product_attention`; bias and mask broadcast to [*B, N, T, S].
+    """Attends as flax's `dot_product_attention`; bias and mask broadcast to [*B, N, T,
+    S].
 
-    If `module` is given, sows the weights before dropout as its `attention_weights`. (Linen passes
-    only arguments that the signature names, so it names all that change the result.)
+    If `module` is given, sows the weights before dropout as its `attention_weights`.
+    (Linen passes only arguments that the signature names, so it names all that change
+    the result.)
     """
     if self.scope is None:
       raise TypeError(
@@ -148,7 +159,9 @@ class RelativeAttention(nn.Module):
 
     else:
       arguments = functools.partial(self.positions, nnx_method="arguments")
-    layer = self.scope.parent  # not self.parent, which is no module within a lifted transformation
+    layer = (
+      self.scope.parent
+    )  # not self.parent, which is no module within a lifted transformation
     is_cached = layer is not None and layer.has_variable("cache", "cache_index")
     at = None
     if is_cached and self.query_positions is None and query.shape[-3] != key.shape[-3]:

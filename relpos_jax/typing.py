@@ -1,9 +1,10 @@
-"""The shape alphabet: one letter means one thing in every annotation, local name and einsum.
+"""The shape alphabet: one letter means one thing in every annotation, local name and
+einsum.
 
-B batch, T queries, S keys, N heads, K key heads, H head width, D model width, R relation rows,
-E edge labels, F edge features or feed-forward width, V vocabulary, L padded sentence length,
-W beam width, M edges of a list, or slots that are filled at once, G graphs of a row, C classes,
-P width of the second query of `ContentBias`.
+B batch, T queries, S keys, N heads, K key heads, H head width, D model width, R
+relation rows, E edge labels, F edge features or feed-forward width, V vocabulary, L
+padded sentence length, W beam width, M edges of a list, or slots that are filled at
+once, G graphs of a row, C classes, P width of the second query of `ContentBias`.
 """
 
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,11 +32,17 @@ if TYPE_CHECKING:
   Leaf = ArrayLike
   Beyond = Literal["clip", "zero"]
   ImplementationName = Literal[
-    "reference", "per_position", "skew", "projected", "chunked", "pallas_tpu", "pallas_gpu"
+    "reference",
+    "per_position",
+    "skew",
+    "projected",
+    "chunked",
+    "pallas_tpu",
+    "pallas_gpu",
   ]
 else:
-  # Editors say what users give. In a program, trees of shardings, axes or names have the
-  # structure of a relation, too, and the operator itself refuses another word.
+  # Editors say what users give. In a program, trees of shardings, axes or names have
+  # the structure of a relation, too, and the operator itself refuses another word.
   Leaf = Any
   Beyond = str
   ImplementationName = str

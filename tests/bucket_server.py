@@ -28,7 +28,9 @@ def serve() -> Iterator["Bucket"]:
   app.router.add_route("*", "/{path:.*}", bucket.answer)
   thread = threading.Thread(target=loop.run_forever, daemon=True)
   thread.start()
-  wait_for = lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+  wait_for = lambda coroutine: asyncio.run_coroutine_threadsafe(
+    coroutine, loop
+  ).result()
   server = TestServer(app)
   wait_for(server.start_server())
   bucket.url = f"http://127.0.0.1:{server.port}"
@@ -66,26 +68,37 @@ class Bucket:
     )
 
   def names(self, folder: str = "") -> list[str]:
-    return sorted(name.removeprefix(folder) for name in self.objects if name.startswith(folder))
+    return sorted(
+      name.removeprefix(folder) for name in self.objects if name.startswith(folder)
+    )
 
   async def answer(self, request: web.Request) -> web.Response:
     path, body = request.path.replace("//", "/"), await request.read()
-    if found := re.match(r"(?:/upload|/download)?/storage/v1/b/([^/]+)(/o(?:/(.*))?)?", path):
+    if found := re.match(
+      r"(?:/upload|/download)?/storage/v1/b/([^/]+)(/o(?:/(.*))?)?", path
+    ):
       bucket, is_object, name = found.groups("")
       if bucket != "bucket":
-        return web.json_response(dict(error=dict(message="The bucket does not exist")), status=404)
+        return web.json_response(
+          dict(error=dict(message="The bucket does not exist")), status=404
+        )
       if not is_object:
         return web.json_response(dict(name="bucket", kind="storage#bucket"))
       return self.answer_gs(request, name or request.query.get("name", ""), body)
     _, bucket, *name = path.split("/", 2)
     if bucket != "bucket":
-      return _xml(404, Error=dict(Code="NoSuchBucket", Message="The bucket does not exist"))
+      return _xml(
+        404, Error=dict(Code="NoSuchBucket", Message="The bucket does not exist")
+      )
     if status := self.refuse(request.method, "".join(name)):
       return _xml(status, Error=dict(Code="AccessDenied", Message="refused"))
     return self.answer_s3(request, "".join(name), body)
 
   def answer_gs(self, request: web.Request, name: str, body: bytes) -> web.Response:
-    query, failed = request.query, lambda status: web.json_response(dict(error={}), status=status)
+    query, failed = (
+      request.query,
+      lambda status: web.json_response(dict(error={}), status=status),
+    )
     generation, _ = self.objects.get(name, (0, b""))
     if query.get("ifGenerationMatch", str(generation)) != str(generation):
       return failed(412)
@@ -114,7 +127,9 @@ class Bucket:
       url = f"{self.url}{request.path}?uploadType=resumable&name={name}&upload_id=1"
       return web.Response(headers=dict(Location=url))
     if kind == "multipart":
-      boundary = re.search('boundary="?([^";]+)', request.headers["Content-Type"])[1].encode()
+      boundary = re.search('boundary="?([^";]+)', request.headers["Content-Type"])[
+        1
+      ].encode()
       _, *parts, _ = re.split(b"\r?\n?--" + re.escape(boundary), body)
       metadata, body = (re.split(b"\r?\n\r?\n", part, maxsplit=1)[1] for part in parts)
       name = json.loads(metadata)["name"]
@@ -125,7 +140,9 @@ class Bucket:
     headers = {"x-goog-generation": str(generation), "ETag": f'"{generation}"'}
     span = request.http_range
     if span.start is None:
-      headers["Content-Length"] = str(len(content))  # aiohttp would omit a 0 in answer to HEAD
+      headers["Content-Length"] = str(
+        len(content)
+      )  # aiohttp would omit a 0 in answer to HEAD
       return web.Response(body=content, headers=headers)
     start, stop, _ = span.indices(len(content))
     headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
@@ -186,12 +203,18 @@ class Bucket:
 
 
 def _xml(status: int, **content) -> web.Response:
-  return web.Response(status=status, text=_elements(content), content_type="application/xml")
+  return web.Response(
+    status=status, text=_elements(content), content_type="application/xml"
+  )
 
 
 def _elements(content: str | dict) -> str:
   """Writes a dictionary as XML elements, of which a list has one for each item."""
   if isinstance(content, str):
     return escape(content)
-  each = [(name, x) for name, of in content.items() for x in (of if type(of) is list else [of])]
+  each = [
+    (name, x)
+    for name, of in content.items()
+    for x in (of if type(of) is list else [of])
+  ]
   return "".join(f"<{name}>{_elements(x)}</{name}>" for name, x in each)

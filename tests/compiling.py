@@ -1,6 +1,7 @@
 """Compiler options of the tests. Compiling every new shape takes most of their time.
 
-Only tests that check the program itself compile as users do: its memory, its text, its rounding.
+Only tests that check the program itself compile as users do: its memory, its text, its
+rounding.
 """
 
 import functools
@@ -10,13 +11,25 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-# Fuses and rounds operations as users' programs do; only the machine code is not optimized.
-FUSING = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-AS_USERS_DO = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+# Fuses and rounds operations as users' programs do; only the machine code is not
+# optimized.
+FUSING = {
+  "xla_backend_optimization_level": 0,
+  "xla_llvm_disable_expensive_passes": True,
+}
+AS_USERS_DO = {
+  "xla_backend_optimization_level": 3,
+  "xla_llvm_disable_expensive_passes": False,
+}
 QUICK = dict(FUSING)
-if jax.__version_info__ < (0, 11):  # jax 0.12 has removed the option and always fuses so
+if jax.__version_info__ < (
+  0,
+  11,
+):  # jax 0.12 has removed the option and always fuses so
   QUICK["xla_cpu_use_fusion_emitters"] = False
-  FUSING["xla_cpu_use_fusion_emitters"] = AS_USERS_DO["xla_cpu_use_fusion_emitters"] = True
+  FUSING["xla_cpu_use_fusion_emitters"] = AS_USERS_DO["xla_cpu_use_fusion_emitters"] = (
+    True
+  )
 
 quickly = functools.partial(jax.jit, compiler_options=QUICK)
 fusing = functools.partial(jax.jit, compiler_options=FUSING)
@@ -26,7 +39,9 @@ as_users_do = functools.partial(jax.jit, compiler_options=AS_USERS_DO)
 def filled(shapes, scale: float = 0.5):
   """Returns random arrays of these shapes, without compiling."""
   generator = np.random.default_rng(0)
-  fill = lambda leaf: jnp.asarray(scale * generator.standard_normal(leaf.shape), leaf.dtype)
+  fill = lambda leaf: jnp.asarray(
+    scale * generator.standard_normal(leaf.shape), leaf.dtype
+  )
   return jax.tree.map(fill, shapes)
 
 

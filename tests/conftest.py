@@ -22,10 +22,13 @@ from experiments.data import upstream
 jax.config.update("jax_num_cpu_devices", 8)
 # Commands, here and in processes of their own, neither use nor fill a person's folder.
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
-os.environ["MALLOC_ARENA_MAX"] = "0"  # the default; commands leave the tests' memory as it is
+os.environ["MALLOC_ARENA_MAX"] = (
+  "0"  # the default; commands leave the tests' memory as it is
+)
 hypothesis.settings.register_profile("same every time", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("same every time")
-# Collecting garbage more often takes 6% of the time: most of what tracing leaves is in use.
+# Collecting garbage more often takes 6% of the time: most of what tracing leaves is in
+# use.
 gc.set_threshold(20_000)
 
 _STATM = pathlib.Path("/proc/self/statm")  # the second number counts pages in memory
@@ -33,7 +36,9 @@ _SHARED_DATA = pathlib.Path(__file__).parents[2] / "shared" / "data"
 
 
 def pytest_addoption(parser):
-  parser.addoption("--published_out", metavar="FOLDER", help="measure memory; write a record there")
+  parser.addoption(
+    "--published_out", metavar="FOLDER", help="measure memory; write a record there"
+  )
 
 
 def pytest_xdist_auto_num_workers(config) -> int:
@@ -51,13 +56,19 @@ class DropPrograms:
       return
     jax.clear_caches()
     gc.collect()
-    if _STATM.exists():  # glibc keeps what is freed: three quarters of a worker's memory
+    if (
+      _STATM.exists()
+    ):  # glibc keeps what is freed: three quarters of a worker's memory
       ctypes.CDLL(None).malloc_trim(0)
 
 
 def _resident_bytes() -> int:
   """Returns the memory of this process, on Linux; elsewhere 0."""
-  return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if _STATM.exists() else 0
+  return (
+    int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    if _STATM.exists()
+    else 0
+  )
 
 
 def pytest_configure(config):
@@ -67,8 +78,12 @@ def pytest_configure(config):
     signal.signal(signal.SIGINT, signal.default_int_handler)
   if "not gpu and not tpu" in config.option.markexpr:
     flags = [f"--{name}={str(value).lower()}" for name, value in QUICK.items()]
-    os.environ["XLA_FLAGS"] = " ".join([*os.environ.get("XLA_FLAGS", "").split(), *flags])
-  config.pluginmanager.register(DropPrograms())  # a hook of this file would miss the doctests
+    os.environ["XLA_FLAGS"] = " ".join(
+      [*os.environ.get("XLA_FLAGS", "").split(), *flags]
+    )
+  config.pluginmanager.register(
+    DropPrograms()
+  )  # a hook of this file would miss the doctests
 
 
 @pytest.fixture
@@ -96,11 +111,19 @@ def kept(tmp_path, monkeypatch) -> pathlib.Path:
 def publish(kept, monkeypatch):
   """Returns a function that takes a folder's files for the published ones of an `Upstream`."""
 
-  def publish(module, name: str, folder: pathlib.Path, url: str = "http://127.0.0.1:9/") -> None:
-    contents = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
-    sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+  def publish(
+    module, name: str, folder: pathlib.Path, url: str = "http://127.0.0.1:9/"
+  ) -> None:
+    contents = {
+      file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()
+    }
+    sums = {
+      name: hashlib.sha256(content).hexdigest() for name, content in contents.items()
+    }
     before = getattr(module, name)
-    monkeypatch.setattr(module, name, before._replace(url=url, files={**before.files, **sums}))
+    monkeypatch.setattr(
+      module, name, before._replace(url=url, files={**before.files, **sums})
+    )
 
   return publish
 

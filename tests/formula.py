@@ -38,7 +38,9 @@ def terms(relation, arrays, b, i, j, n, group, distance):
       return 0, (found[n] if found.ndim else found) * (label >= 0), 0
     case FunctionBias():  # of data with a batch for queries and pairs; of the distance alone
       data = relation.of_query[b, i], {k: x[j] for k, x in relation.of_key.items()}
-      found = relation.function(relation.params, 0, distance, *data, relation.of_pair[b, i, j])
+      found = relation.function(
+        relation.params, 0, distance, *data, relation.of_pair[b, i, j]
+      )
       return 0, found[n], 0
     case DistanceBias():
       return 0, row(relation, relation.table, distance, n, shared_axes=1), 0
@@ -53,7 +55,9 @@ def terms(relation, arrays, b, i, j, n, group, distance):
       vector = lambda table: of_head(table)[label] * (label >= 0)
     case EdgeFeatures():
       vector = lambda table: relation.features[b, i, j] @ of_head(table)
-  a_key, a_value = (0 if x is None else vector(x) for x in (relation.key, relation.value))
+  a_key, a_value = (
+    0 if x is None else vector(x) for x in (relation.key, relation.value)
+  )
   return np.sum(query * a_key), 0, a_value
 
 
@@ -65,7 +69,9 @@ def formula(arrays, options):
   group = heads // key.shape[2]
   offset = np.broadcast_to(options.get("query_offset", 0), batch)[:, None]
   of_queries = options.get("query_positions", offset + np.arange(num_queries))
-  of_keys = np.broadcast_to(options.get("key_positions", np.arange(num_keys)), (batch, num_keys))
+  of_keys = np.broadcast_to(
+    options.get("key_positions", np.arange(num_keys)), (batch, num_keys)
+  )
   scale = arrays.get("scale", options.get("scale", width**-0.5))
   cap = options.get("logits_soft_cap")
   mask = np.broadcast_to(options.get("mask", True), (batch, 1, num_queries, num_keys))
@@ -82,7 +88,9 @@ def formula(arrays, options):
         continue
       found = [terms(x, arrays, b, i, j, n, group, distance) for x in arrays["more"]]
       scaled, unscaled, vectors = zip(*found, strict=True) if found else ([], [], [])
-      logit = scale * (query[b, i, n] @ key[b, j, n // group] + sum(scaled)) + sum(unscaled)
+      logit = scale * (query[b, i, n] @ key[b, j, n // group] + sum(scaled)) + sum(
+        unscaled
+      )
       logit += arrays["bias"][b, 0, i, j] if "bias" in arrays else 0
       logits.append(cap * np.tanh(logit / cap) if cap else logit)
       values.append(value[b, j, n // group] + sum(vectors))

@@ -20,8 +20,12 @@ from relpos_jax.attention.inputs import gather_inputs
 BATCH, WIDTH = 2, 4
 DROPOUT = dict(dropout_rate=0.3, dropout_key=jax.random.key(0))
 CAUSAL = dict(is_causal=True)
-LONGER = dict(query_seq_lengths=np.array([3, 17]), key_value_seq_lengths=np.array([19, 9]))
-LENGTHS = dict(query_seq_lengths=np.array([5, 20]), key_value_seq_lengths=np.array([3, 0]))
+LONGER = dict(
+  query_seq_lengths=np.array([3, 17]), key_value_seq_lengths=np.array([19, 9])
+)
+LENGTHS = dict(
+  query_seq_lengths=np.array([5, 20]), key_value_seq_lengths=np.array([3, 0])
+)
 
 
 def normal(*shape):
@@ -44,8 +48,8 @@ def arrays_of(
 ):
   """Returns random arrays to differentiate.
 
-  `tables` names those for keys and for values, and `per_head` those that heads do not share; `bias`
-  has axes of BNTS, others have size 1.
+  `tables` names those for keys and for values, and `per_head` those that heads do not
+  share; `bias` has axes of BNTS, others have size 1.
   """
   random = np.random.default_rng(0).normal
   arrays = dict(
@@ -57,7 +61,9 @@ def arrays_of(
     arrays[name] = random(size=(rows, *[heads] * (name in per_head), width))
   if bias is not None:
     sizes = dict(B=BATCH, N=heads, T=queries, S=keys)
-    arrays["bias"] = random(size=[n if axis in bias else 1 for axis, n in sizes.items()])
+    arrays["bias"] = random(
+      size=[n if axis in bias else 1 for axis, n in sizes.items()]
+    )
   return jax.tree.map(lambda x: jnp.asarray(x, dtype), arrays | dict(more=more))
 
 
@@ -105,7 +111,9 @@ def cotangent_of(arrays):
   """Returns random numbers like the output, exact in any dtype."""
   value = arrays["value"]
   shape = *arrays["query"].shape[:-1], value.shape[-1]
-  return jnp.asarray(np.round(4 * np.random.default_rng(1).normal(size=shape)) / 4, value.dtype)
+  return jnp.asarray(
+    np.round(4 * np.random.default_rng(1).normal(size=shape)) / 4, value.dtype
+  )
 
 
 def output_and_gradients(function, arrays, cotangent=None):
@@ -113,7 +121,9 @@ def output_and_gradients(function, arrays, cotangent=None):
   output, pull_back = jax.vjp(function, arrays)
   gradients = pull_back(cotangent_of(arrays) if cotangent is None else cotangent)
   of_integers = lambda x: x.dtype == jax.dtypes.float0
-  return dict(output=output) | jax.tree.map(lambda x: 0.0 if of_integers(x) else x, *gradients)
+  return dict(output=output) | jax.tree.map(
+    lambda x: 0.0 if of_integers(x) else x, *gradients
+  )
 
 
 @functools.partial(quickly, static_argnums=3)
@@ -123,9 +133,11 @@ def _results(arrays, cotangent, dynamic, static):
 
 
 def results(implementation, arrays, options, cotangent=None):
-  """Returns the operator's output and the gradients of arrays by name; promotes no rank.
+  """Returns the operator's output and the gradients of arrays by name; promotes no
+  rank.
 
-  Each shape and option is compiled once: clear `_results` after a patch of what it compiles.
+  Each shape and option is compiled once: clear `_results` after a patch of what it
+  compiles.
   """
   options = options | dict(implementation=implementation)
   dynamic = {name: x for name, x in options.items() if isinstance(x, jax.Array)}
@@ -150,7 +162,9 @@ def errors(actual, wanted, least=0.0):
     return rms(x - y) / max(rms(y), least)
 
   found = jax.tree.leaves_with_path(jax.tree.map(error, actual, wanted))
-  return {jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in found}
+  return {
+    jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in found
+  }
 
 
 def assert_exact(kernel, arrays, options, wanted=None, tolerance=1e-10):
@@ -158,7 +172,9 @@ def assert_exact(kernel, arrays, options, wanted=None, tolerance=1e-10):
   actual, wide = run(kernel, arrays, options), jax.tree.map(np.float64, arrays)
   for name, found in (wanted or run(reference.attention, wide, options)).items():
     for x, y in zip(*map(jax.tree.leaves, (actual[name], found)), strict=True):
-      np.testing.assert_allclose(x, y, 0, tolerance * max(1, np.abs(y).max()), err_msg=name)
+      np.testing.assert_allclose(
+        x, y, 0, tolerance * max(1, np.abs(y).max()), err_msg=name
+      )
 
 
 LOW = -1e3, -1e9, -1e30, np.finfo(np.float32).min, -np.inf
@@ -170,17 +186,26 @@ SEGMENTS = {
   for name in ("query_segment_ids", "key_segment_ids")
 }
 
-# By name: the sizes of arrays, and the options of a call. With T = S = 20, blocks of queries have
-# tiles to the right of the band, on it and to its left, and padding.
+# By name: the sizes of arrays, and the options of a call. With T = S = 20, blocks of
+# queries have tiles to the right of the band, on it and to its left, and padding.
 CASES = {
   "neither table, causal": (dict(tables=""), CAUSAL),
   "keys only, k = 0": (dict(rows=1, tables="k"), {}),
   "values only, a causal k = 0": (dict(rows=1, tables="v"), CAUSAL),
   "k larger than a block": (dict(rows=2 * 11 + 1), {}),
   "a table that fills its period": (dict(rows=7), dict(beyond="zero", is_causal=True)),
-  "k larger than the sequence, zero": (dict(rows=2 * 30 + 1, queries=12), dict(beyond="zero")),
-  "more keys, causal, grouped heads": (dict(queries=13, keys=29, heads=4, per_head="kv"), CAUSAL),
-  "more queries, zero, lengths": (dict(queries=27, keys=13), dict(beyond="zero") | LENGTHS),
+  "k larger than the sequence, zero": (
+    dict(rows=2 * 30 + 1, queries=12),
+    dict(beyond="zero"),
+  ),
+  "more keys, causal, grouped heads": (
+    dict(queries=13, keys=29, heads=4, per_head="kv"),
+    CAUSAL,
+  ),
+  "more queries, zero, lengths": (
+    dict(queries=27, keys=13),
+    dict(beyond="zero") | LENGTHS,
+  ),
   "nothing to the right of the query": (dict(), dict(left=4, is_causal=True)),
   "nothing to the left of it": (dict(), dict(left=0)),
   "keys only, mask": (dict(tables="k"), dict(mask=KEY_MASK)),
@@ -210,7 +235,10 @@ SLOPES = (LinearBias(normal(2)),)
 # What the kernels do not take.
 MORE_CASES = {
   "window": (dict(rows=7), dict(local_window_size=(5, 2))),
-  "narrow window, causal": (dict(rows=9), dict(local_window_size=(1, 6), is_causal=True)),
+  "narrow window, causal": (
+    dict(rows=9),
+    dict(local_window_size=(1, 6), is_causal=True),
+  ),
   "a window that leaves tiles out": (
     dict(queries=40, keys=40, tables=""),
     dict(local_window_size=(3, 9)),
@@ -220,7 +248,10 @@ MORE_CASES = {
     dict(query_offset=19, is_causal=True, beyond="zero"),
   ),
   "an offset beyond the keys, dropout": (dict(), dict(query_offset=30) | DROPOUT),
-  "an offset before all keys": (dict(queries=13, rows=2 * 8 + 1), dict(query_offset=-27)),
+  "an offset before all keys": (
+    dict(queries=13, rows=2 * 8 + 1),
+    dict(query_offset=-27),
+  ),
   "an offset before all keys, one in a block": (
     dict(queries=13),
     dict(query_offset=-15, local_window_size=(3, 9)),
@@ -233,7 +264,10 @@ MORE_CASES = {
     dict(rows=2 * 11 + 1),
     dict(query_offset=np.array([-21, 26])),
   ),
-  "offsets beyond all keys, lengths": ({}, dict(query_offset=np.array([30, -26])) | LENGTHS),
+  "offsets beyond all keys, lengths": (
+    {},
+    dict(query_offset=np.array([30, -26])) | LENGTHS,
+  ),
   "offsets, window, segments, dropout": (
     dict(key_heads=1),
     dict(query_offset=np.array([-3, 6]), local_window_size=(5, 2)) | SEGMENTS | DROPOUT,

@@ -21,7 +21,12 @@ LAYERS = {
   "relpos_jax.nn": {"relpos_jax.typing", "relpos_jax.attention"},
 }
 NN = {"relpos_jax.typing", "relpos_jax.attention", "relpos_jax.nn"}
-FOUNDATION = {"relpos_jax.typing", "experiments.errors", "experiments.files", "experiments.config"}
+FOUNDATION = {
+  "relpos_jax.typing",
+  "experiments.errors",
+  "experiments.files",
+  "experiments.config",
+}
 FOUNDATION |= {"experiments.signals"}
 SHARED = {"experiments.data", "experiments.training", "experiments.evaluation"}
 SYSTEMS = {"experiments.translation", "experiments.music", "experiments.graphs"}
@@ -38,7 +43,8 @@ MAY_IMPORT = LAYERS | {
   "experiments.evaluation": FOUNDATION | {"experiments.data"},
   "experiments.training": FOUNDATION | NN | {"experiments.data"},
   **dict.fromkeys(
-    sorted(SYSTEMS), FOUNDATION | NN | SHARED | {"relpos_jax.models", "relpos_jax.decoding"}
+    sorted(SYSTEMS),
+    FOUNDATION | NN | SHARED | {"relpos_jax.models", "relpos_jax.decoding"},
   ),
 }
 COMMANDS = {f"experiments.{name}" for name in ("benchmark", "launch")}
@@ -53,10 +59,21 @@ def package(name: str) -> str:
 
 
 def modules() -> dict[str, pathlib.Path]:
-  paths = [path for folder in ("relpos_jax", "configs") for path in (ROOT / folder).rglob("*.py")]
+  paths = [
+    path
+    for folder in ("relpos_jax", "configs")
+    for path in (ROOT / folder).rglob("*.py")
+  ]
   paths += (ROOT / "experiments").glob("*/*.py")
-  paths += [ROOT / f"{name.replace('.', '/')}.py" for name in FOUNDATION if "experiments" in name]
-  names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(paths)}
+  paths += [
+    ROOT / f"{name.replace('.', '/')}.py"
+    for name in FOUNDATION
+    if "experiments" in name
+  ]
+  names = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+    for path in sorted(paths)
+  }
   return {name: path for name, path in names.items() if package(name) not in COMMANDS}
 
 
@@ -86,7 +103,8 @@ def test_imports_point_one_way(own):
     for name in MODULES
     if package(name) == own
     for imported in IMPORTS[name]
-    if imported.split(".")[0] in PROJECT and package(imported) not in MAY_IMPORT[own] | {own}
+    if imported.split(".")[0] in PROJECT
+    and package(imported) not in MAY_IMPORT[own] | {own}
   }
   assert not wrong
 
@@ -115,12 +133,22 @@ x = jax.numpy.ones((1, 4, 1, 8))
 relpos_jax.dot_product_attention(x, x, x, relations=relpos_jax.RelativePositions(x[0, :3, 0], None))
 print([name for name in sys.modules if name.startswith("jax.experimental.pallas")])
 """
-  answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+  answer = subprocess.run(
+    [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT
+  )
   assert (answer.stdout, answer.returncode) == ("[]\n", 0), answer.stderr
 
 
 # Libraries, and systems of the project, that take long to load.
-HEAVY = {"grain", "matplotlib", "orbax", "sacrebleu", "sacremoses", "scipy", "tensorboardX"}
+HEAVY = {
+  "grain",
+  "matplotlib",
+  "orbax",
+  "sacrebleu",
+  "sacremoses",
+  "scipy",
+  "tensorboardX",
+}
 HEAVY |= {"tensorflow_datasets"}
 
 
@@ -152,7 +180,9 @@ signature = str(inspect.signature(dot_product_attention))
 print(len(signature) < 1000, "relations: 'Relations | None' = None" in signature)
 print(*[x.__annotations__["return"] for x in typing.get_overloads(dot_product_attention)])
 """
-  answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+  answer = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, check=True
+  )
   assert answer.stdout == "True True\nArray tuple[Array, Array]\n"
 
 
@@ -168,7 +198,9 @@ print(sorted(names - AttentionOptions.__annotations__.keys()))
 names = inspect.signature(RelativePositionTables.__init__).parameters.keys()
 print(sorted(names - TableOptions.__annotations__.keys()))
 """
-  answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+  answer = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, check=True
+  )
   own = ["bias", "implementation", "key", "mask", "query", "return_residual", "value"]
   tables = ["head_width", "max_distance", "rngs", "self"]
   assert answer.stdout == f"{own}\n{tables}\n"

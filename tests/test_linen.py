@@ -23,7 +23,9 @@ CAUSAL = nn.make_causal_mask(jnp.ones((B, T)))
 
 
 def make_layer(*, layer=nn.MultiHeadDotProductAttention, hook=None, **options):
-  return layer(N, attention_fn=RelativeAttention(**dict(max_distance=K) | (hook or {})), **options)
+  return layer(
+    N, attention_fn=RelativeAttention(**dict(max_distance=K) | (hook or {})), **options
+  )
 
 
 @functools.cache
@@ -35,7 +37,9 @@ def test_flax_leaves_out_no_argument_that_changes_the_result():
   own = set(inspect.signature(RelativeAttention(K)).parameters)
   flax = set(inspect.signature(nn.dot_product_attention).parameters)
   ignored = {"broadcast_dropout", "force_fp32_for_softmax"}
-  assert flax - own == ignored | {"einsum_dot_general"}  # the last is never given by the layer
+  assert flax - own == ignored | {
+    "einsum_dot_general"
+  }  # the last is never given by the layer
 
 
 class InCompact(nn.Module):
@@ -73,8 +77,12 @@ OWN = {"first/attention_fn", "second/attention_fn"}
 )
 def test_the_tables_have_one_path_wherever_the_hook_is_made(model, owners):
   params = jax.eval_shape(model.init, jax.random.key(0), X)["params"]
-  paths = {path for path in traverse_util.flatten_dict(params, sep="/") if "tables" in path}
-  assert paths == {f"{owner}/tables/{name}" for owner in owners for name in ("key", "value")}
+  paths = {
+    path for path in traverse_util.flatten_dict(params, sep="/") if "tables" in path
+  }
+  assert paths == {
+    f"{owner}/tables/{name}" for owner in owners for name in ("key", "value")
+  }
 
 
 class Stack(nn.Module):
@@ -86,7 +94,9 @@ class Stack(nn.Module):
   def __call__(self, x, mask=None):
     step = lambda layer, x, mask: (x + layer(x, mask=mask), None)
     axes = dict(params=0, cache=0)
-    scan = nn.scan(step, axes, split_rngs=dict(params=True), in_axes=nn.broadcast, length=3)
+    scan = nn.scan(
+      step, axes, split_rngs=dict(params=True), in_axes=nn.broadcast, length=3
+    )
     return scan(make_layer(decode=self.decode), x, mask)[0]
 
 
@@ -116,28 +126,38 @@ def test_decoding_equals_the_full_pass(model):
 
 def test_unknown_positions_are_refused():
   q, kv = jnp.ones((B, 1, N, D // N)), jnp.ones((B, T, N, D // N))
-  with pytest.raises(ValueError, match="of 1 queries and 5 keys: set self_attention=True"):
+  with pytest.raises(
+    ValueError, match="of 1 queries and 5 keys: set self_attention=True"
+  ):
     RelativeAttention(K).init(jax.random.key(0), q, kv, kv)
 
 
 def test_a_layer_of_the_other_kind_is_refused():
   own = relpos_jax.nn.RelativeAttention(K, H, rngs=nnx.Rngs(0))
-  with pytest.raises(TypeError, match=r"would not train: give it relpos_jax\.linen\.Rel"):
+  with pytest.raises(
+    TypeError, match=r"would not train: give it relpos_jax\.linen\.Rel"
+  ):
     nn.MultiHeadDotProductAttention(N, attention_fn=own).init(jax.random.key(0), X)
   options = dict(attention_fn=RelativeAttention(K), decode=False, rngs=nnx.Rngs(0))
-  with pytest.raises(TypeError, match=r"give an NNX layer relpos_jax\.nn\.RelativeAttention"):
+  with pytest.raises(
+    TypeError, match=r"give an NNX layer relpos_jax\.nn\.RelativeAttention"
+  ):
     nnx.MultiHeadAttention(N, D, **options)(jnp.asarray(X))
 
 
 def test_other_einsums_are_refused():
   layer = make_layer(qk_attn_weights_einsum_cls=lambda: jnp.einsum)
-  with pytest.raises(NotImplementedError, match=r"qk_attn_weights_einsum is .* wants None"):
+  with pytest.raises(
+    NotImplementedError, match=r"qk_attn_weights_einsum is .* wants None"
+  ):
     layer.apply(parameters(), X)
 
 
 @pytest.mark.parametrize("precision", ["highest", jax.lax.Precision.HIGHEST])
 def test_precision_is_that_of_every_product(precision):
-  x = jnp.concatenate([X, X], axis=1)  # few queries would have lookups by products of their own
+  x = jnp.concatenate(
+    [X, X], axis=1
+  )  # few queries would have lookups by products of their own
 
   def program(precision):
     return str(jax.make_jaxpr(make_layer(precision=precision).apply)(parameters(), x))
@@ -149,7 +169,9 @@ def test_precision_is_that_of_every_product(precision):
     assert program(None).count("precision=(Precision.HIGH,") == num_products
 
 
-@pytest.mark.parametrize("partition", [nn.with_partitioning, nn.with_logical_partitioning])
+@pytest.mark.parametrize(
+  "partition", [nn.with_partitioning, nn.with_logical_partitioning]
+)
 def test_axes_of_tables_have_names(partition):
   layer = make_layer(hook=dict(table_init=partition(init_table, (None, "width"))))
   boxed = layer.init(jax.random.key(0), X)
@@ -157,4 +179,6 @@ def test_axes_of_tables_have_names(partition):
   specs = nn.get_partition_spec(boxed)["params"]["attention_fn"]["tables"]
   assert specs == dict.fromkeys(("key", "value"), jax.P(None, "width"))
   for variables in (boxed, unboxed):
-    np.testing.assert_array_equal(layer.apply(variables, X), make_layer().apply(unboxed, X))
+    np.testing.assert_array_equal(
+      layer.apply(variables, X), make_layer().apply(unboxed, X)
+    )

@@ -10,7 +10,9 @@ import sys
 import pytest
 
 PATHS = sorted((pathlib.Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
-SHOWS = re.compile(r"^(print|plt\.show|display|Image|Markdown|HTML|Audio)\(", re.MULTILINE)
+SHOWS = re.compile(
+  r"^(print|plt\.show|display|Image|Markdown|HTML|Audio)\(", re.MULTILINE
+)
 MACHINE = re.compile(r"/(work|tmp|root|home|Users|content|usr|var)/|site-packages")
 
 
@@ -33,7 +35,9 @@ def texts(output):
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_the_badge_and_the_install_cell_have_the_address_of_setup_cfg(path):
-  spec = importlib.util.spec_from_file_location("heads", path.parents[1] / ".ci/notebooks.py")
+  spec = importlib.util.spec_from_file_location(
+    "heads", path.parents[1] / ".ci/notebooks.py"
+  )
   heads = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(heads)
   assert heads.with_head(path, heads.public_address()) == path.read_text("utf-8")

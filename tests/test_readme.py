@@ -18,10 +18,14 @@ from relpos_jax import nn
 from relpos_jax.nn.schemes import PositionsName
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = {x.stem: x.read_text("utf-8") for x in (ROOT / "README.md", *ROOT.glob("docs/*.md"))}
+PAGES = {
+  x.stem: x.read_text("utf-8") for x in (ROOT / "README.md", *ROOT.glob("docs/*.md"))
+}
 EXAMPLES = [page for page in PAGES if "```py" in PAGES[page]]
 COMMANDS = [page for page in PAGES if "python -m experiments" in PAGES[page]]
-SCHEMES = re.findall(r"^\| (.*?) \| `(attend\(.*?\))` \|", PAGES["schemes"], re.MULTILINE)
+SCHEMES = re.findall(
+  r"^\| (.*?) \| `(attend\(.*?\))` \|", PAGES["schemes"], re.MULTILINE
+)
 
 
 def code_of(page):
@@ -58,7 +62,9 @@ def names_of_schemes():
 @pytest.mark.parametrize("scheme, line", SCHEMES)
 def test_the_line_of_a_scheme_runs(scheme, line, names_of_schemes):
   output = eval(line, names_of_schemes)
-  assert output.size % names_of_schemes["v"].size == 0 and bool(np.isfinite(output).all())
+  assert output.size % names_of_schemes["v"].size == 0 and bool(
+    np.isfinite(output).all()
+  )
 
 
 @pytest.mark.parametrize(
@@ -70,7 +76,8 @@ def test_the_frequencies_of_a_scheme(scheme, first, last, factor, names_of_schem
   length = int(re.search(r"from ([\d,]+) tokens", name)[1].replace(",", ""))
   turned = lambda frequencies: frequencies
   found = eval(
-    re.search(r"turned\(.*?\)\)(?=[,)])", line)[0], names_of_schemes | dict(turned=turned)
+    re.search(r"turned\(.*?\)\)(?=[,)])", line)[0],
+    names_of_schemes | dict(turned=turned),
   )
   for new, old in zip(found, names_of_schemes["f"], strict=True):
     rotations = length * old / (2 * np.pi)
@@ -80,12 +87,16 @@ def test_the_frequencies_of_a_scheme(scheme, first, last, factor, names_of_schem
 
 
 def test_the_table_of_positions_has_all_schemes_and_modules_that_run():
-  rows = re.findall(r"^\| `(\w+)`.*\| (?:`(.*)` )?\|$", PAGES["positions"], re.MULTILINE)
+  rows = re.findall(
+    r"^\| `(\w+)`.*\| (?:`(.*)` )?\|$", PAGES["positions"], re.MULTILINE
+  )
   assert {name for name, _ in rows} == {*get_args(PositionsName)}
   rngs = nnx.Rngs(0)
   for module in filter(None, dict(rows).values()):
     relative = nn.RelativeAttention(positions=eval(module, vars(nn) | dict(rngs=rngs)))
-    layer = nnx.MultiHeadAttention(8, 512, attention_fn=relative, decode=False, rngs=rngs)
+    layer = nnx.MultiHeadAttention(
+      8, 512, attention_fn=relative, decode=False, rngs=rngs
+    )
     assert np.isfinite(layer(np.ones((1, 4, 512), np.float32))).all()
 
 
@@ -98,7 +109,9 @@ def test_the_commands_of_a_page_exist(page):
     if hasattr(module, "__path__"):
       module = importlib.import_module(f"experiments.{name}.__main__")
     assert {*module.FLAGS} >= {*re.findall(r"--(\w+)", arguments)}, f"{name}{arguments}"
-    assert all((ROOT / file).exists() for file in re.findall(r"configs/\w+\.py", arguments))
+    assert all(
+      (ROOT / file).exists() for file in re.findall(r"configs/\w+\.py", arguments)
+    )
 
 
 def test_the_commands_of_the_page_on_data_find_what_it_writes(tmp_path, monkeypatch):
@@ -107,12 +120,16 @@ def test_the_commands_of_the_page_on_data_find_what_it_writes(tmp_path, monkeypa
   for block in code_of("data"):
     exec(block, {})
   sizes = {}
-  for name, arguments in re.findall(r"python -m experiments\.(\w+) ((?:.*\\\n)*.*)", PAGES["data"]):
+  for name, arguments in re.findall(
+    r"python -m experiments\.(\w+) ((?:.*\\\n)*.*)", PAGES["data"]
+  ):
     words = shlex.split(arguments.replace("\\\n", " "))
     values = command.parse(importlib.import_module(f"experiments.{name}").FLAGS, words)
     if name == "train":
       data = parse_config(values["config"]).load_data()
-      sizes[values["workdir"].name] = {split: len(of) for split, of in data.splits.items()}
+      sizes[values["workdir"].name] = {
+        split: len(of) for split, of in data.splits.items()
+      }
     elif name == "sweep":
       cells = sweep.plan_cells(values["config"], values["seeds"], values["out"])
       assert values["only"] in [cell.row for cell in cells]
@@ -124,7 +141,14 @@ def test_the_commands_of_the_page_on_data_find_what_it_writes(tmp_path, monkeypa
   assert sizes == dict(backwards=pairs, scales=scales, json=graphs, tu=graphs)
   tables = re.findall(r"^(\w+) +(\d+) +[\d.]+ ", PAGES["data"], re.MULTILINE)
   assert {(split, int(number)) for split, number in tables} == {
-    *(("test", 200), ("long", 200), ("valid", 6), ("test", 6), ("valid", 50), ("test", 50))
+    *(
+      ("test", 200),
+      ("long", 200),
+      ("valid", 6),
+      ("test", 6),
+      ("valid", 50),
+      ("test", 50),
+    )
   }
 
 
@@ -135,7 +159,9 @@ def test_the_commands_of_the_page_on_data_find_what_it_writes(tmp_path, monkeypa
 def test_a_page_of_the_api_lists_all_public_names(page, name):
   text = (ROOT / f"docs/api/{page}.md").read_text("utf-8")
   members = text[text.index("members:") :]
-  assert {*re.findall(r"\w+", members)} - {"members"} == {*importlib.import_module(name).__all__}
+  assert {*re.findall(r"\w+", members)} - {"members"} == {
+    *importlib.import_module(name).__all__
+  }
 
 
 def test_some_pages_have_examples_and_commands():

@@ -1,21 +1,22 @@
 r"""Measures attention and training steps.
 
   python -m experiments.benchmark attention --lengths=512,1024 --implementations=chunked
-  python -m experiments.benchmark step --config=configs/multi30k.py --length=16
-  python -m experiments.benchmark positions --config=configs/positions.py:chorales --length=512
+  python -m experiments.benchmark step --config=configs/multi30k.py --length=16 python
+  -m experiments.benchmark positions --config=configs/positions.py:chorales --length=512
   python -m experiments.benchmark pages --out=results
 
-What is compared takes turns in one process, and the order changes from round to round. All times
-are written to a folder OUT, and their tables to its pages, which say what they mean; `pages`
-measures nothing and writes the pages again. `python -m experiments.benchmark COMMAND --help` shows
-the flags of a command.
+What is compared takes turns in one process, and the order changes from round to round.
+All times are written to a folder OUT, and their tables to its pages, which say what
+they mean; `pages` measures nothing and writes the pages again. `python -m
+experiments.benchmark COMMAND --help` shows the flags of a command.
 
-`attention` times every implementation and its peers next to jax.nn.dot_product_attention without
-relations, in float32 on CPUs and bfloat16 elsewhere. A contestant that cannot do a call, or needs
-more memory than is free, is left out with the reason; torch_sdpa needs the extra `benchmark`.
+`attention` times every implementation and its peers next to
+jax.nn.dot_product_attention without relations, in float32 on CPUs and bfloat16
+elsewhere. A contestant that cannot do a call, or needs more memory than is free, is
+left out with the reason; torch_sdpa needs the extra `benchmark`.
 
-`step` compares relative positions with the same model with sinusoids, on the same batch, with
-random parameters; `positions` compares all rows of configs/positions.py.
+`step` compares relative positions with the same model with sinusoids, on the same
+batch, with random parameters; `positions` compares all rows of configs/positions.py.
 """
 
 import importlib
@@ -24,20 +25,30 @@ import sys
 from experiments import command
 
 OUT = command.Flag("", "the folder to write to; empty: only print")
-FLAGS = dict(out=command.Flag("results", "the folder of raw results and pages", is_path=True))
+FLAGS = dict(
+  out=command.Flag("results", "the folder of raw results and pages", is_path=True)
+)
 _STEP = dict(
   config=command.CONFIG,
   length=command.Flag(32, "tokens of a sentence, on either side"),
-  repetitions=command.Flag(42, "steps of each model; 6 n have all orders as often", least=2),
+  repetitions=command.Flag(
+    42, "steps of each model; 6 n have all orders as often", least=2
+  ),
   out=OUT,
 )
 COMMANDS = dict(
   attention=dict(
-    lengths=command.Flag("32,128,512,1024,4096", "tokens of a sequence, separated by commas"),
-    implementations=command.Flag("usual", "all, none, usual (all but reference), or some"),
+    lengths=command.Flag(
+      "32,128,512,1024,4096", "tokens of a sequence, separated by commas"
+    ),
+    implementations=command.Flag(
+      "usual", "all, none, usual (all but reference), or some"
+    ),
     peers=command.Flag("all", "all, none, or some, such as cudnn,torch_sdpa"),
     masks=command.Flag("all", "all, bidirectional or causal"),
-    passes=command.Flag("all", "all, forward, or backward, which is forward and backward"),
+    passes=command.Flag(
+      "all", "all, forward, or backward, which is forward and backward"
+    ),
     repetitions=command.Flag(20, "of every pair", least=1),
     tokens=command.Flag(4096, "of a batch, whatever the length", least=1),
     heads=command.Flag(8, "of queries, keys and values", least=1),
@@ -47,7 +58,8 @@ COMMANDS = dict(
     name=command.Flag("", "of this machine's results; by default its device's"),
   ),
   step=_STEP,
-  positions=_STEP | dict(repetitions=command.Flag(22, "steps of each of the 11 models", least=2)),
+  positions=_STEP
+  | dict(repetitions=command.Flag(22, "steps of each of the 11 models", least=2)),
   pages=FLAGS,
 )
 

@@ -47,22 +47,29 @@ class Contestant(NamedTuple):
   """An attention function, and the relations that it computes."""
 
   relations: str  # "keys and values", "keys" or "none"
-  prepare: Callable[[Case], Program]  # or raises RuntimeError with the reason why it cannot run
+  prepare: Callable[
+    [Case], Program
+  ]  # or raises RuntimeError with the reason why it cannot run
 
 
 def main(**values: Any) -> None:
   """Measures all cases, writes the raw results after each, and rewrites the page."""
-  # PyTorch needs memory on the same GPU; JAX reads this when it first looks for devices.
+  # PyTorch needs memory on the same GPU; JAX reads this when it first looks for
+  # devices.
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   values["dtype"] = "float32" if jax.default_backend() == "cpu" else "bfloat16"
   cases = _cases(values)
-  implementations = _names("implementations", values["implementations"], IMPLEMENTATIONS)
+  implementations = _names(
+    "implementations", values["implementations"], IMPLEMENTATIONS
+  )
   entrants = _entrants(implementations, _names("peers", values["peers"], PEERS))
   folder = command.make_folder(pathlib.Path(values["out"], "attention"), "out")
   device = re.sub("[^a-z0-9]+", "-", jax.devices()[0].device_kind.lower()).strip("-")
   path = folder / f"{values['name'] or device}.json"
   results = dict(environment=environment("torch"), settings=values, cases=[])
-  results["contestants"] = {name: dict(relations=of.relations) for name, of in entrants.items()}
+  results["contestants"] = {
+    name: dict(relations=of.relations) for name, of in entrants.items()
+  }
   for case in cases:
     print(f"T = {case.length:,}, {_kind(case._asdict())}", file=sys.stderr)
     rows, functions = prepare(case, entrants)
@@ -78,7 +85,9 @@ def _cases(values: Mapping[str, Any]) -> list[Case]:
   tokens = values["tokens"]
   for word in values["lengths"].split(","):
     if not word.isdecimal() or not int(word) or tokens % int(word):
-      raise InputError(f"--lengths: {word!r} does not divide --tokens={tokens}; change one of them")
+      raise InputError(
+        f"--lengths: {word!r} does not divide --tokens={tokens}; change one of them"
+      )
   same = [values[name] for name in ("heads", "width", "max_distance", "dtype")]
   return [
     Case(tokens // length, length, *same, mask == "causal", name == "backward")
@@ -94,14 +103,19 @@ def _names(flag: str, text: str, known: Collection[str]) -> list[str]:
     return [name for name in known if name not in left_out]
   for name in text.split(","):
     if name not in known:
-      raise InputError(f"--{flag}: unknown {name!r}; want all, none or some of {', '.join(known)}")
+      raise InputError(
+        f"--{flag}: unknown {name!r}; want all, none or some of {', '.join(known)}"
+      )
   return list(dict.fromkeys(text.split(",")))
 
 
-# Contestants --------------------------------------------------------------------------------------
+# Contestants
+# --------------------------------------------------------------------------------------
 
 
-def _compiled(attention, backend: str | None = None, **options: Any) -> Callable[[Case], Program]:
+def _compiled(
+  attention, backend: str | None = None, **options: Any
+) -> Callable[[Case], Program]:
   """Returns the `prepare` of attention(case, query, key, value, relations, **options)."""
 
   def prepare(case: Case) -> Program:
@@ -116,7 +130,11 @@ def _compiled(attention, backend: str | None = None, **options: Any) -> Callable
     shapes = jax.eval_shape(functools.partial(arguments.__wrapped__, case))
     compiled = jax.jit(both if case.backward else function).lower(*shapes).compile()
     memory = compiled.memory_analysis()
-    sizes = memory.temp_size_in_bytes, memory.argument_size_in_bytes, memory.output_size_in_bytes
+    sizes = (
+      memory.temp_size_in_bytes,
+      memory.argument_size_in_bytes,
+      memory.output_size_in_bytes,
+    )
     return Program(lambda: compiled(*arguments(case)), sizes[0], sum(sizes))
 
   return prepare
@@ -127,8 +145,12 @@ def arguments(case: Case) -> tuple:
   """Returns random query, key, value and relations, after a cotangent if there is a backward."""
   keys = jax.random.split(jax.random.key(0), 6)
   shape = case.batch, case.length, case.heads, case.width
-  tokens = [jax.random.normal(key, shape, case.dtype) for key in keys[: 3 + case.backward]]
-  tables = [jax.random.normal(key, (2 * case.max_distance + 1, case.width)) for key in keys[4:]]
+  tokens = [
+    jax.random.normal(key, shape, case.dtype) for key in keys[: 3 + case.backward]
+  ]
+  tables = [
+    jax.random.normal(key, (2 * case.max_distance + 1, case.width)) for key in keys[4:]
+  ]
   return *tokens, RelativePositions(*tables)
 
 
@@ -138,13 +160,17 @@ def _ours(case, query, key, value, relations, *, related=True, **options):
 
 
 def _jax_nn(case, query, key, value, relations, **options):
-  return jax.nn.dot_product_attention(query, key, value, is_causal=case.is_causal, **options)
+  return jax.nn.dot_product_attention(
+    query, key, value, is_causal=case.is_causal, **options
+  )
 
 
 def _dense_bias(case, query, key, value, relations, **options):
   """Computes the relative key term of all pairs as jax.nn's bias."""
   inputs = gather_inputs(query, key, value, relations=relations)
-  bias = (skew.relative_logits(inputs, *inputs.relations) * inputs.scale).astype(query.dtype)
+  bias = (skew.relative_logits(inputs, *inputs.relations) * inputs.scale).astype(
+    query.dtype
+  )
   return _jax_nn(case, query, key, value, None, bias=bias, **options)
 
 
@@ -163,12 +189,15 @@ def _torch_sdpa(case: Case) -> Program:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
   backend = jax.default_backend()
   if backend != "cpu" and not (backend == "gpu" and torch.cuda.is_available()):
-    raise NotImplementedError(f"this PyTorch, {torch.__version__}, finds no {backend.upper()}")
+    raise NotImplementedError(
+      f"this PyTorch, {torch.__version__}, finds no {backend.upper()}"
+    )
   device = "cpu" if backend == "cpu" else "cuda"
   *tokens, _ = arguments(case)
   options = dict(device=device, dtype=getattr(torch, case.dtype))
   tensors = [  # [B, N, T, H]
-    torch.tensor(np.asarray(array.swapaxes(1, 2), "f4")).to(**options) for array in tokens
+    torch.tensor(np.asarray(array.swapaxes(1, 2), "f4")).to(**options)
+    for array in tokens
   ]
   cotangent, *inputs = [None] * (not case.backward) + tensors
   inputs = [tensor.requires_grad_(case.backward) for tensor in inputs]
@@ -193,24 +222,31 @@ def _torch_sdpa(case: Case) -> Program:
 PEERS = dict(
   dense_bias=Contestant("keys", _compiled(_dense_bias)),
   cudnn=Contestant("none", _compiled(_jax_nn, "gpu", implementation="cudnn")),
-  cudnn_dense_bias=Contestant("keys", _compiled(_dense_bias, "gpu", implementation="cudnn")),
+  cudnn_dense_bias=Contestant(
+    "keys", _compiled(_dense_bias, "gpu", implementation="cudnn")
+  ),
   torch_sdpa=Contestant("none", _torch_sdpa),
 )
 
 
-def _entrants(implementations: Sequence[str], peers: Sequence[str]) -> dict[str, Contestant]:
+def _entrants(
+  implementations: Sequence[str], peers: Sequence[str]
+) -> dict[str, Contestant]:
   """Returns contestants by name: jax.nn twice, ours, blockwise ones without relations, peers."""
   stock = Contestant("none", _compiled(_jax_nn))
   found = {STOCK: stock, AGAIN: stock}
   for name in implementations:
-    ours = functools.partial(_compiled, _ours, IMPLEMENTATIONS[name].device, implementation=name)
+    ours = functools.partial(
+      _compiled, _ours, IMPLEMENTATIONS[name].device, implementation=name
+    )
     found[name] = Contestant("keys and values", ours())
     if name in BLOCKWISE:
       found[f"{name} (no relations)"] = Contestant("none", ours(related=False))
   return found | {name: PEERS[name] for name in peers}
 
 
-# Measurement --------------------------------------------------------------------------------------
+# Measurement
+# --------------------------------------------------------------------------------------
 
 
 def prepare(case: Case, entrants: Mapping[str, Contestant]) -> tuple[dict, dict]:
@@ -236,11 +272,14 @@ def prepare(case: Case, entrants: Mapping[str, Contestant]) -> tuple[dict, dict]
 
 
 def time_pairs(
-  functions: Mapping[str, Callable[[], Any]], pairs: Sequence[tuple[str, str]], repetitions: int
+  functions: Mapping[str, Callable[[], Any]],
+  pairs: Sequence[tuple[str, str]],
+  repetitions: int,
 ) -> list[dict[str, Any]]:
   """Returns the seconds of both functions of each pair in every repetition.
 
-  A machine's speed drifts, so only neighbours in time are compared; they take turns to be first.
+  A machine's speed drifts, so only neighbours in time are compared; they take turns to
+  be first.
   """
   timed = [dict(name=a, against=b, seconds=[], against_seconds=[]) for a, b in pairs]
   for repetition in range(repetitions):
@@ -254,19 +293,26 @@ def time_pairs(
 def pairs_of(names: Sequence[str]) -> list[tuple[str, str]]:
   """Returns pairs of all with jax.nn, and of blockwise ones with their alternatives."""
   pairs = [(name, STOCK) for name in names if name != STOCK]
-  pairs += [(x, of) for x in BLOCKWISE for of in (f"{x} (no relations)", "per_position")]
+  pairs += [
+    (x, of) for x in BLOCKWISE for of in (f"{x} (no relations)", "per_position")
+  ]
   return [pair for pair in pairs if {*pair} <= {*names}]
 
 
-# Page ---------------------------------------------------------------------------------------------
+# Page
+# ---------------------------------------------------------------------------------------------
 
 
 def draw_block(results: Record) -> str:
   """Draws a picture next to the raw results, and returns their block of the page."""
-  settings, cases, contestants = (results[key] for key in ("settings", "cases", "contestants"))
+  settings, cases, contestants = (
+    results[key] for key in ("settings", "cases", "contestants")
+  )
   cases.sort(key=lambda case: case["length"])
   picture = results["path"].with_suffix(".png")
-  peers = [name for name, of in contestants.items() if of["relations"] != "keys and values"]
+  peers = [
+    name for name, of in contestants.items() if of["relations"] != "keys and values"
+  ]
   cost_curves(_panels(results), peers, picture)
   parts = [
     timing.provenance(results, ("jax", "jaxlib", "torch")),
@@ -277,13 +323,17 @@ def draw_block(results: Record) -> str:
   ]
   for title, cells in (("Time", _times), ("Temporary memory", _memory)):
     for kind in dict.fromkeys(map(_kind, cases)):
-      columns = {f"T = {case['length']:,}": cells(case) for case in cases if _kind(case) == kind}
+      columns = {
+        f"T = {case['length']:,}": cells(case) for case in cases if _kind(case) == kind
+      }
       names = dict.fromkeys(name for of in columns.values() for name in of)
       parts += [f"### {title}, {kind}", column_table("", names, columns)]
   rows = []
   for name, of in contestants.items():
     reasons = (case["contestants"].get(name, {}).get("refused") for case in cases)
-    rows.append([name, of["relations"], "; ".join(filter(None, dict.fromkeys(reasons)))])
+    rows.append(
+      [name, of["relations"], "; ".join(filter(None, dict.fromkeys(reasons)))]
+    )
   header = ["", "relations", "reason for missing figures"]
   parts += ["### Contestants", markdown_table(header, rows)]
   return "\n\n".join(part.strip() for part in parts)
@@ -291,7 +341,9 @@ def draw_block(results: Record) -> str:
 
 def _times(case: Record) -> dict[str, str]:
   """Returns jax.nn's median time, and the median and quartiles of each pair's ratio."""
-  cells = {name: f"{x:,.1f} ms" for name, x in _milliseconds(case).items() if name == STOCK}
+  cells = {
+    name: f"{x:,.1f} ms" for name, x in _milliseconds(case).items() if name == STOCK
+  }
   for pair in case["pairs"]:
     low, median, high = _ratios(pair)
     other = "" if pair["against"] == STOCK else f" / {pair['against']}"
@@ -333,10 +385,18 @@ def _panels(results: Record) -> list[list[CostPanel]]:
   backward = any(case["backward"] for case in cases)
   for kind in sorted({_kind(x) for x in cases if x["backward"] == backward}):
     rows.append([])
-    for measure, values in (("milliseconds", _milliseconds), ("temporary memory, MiB", _mebibytes)):
+    for measure, values in (
+      ("milliseconds", _milliseconds),
+      ("temporary memory, MiB", _mebibytes),
+    ):
       points = {case["length"]: values(case) for case in cases if _kind(case) == kind}
-      names = dict.fromkeys(name for of in points.values() for name in of if name != AGAIN)
-      curves = {name: [(x, of[name]) for x, of in points.items() if name in of] for name in names}
+      names = dict.fromkeys(
+        name for of in points.values() for name in of if name != AGAIN
+      )
+      curves = {
+        name: [(x, of[name]) for x, of in points.items() if name in of]
+        for name in names
+      }
       title = f"{kind}, B T = {results['settings']['tokens']:,}"
       rows[-1] += [CostPanel(title, measure, curves)] * bool(curves)
   return rows

@@ -22,7 +22,9 @@ from experiments.training.environment import environment
 from experiments.training.sharding import make_mesh
 
 BASELINE, AGAIN = "sinusoidal", "sinusoidal (again)"
-_PREFIXES = dict(steps="", positions="cost-")  # of blocks, by the folder of the raw results
+_PREFIXES = dict(
+  steps="", positions="cost-"
+)  # of blocks, by the folder of the raw results
 
 
 def time_steps(config: ConfigDict, length: int, repetitions: int, out: str) -> None:
@@ -30,7 +32,9 @@ def time_steps(config: ConfigDict, length: int, repetitions: int, out: str) -> N
   relative = config.model.get("positions")  # which a config of graphs has not
   positions = {BASELINE: BASELINE, AGAIN: BASELINE, relative: relative}
   if len(positions) < 3:
-    raise InputError(f"config.model.positions is {BASELINE}, the baseline: give relative")
+    raise InputError(
+      f"config.model.positions is {BASELINE}, the baseline: give relative"
+    )
   models = {name: {"model.positions": kind} for name, kind in positions.items()}
   _time_models(config, models, length, repetitions, out, "steps")
 
@@ -48,15 +52,21 @@ def _time_models(config, models, length: int, repetitions: int, out: str, kind: 
   if config.task == "graphs":
     raise InputError("--config is of graphs: give one of translation or music")
   if not 1 <= length <= config.batches.tokens:
-    raise InputError(f"--length={length}: give 1 to {config.batches.tokens}, config.batches.tokens")
+    raise InputError(
+      f"--length={length}: give 1 to {config.batches.tokens}, config.batches.tokens"
+    )
   folder = command.make_folder(pathlib.Path(out, kind), "out") if out else None
   shape = config.batches.tokens // length, length
-  steps = {name: make_stepper(config, changes, shape) for name, changes in models.items()}
+  steps = {
+    name: make_stepper(config, changes, shape) for name, changes in models.items()
+  }
   results = {name: config.model[name] for name in ("positions", "width", "dtype")}
   results["models"] = {name: figures for name, (_, figures) in steps.items()}
   steps = {name: step for name, (step, _) in steps.items()}
   results |= dict(shape=shape, seconds=timing.time_rounds(steps, repetitions))
-  results |= dict(environment=environment(), name=config.name, digest=digest(own_values(config)))
+  results |= dict(
+    environment=environment(), name=config.name, digest=digest(own_values(config))
+  )
   print(block_of_steps(results))
   if folder:
     path = folder / f"{config.name}-{shape[0]}x{length}.json"
@@ -67,14 +77,17 @@ def _time_models(config, models, length: int, repetitions: int, out: str, kind: 
 def make_stepper(
   config: ConfigDict, changes: Mapping[str, object], shape: tuple[int, int]
 ) -> tuple[Callable[[], object], dict[str, int]]:
-  """Returns a function that makes one step of training on the same batch [rows, tokens].
+  """Returns a function that makes one step of training on the same batch [rows,
+  tokens].
 
   Also returns the number of parameters, and the temporary memory of the compiled step.
   """
   task = parse_config(config, given=changes)
   training = build(task, task.mock_vocabulary(), make_mesh(data=1))
   state = training.init()
-  size = config.vocabulary.size if config.task == "translation" else task.codec.vocab_size
+  size = (
+    config.vocabulary.size if config.task == "translation" else task.codec.vocab_size
+  )
   batch, treedef = jax.tree.flatten(task.empty_batch(shape))
   tokens = np.random.default_rng(0).integers(UNK, size, (len(batch), *shape))
   batch = treedef.unflatten(tokens.astype(np.int32))
@@ -102,7 +115,13 @@ def block_of_steps(results: timing.Record) -> str:
     times = f"{1e3 * median:,.1f}", f"{rows * length / median:,.0f}"
     ratios = ("", "") if name == BASELINE else _ratio(seconds[name], against)
     cells.append([name, f"{figures['parameters']:,}", memory, *times, *ratios])
-  header = ["positions", "parameters", "temporary memory", "ms a step, median", "tokens a second"]
+  header = [
+    "positions",
+    "parameters",
+    "temporary memory",
+    "ms a step, median",
+    "tokens a second",
+  ]
   header += ["ratio (quartiles)", "95% interval of the ratio"]
   return (
     f"{timing.provenance(results, ['jax'])}\n"
@@ -111,11 +130,15 @@ def block_of_steps(results: timing.Record) -> str:
   )
 
 
-def _ratio(seconds: Sequence[float], against: Sequence[float] | np.ndarray) -> tuple[str, str]:
+def _ratio(
+  seconds: Sequence[float], against: Sequence[float] | np.ndarray
+) -> tuple[str, str]:
   """Returns the median ratio of a round with its quartiles, and the median's bootstrap interval."""
   ratios = np.divide(seconds, against)
   low, median, high = timing.quartiles(ratios)
-  options = dict(n_resamples=10_000, method="percentile", rng=np.random.default_rng(12345))
+  options = dict(
+    n_resamples=10_000, method="percentile", rng=np.random.default_rng(12345)
+  )
   interval = scipy.stats.bootstrap((ratios,), np.median, **options).confidence_interval
   return f"{median:.3f} ({low:.3f} to {high:.3f})", "{:.3f} to {:.3f}".format(*interval)
 

@@ -15,11 +15,13 @@ from experiments.evaluation.tables import rewrite_blocks
 from experiments.training.environment import short_commit
 
 
-def time_rounds(functions: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+def time_rounds(
+  functions: Mapping[str, Callable[[], Any]], rounds: int
+) -> dict[str, list[float]]:
   """Times each function once a round and returns its seconds by name.
 
-  Of n functions, 2 n rounds have n orders and their reverses: each function is as often first as
-  any other, and as often before as after its neighbour.
+  Of n functions, 2 n rounds have n orders and their reverses: each function is as often
+  first as any other, and as often before as after its neighbour.
   """
   names = list(functions)
   seconds = {name: [] for name in names}
@@ -57,14 +59,22 @@ def free_bytes() -> float:
   if stats and "bytes_limit" in stats:
     return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
   meminfo = pathlib.Path("/proc/meminfo")
-  found = meminfo.exists() and re.search(r"MemAvailable:\s*(\d+) kB", meminfo.read_text())
+  found = meminfo.exists() and re.search(
+    r"MemAvailable:\s*(\d+) kB", meminfo.read_text()
+  )
   return 1024 * int(found[1]) if found else float("inf")
 
 
-def rewrite_page(folder: pathlib.Path, block: Callable[[Record], str], prefix: str = "") -> None:
+def rewrite_page(
+  folder: pathlib.Path, block: Callable[[Record], str], prefix: str = ""
+) -> None:
   """Rewrites a block of FOLDER.md for each of the folder's raw results, given with their `path`."""
-  read = {path: json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))}
-  blocks = {prefix + path.stem: block(of | dict(path=path)) for path, of in read.items()}
+  read = {
+    path: json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))
+  }
+  blocks = {
+    prefix + path.stem: block(of | dict(path=path)) for path, of in read.items()
+  }
   if blocks:
     rewrite_blocks(folder.with_suffix(".md"), blocks)
 
@@ -72,7 +82,9 @@ def rewrite_page(folder: pathlib.Path, block: Callable[[Record], str], prefix: s
 def provenance(results: Record, packages: Sequence[str] = ("jax", "jaxlib")) -> str:
   """Returns Markdown with the hardware, date, versions and command of a measurement."""
   where = results["environment"]
-  versions = ", ".join(f"{name} {where['packages'][name] or 'absent'}" for name in packages)
+  versions = ", ".join(
+    f"{name} {where['packages'][name] or 'absent'}" for name in packages
+  )
   return (
     f"{hardware(where)}, {where['date'][:10]}, Python {where['python']}, {versions}, "
     f"commit {short_commit(where['git_commit'])}.\n\n```\n{where['command']}\n```\n"

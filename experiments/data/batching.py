@@ -29,19 +29,19 @@ class Tokens(NamedTuple):
 class Schedule:
   """Chooses examples of similar size for an endless sequence of batches.
 
-  An example goes into the bucket of the smallest boundary that holds it, and a bucket's batches
-  have budget // boundary examples (Vaswani et al. 2017, section 5.1). Each epoch has every example
-  once, shuffled within its bucket, and the batches of all buckets in random order. May be read from
-  several threads.
+  An example goes into the bucket of the smallest boundary that holds it, and a bucket's
+  batches have budget // boundary examples (Vaswani et al. 2017, section 5.1). Each
+  epoch has every example once, shuffled within its bucket, and the batches of all
+  buckets in random order. May be read from several threads.
 
   Attributes:
     num_per_epoch: batches per epoch, the same in every epoch.
-    shapes: rows per batch and boundary of each bucket that is not empty. A step is compiled once
-      for each.
+    shapes: rows per batch and boundary of each bucket that is not empty. A step is
+      compiled once for each.
     buckets: the examples of each bucket, in the order of `shapes`.
     dropped: the number of examples larger than the last boundary, which are left out.
-    padding: the fraction of padding in an epoch, over all sides; of music's rows, whose lengths
-      change, the least.
+    padding: the fraction of padding in an epoch, over all sides; of music's rows, whose
+      lengths change, the least.
   """
 
   def __init__(
@@ -55,11 +55,12 @@ class Schedule:
   ):
     """Sorts the examples into buckets.
 
-    A side is the sizes of all examples, in tokens or nodes; the larger side counts. The examples of
-    a bucket are padded to its boundary; `boundaries` increase. `budget` is the largest size of a
-    batch, over all devices and microbatches, before its rows and their length are rounded up to
-    multiples: of devices times microbatches, and of the devices that share a row. So the examples
-    of a step are the same for any. Without a seed, buckets and examples stay in order.
+    A side is the sizes of all examples, in tokens or nodes; the larger side counts. The
+    examples of a bucket are padded to its boundary; `boundaries` increase. `budget` is
+    the largest size of a batch, over all devices and microbatches, before its rows and
+    their length are rounded up to multiples: of devices times microbatches, and of the
+    devices that share a row. So the examples of a step are the same for any. Without a
+    seed, buckets and examples stay in order.
 
     Raises InputError: no example is small enough.
     """
@@ -76,7 +77,9 @@ class Schedule:
       examples = np.flatnonzero(bucket_of == index).astype(np.int32)
       if len(examples):
         starts = range(0, len(examples), num_rows)
-        self._batches += [(len(shapes), slice(start, start + num_rows)) for start in starts]
+        self._batches += [
+          (len(shapes), slice(start, start + num_rows)) for start in starts
+        ]
         padded_length = round_up(boundary, length_multiple_of)
         shapes.append((round_up(num_rows, multiple_of), padded_length))
         self.buckets.append(examples)
@@ -118,36 +121,46 @@ class Schedule:
 
   def __str__(self) -> str:
     shapes = " ".join(f"{rows}x{boundary}" for rows, boundary, *_ in self.shapes)
-    dropped = f"dropped (above {self._longest}): {self.dropped:,}, padding: {self.padding:.0%}"
+    dropped = (
+      f"dropped (above {self._longest}): {self.dropped:,}, padding: {self.padding:.0%}"
+    )
     return f"shapes {shapes}, batches per epoch: {self.num_per_epoch:,}, {dropped}"
 
 
 class Batches(Schedule):
   """An endless sequence of batches: `batches[step]` for any step >= 0.
 
-  Examples are sentence pairs or sequences, and are scheduled by their longest side: see `Schedule`.
-  Rows of padding fill the last batch of a bucket, and every batch up to a multiple of rows.
+  Examples are sentence pairs or sequences, and are scheduled by their longest side: see
+  `Schedule`. Rows of padding fill the last batch of a bucket, and every batch up to a
+  multiple of rows.
   """
 
   def __init__(self, *sides: Any, **options: Any):
     """Schedules the examples; the options and errors are those of `Schedule`.
 
-    `sides` are sources and targets, with the same number of rows, of which a `Batch` is made; or
-    only one, for `Tokens`. Each is `Ragged`, or has `in_epoch(epoch)`, the rows of an epoch as
-    `Ragged`, and `lengths`, the largest length of each row in any epoch.
+    `sides` are sources and targets, with the same number of rows, of which a `Batch` is
+    made; or only one, for `Tokens`. Each is `Ragged`, or has `in_epoch(epoch)`, the
+    rows of an epoch as `Ragged`, and `lengths`, the largest length of each row in any
+    epoch.
     """
     self._sides, self._kind = sides, Batch if len(sides) == 2 else Tokens
     super().__init__(*(side.lengths for side in sides), **options)
 
   def __getitem__(self, step: SupportsIndex) -> Any:
     rows, bucket = self.chosen(step)
-    sides = [side.in_epoch(operator.index(step) // self.num_per_epoch) for side in self._sides]
+    sides = [
+      side.in_epoch(operator.index(step) // self.num_per_epoch) for side in self._sides
+    ]
     return self._kind(*(side.padded(rows, self.shapes[bucket], PAD) for side in sides))
 
   @property
   def examples(self) -> list[np.ndarray]:
     """Returns the rows of all sides in the first epoch, before they are batched."""
-    return [x for side in self._sides for x in (side.in_epoch(0).values, side.in_epoch(0).offsets)]
+    return [
+      x
+      for side in self._sides
+      for x in (side.in_epoch(0).values, side.in_epoch(0).offsets)
+    ]
 
 
 def round_up(number: int, multiple_of: int) -> int:
@@ -161,12 +174,17 @@ def pair_lengths(*sides: Any) -> Int[np.ndarray, "pairs"]:
 
 
 def bucket_boundaries(
-  lengths: Int[np.ndarray, "n"], number: int, *, max_length: int | None = None, multiple_of: int = 1
+  lengths: Int[np.ndarray, "n"],
+  number: int,
+  *,
+  max_length: int | None = None,
+  multiple_of: int = 1,
 ) -> tuple[int, ...]:
   """Computes the boundaries, at most `number`, that need the least padding.
 
-  The solution is exact, by dynamic programming over the distinct lengths, in tokens or nodes.
-  Examples longer than `max_length` are ignored. Every boundary is a `multiple_of` (8 suits TPUs).
+  The solution is exact, by dynamic programming over the distinct lengths, in tokens or
+  nodes. Examples longer than `max_length` are ignored. Every boundary is a
+  `multiple_of` (8 suits TPUs).
 
   Raises InputError: every example is longer than max_length.
   """
@@ -180,12 +198,14 @@ def bucket_boundaries(
     raise InputError(f"{problem}: {remedy}")
   ends, counts = np.unique(-(-short // multiple_of) * multiple_of, return_counts=True)
   ends, examples = np.concatenate([[0], ends]), np.concatenate([[0], np.cumsum(counts)])
-  # cells[j]: the fewest tokens, with padding, of the examples up to length ends[j]. Each iteration
-  # adds a bucket, which holds the lengths i + 1 to j.
+  # cells[j]: the fewest tokens, with padding, of the examples up to length ends[j].
+  # Each iteration adds a bucket, which holds the lengths i + 1 to j.
   cells, previous = np.where(examples, np.inf, 0.0), []
   none = np.tri(len(ends), dtype=bool)
   for _ in range(min(number, len(counts))):
-    table_ij = np.where(none, np.inf, cells[:, None] + (examples - examples[:, None]) * ends)
+    table_ij = np.where(
+      none, np.inf, cells[:, None] + (examples - examples[:, None]) * ends
+    )
     cells = table_ij.min(0)
     previous.append(table_ij.argmin(0))
   boundaries, j = [], len(counts)
@@ -200,4 +220,6 @@ def prefetch(batches: Any, start: int, stop: int) -> Iterator[Any]:
   import grain  # here: translating and sampling do without
 
   steps = grain.MapDataset.range(start, stop).map(batches.__getitem__)
-  return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))
+  return iter(
+    steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4))
+  )

@@ -1,12 +1,12 @@
 """Vocabularies: text to token ids and back.
 
-The kind "bpe" has subwords of bytes, so no text is unknown and none is lost.
-Encoding adds a space before a line and decoding removes it: a word is the same token at the start
-of a line as inside it. Tokens do not cross from letters to digits, signs or white space, so text
-that spells a special token ("</s>") becomes ordinary tokens.
+The kind "bpe" has subwords of bytes, so no text is unknown and none is lost. Encoding
+adds a space before a line and decoding removes it: a word is the same token at the
+start of a line as inside it. Tokens do not cross from letters to digits, signs or white
+space, so text that spells a special token ("</s>") becomes ordinary tokens.
 
-The kind "words" is for text in tokens separated by white space. Those that are not in the
-vocabulary, or spell a special token, are unknown.
+The kind "words" is for text in tokens separated by white space. Those that are not in
+the vocabulary, or spell a special token, are unknown.
 """
 
 import collections
@@ -58,10 +58,14 @@ class Ragged(Sequence):
   def of(cls, rows: Iterable[Sequence[int] | np.ndarray]) -> "Ragged":
     """Concatenates rows."""
     arrays = [np.asarray(row, np.int32) for row in rows]
-    return cls.joined(np.concatenate([np.empty(0, np.int32), *arrays]), [*map(len, arrays)])
+    return cls.joined(
+      np.concatenate([np.empty(0, np.int32), *arrays]), [*map(len, arrays)]
+    )
 
   @classmethod
-  def joined(cls, values: Integer[np.ndarray, "n"], lengths: Sequence | np.ndarray) -> "Ragged":
+  def joined(
+    cls, values: Integer[np.ndarray, "n"], lengths: Sequence | np.ndarray
+  ) -> "Ragged":
     """Splits values into rows of these lengths."""
     return cls(values, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
 
@@ -97,16 +101,19 @@ def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
 
   Args:
     lines: the text of both languages.
-    kind: "bpe" (Sennrich et al. 2016: merges in the order learned) or "words" (the most frequent
-      words, and of equally frequent ones the first by code points).
-    size: the largest number of entries, with the special tokens and, for subwords, the 256 bytes.
+    kind: "bpe" (Sennrich et al. 2016: merges in the order learned) or "words" (the most
+      frequent words, and of equally frequent ones the first by code points).
+    size: the largest number of entries, with the special tokens and, for subwords, the
+      256 bytes.
 
   Raises InputError: the size is too small for the special tokens and the bytes.
   """
   if kind == "words":
     return _train_words(lines, size)
   if size < (smallest := len(_SPECIAL) + len(_ALPHABET)):
-    raise InputError(f"vocabulary size {size}: choose at least {smallest}, for tokens of all bytes")
+    raise InputError(
+      f"vocabulary size {size}: choose at least {smallest}, for tokens of all bytes"
+    )
   options = dict(vocab_size=size, min_frequency=2, show_progress=False)
   options |= dict(special_tokens=_SPECIAL, initial_alphabet=_ALPHABET)
   learner = _pipeline(models.BPE())
@@ -122,7 +129,9 @@ def _pipeline(model: models.Model) -> Tokenizer:
   in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
   tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, in_bytes])
   tokenizer.post_processor = _END
-  tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+  tokenizer.decoder = decoders.Sequence(
+    [decoders.ByteLevel(), decoders.Strip(" ", 1, 0)]
+  )
   return tokenizer
 
 
@@ -141,8 +150,8 @@ def _train_words(lines: Iterable[str], size: int) -> Tokenizer:
 def encode(tokenizer: Tokenizer, lines: Iterable[str]) -> Ragged:
   """Returns the token ids of each line, with EOS and without BOS.
 
-  Lines are read lazily, and stored in two bytes per token (four if the vocabulary has more than
-  65,536 entries). Runs on all cores unless TOKENIZERS_PARALLELISM=false.
+  Lines are read lazily, and stored in two bytes per token (four if the vocabulary has
+  more than 65,536 entries). Runs on all cores unless TOKENIZERS_PARALLELISM=false.
   """
   dtype = np.uint16 if tokenizer.get_vocab_size() <= 2**16 else np.int32
   values, lengths = [np.empty(0, dtype)], []
@@ -154,16 +163,20 @@ def encode(tokenizer: Tokenizer, lines: Iterable[str]) -> Ragged:
   return Ragged.joined(np.concatenate(values), lengths)
 
 
-def encode_pairs(tokenizer: Tokenizer, pairs: Iterable[tuple[str, str]]) -> tuple[Ragged, Ragged]:
+def encode_pairs(
+  tokenizer: Tokenizer, pairs: Iterable[tuple[str, str]]
+) -> tuple[Ragged, Ragged]:
   """Returns the token ids of both sides, without the white space around lines."""
-  return tuple(encode(tokenizer, (pair[side].strip() for pair in pairs)) for side in (0, 1))
+  return tuple(
+    encode(tokenizer, (pair[side].strip() for pair in pairs)) for side in (0, 1)
+  )
 
 
 def decode(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> str:
   """Returns the text of the tokens before the first EOS, without PAD and BOS.
 
-  For subwords, decoding inverts encoding, including all spaces. Bytes that form no character become
-  U+FFFD. Words are joined by one space.
+  For subwords, decoding inverts encoding, including all spaces. Bytes that form no
+  character become U+FFFD. Words are joined by one space.
   """
   until_eos = itertools.takewhile(lambda token: token != EOS, np.asarray(ids).tolist())
   text = [token for token in until_eos if token not in (PAD, BOS)]
@@ -173,8 +186,8 @@ def decode(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> str:
 def pieces(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> list[str]:
   """Returns the text of each token, for labels of plots; a space becomes "▁".
 
-  Tokens that are parts of a character become "�". Those of the kind "words" are returned as they
-  are.
+  Tokens that are parts of a character become "�". Those of the kind "words" are
+  returned as they are.
   """
   tokens = [tokenizer.id_to_token(token) for token in np.asarray(ids).tolist()]
   if isinstance(tokenizer.model, models.WordLevel):
@@ -187,8 +200,12 @@ def load_tokenizer(folder: Path) -> Tokenizer:
   """Reads the tokenizer of a run directory; raises InputError if it is missing or damaged."""
   path = folder / FILE
   if not path.exists():
-    raise InputError(f"no {FILE} in {folder}: restore it, or name the folder of a training run")
+    raise InputError(
+      f"no {FILE} in {folder}: restore it, or name the folder of a training run"
+    )
   try:
     return Tokenizer.from_str(path.read_bytes().decode())
   except Exception as error:  # the type that HF tokenizers raises
-    raise InputError(f"{path} is damaged: restore it, or train again in a new folder") from error
+    raise InputError(
+      f"{path} is damaged: restore it, or train again in a new folder"
+    ) from error

@@ -16,11 +16,13 @@ SKIPPED = "skipped.txt"  # of a run directory
 
 
 class Corpus(NamedTuple):
-  """Examples by split, pairs of sentences or pieces of music: train, valid and test sets.
+  """Examples by split, pairs of sentences or pieces of music: train, valid and test
+  sets.
 
-  A split is any random-access sequence, in memory or read from disk item by item. `notes` are lines
-  for the log. `skipped` are the indices of the pairs in a split's files that are not in the split.
-  `bad_files` has a line for each file that cannot be used, with the reason.
+  A split is any random-access sequence, in memory or read from disk item by item.
+  `notes` are lines for the log. `skipped` are the indices of the pairs in a split's
+  files that are not in the split. `bad_files` has a line for each file that cannot be
+  used, with the reason.
   """
 
   splits: Mapping[str, Sequence[Any]]
@@ -41,18 +43,22 @@ def write_skipped(data: Any, workdir: Path) -> None:
 class Upstream(NamedTuple):
   """A folder of published files, each known by its SHA-256."""
 
-  key: str  # of the data set in `config.data`, whose `path` may be a folder with the files
+  key: (
+    str  # of the data set in `config.data`, whose `path` may be a folder with the files
+  )
   where: str  # the folder in words
   url: str  # the folder's address, which the name of a file completes
   files: Mapping[str, str]  # SHA-256 by name
 
   def read(self, name: str, path: str = "") -> bytes:
-    """Returns the content of a file: of a user's copy in the folder `path`, or of a download.
+    """Returns the content of a file: of a user's copy in the folder `path`, or of a
+    download.
 
-    The copy may be packed as `name`.gz. Downloads are kept in `CACHE`, if it can be written.
+    The copy may be packed as `name`.gz. Downloads are kept in `CACHE`, if it can be
+    written.
 
-    Raises InputError: the file is missing, damaged or not the published one, or there is no
-    network.
+    Raises InputError: the file is missing, damaged or not the published one, or there
+    is no network.
     """
     if path:
       return self._copy(pathlib.Path(path, name).expanduser())
@@ -89,14 +95,15 @@ class Upstream(NamedTuple):
 
     url = f"{self.url}{name}"
     key = f"config.data.{self.key}.path"
-    remedy = (
-      f"to use local files, give a folder with {self.where}: --{key}=FOLDER, or in a notebook {key}"
-    )
+    remedy = f"to use local files, give a folder with {self.where}: --{key}=FOLDER"
+    remedy += f", or in a notebook {key}"
     try:
       answer = requests.get(url, timeout=20)
       if answer.ok and _sha256(answer.content) == self.files[name]:
         return answer.content
-      reason = "it is not the file published" if answer.ok else f"status {answer.status_code}"
+      reason = (
+        "it is not the file published" if answer.ok else f"status {answer.status_code}"
+      )
     except requests.RequestException as error:
       reason = f"no answer from {urlsplit(url).hostname} ({type(error).__name__})"
     raise InputError(f"cannot download {url}: {reason}; {remedy}")

@@ -20,12 +20,18 @@ class Score(NamedTuple):
 
 
 def corpus_bleu(
-  hypotheses: _Lines, references: _Lines, *, tokenize: str = "13a", lowercase: bool = False
+  hypotheses: _Lines,
+  references: _Lines,
+  *,
+  tokenize: str = "13a",
+  lowercase: bool = False,
 ) -> Score:
-  """Computes sacreBLEU (Post 2018) of aligned sentences of plain text, one reference for each.
+  """Computes sacreBLEU (Post 2018) of aligned sentences of plain text, one reference
+  for each.
 
-  `tokenize` is sacreBLEU's tokeniser, "none" for tokenised text; `lowercase` compares lower-cased
-  text. Raises ValueError: the numbers of hypotheses and references differ or are zero.
+  `tokenize` is sacreBLEU's tokeniser, "none" for tokenised text; `lowercase` compares
+  lower-cased text. Raises ValueError: the numbers of hypotheses and references differ
+  or are zero.
 
   >>> score = corpus_bleu(["Ein Hund schläft."], ["Der Hund schläft."])
   >>> f"{score.value:.1f}"
@@ -36,7 +42,9 @@ def corpus_bleu(
   return _score(_metric(lowercase=lowercase, tokenize=tokenize), hypotheses, references)
 
 
-def corpus_chrf(hypotheses: _Lines, references: _Lines, *, lowercase: bool = False) -> Score:
+def corpus_chrf(
+  hypotheses: _Lines, references: _Lines, *, lowercase: bool = False
+) -> Score:
   """Computes chrF (Popović 2015), by characters, so that single words have a score too."""
   from sacrebleu import CHRF
 
@@ -48,9 +56,10 @@ def paper_bleu(
 ) -> Score:
   """Computes BLEU as the paper did: Moses tokens, hyphens split, cased, not smoothed.
 
-  Equals get_ende_bleu.sh of tensor2tensor with multi-bleu.perl. Splitting compounds raises the
-  score slightly: compare it with the paper's only, never with sacreBLEU. `language` is that of the
-  Moses tokeniser, such as "de"; if `tokenized`, the text has Moses tokens.
+  Equals get_ende_bleu.sh of tensor2tensor with multi-bleu.perl. Splitting compounds
+  raises the score slightly: compare it with the paper's only, never with sacreBLEU.
+  `language` is that of the Moses tokeniser, such as "de"; if `tokenized`, the text has
+  Moses tokens.
 
   >>> score = paper_bleu(["Der saftig-grüne Rasen !"], ["Der saftig-grüne Rasen!"], "de")
   >>> score.signature.split("|version")[0]
@@ -62,7 +71,9 @@ def paper_bleu(
 
   def tokens(line: str) -> str:
     # Escaping renames tokens one to one and does not change BLEU.
-    line = line if tokenized else str(moses.tokenize(line, return_str=True, escape=False))
+    line = (
+      line if tokenized else str(moses.tokenize(line, return_str=True, escape=False))
+    )
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
 
   metric = _metric(tokenize="none", smooth_method="none")
@@ -72,12 +83,17 @@ def paper_bleu(
 
 
 def sentence_statistics(
-  hypotheses: _Lines, references: _Lines, *, tokenize: str = "13a", lowercase: bool = False
+  hypotheses: _Lines,
+  references: _Lines,
+  *,
+  tokenize: str = "13a",
+  lowercase: bool = False,
 ) -> Int[np.ndarray, "sentences 7"]:
-  """Counts tokens, tokens of the reference, and matching 1- to 4-grams of each sentence.
+  """Counts tokens, tokens of the reference, and matching 1- to 4-grams of each
+  sentence.
 
-  The last column is 1 if the sentence equals its reference but for spaces. The sums over any
-  selection of sentences determine its BLEU: see `sacrebleu.BLEU.compute_bleu`.
+  The last column is 1 if the sentence equals its reference but for spaces. The sums
+  over any selection of sentences determine its BLEU: see `sacrebleu.BLEU.compute_bleu`.
   """
   # effective_order changes no counts, but sacreBLEU warns without it.
   metric = _metric(lowercase=lowercase, tokenize=tokenize, effective_order=True)

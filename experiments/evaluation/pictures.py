@@ -16,8 +16,8 @@ import numpy as np
 from experiments.files import Path, whole_file
 from relpos_jax.typing import ArrayLike, Float
 
-# Pictures are transparent: this grey of words and axes, and the colours of curves, are readable on
-# white and on dark pages.
+# Pictures are transparent: this grey of words and axes, and the colours of curves, are
+# readable on white and on dark pages.
 GREY = "#808080"
 # After Paul Tol's "bright" and "vibrant". Markers help readers who are colour-blind.
 COLOURS = (
@@ -62,10 +62,11 @@ class SpreadPanel(NamedTuple):
 def learning_curves(
   metrics: Sequence[Mapping[str, Any]], path: Path, score: str = "BLEU", title: str = ""
 ) -> Path:
-  """Draws the losses, the score and the learning rate over the steps, and returns the path.
+  """Draws the losses, the score and the learning rate over the steps, and returns the
+  path.
 
-  `metrics` are the lines of a run's metrics.jsonl: a "step" and any of "loss", "valid_loss",
-  "learning_rate", and "valid_" with the name of the score in lower case.
+  `metrics` are the lines of a run's metrics.jsonl: a "step" and any of "loss",
+  "valid_loss", "learning_rate", and "valid_" with the name of the score in lower case.
   """
   names = {
     "loss (nats)": dict(training="loss", validation="valid_loss"),
@@ -82,27 +83,42 @@ def learning_curves(
   return spread_curves(drawn, path, title)
 
 
-def _stretches(metrics: Sequence[Mapping[str, Any]], name: str) -> dict[float, list[float]]:
+def _stretches(
+  metrics: Sequence[Mapping[str, Any]], name: str
+) -> dict[float, list[float]]:
   """Returns the finite values in at most 40 stretches, by the mean step of each."""
-  values = [(line["step"], line[name]) for line in metrics if line.get(name) is not None]
-  finite = np.array([pair for pair in values if np.isfinite(pair[1])], float).reshape(-1, 2)
+  values = [
+    (line["step"], line[name]) for line in metrics if line.get(name) is not None
+  ]
+  finite = np.array([pair for pair in values if np.isfinite(pair[1])], float).reshape(
+    -1, 2
+  )
   stretches = np.array_split(finite, min(40, len(finite)) or 1)
   return {x.mean(): y.tolist() for x, y in (of.T for of in stretches) if len(x)}
 
 
-def cost_curves(rows: Sequence[Sequence[CostPanel]], dashed: Collection[str], path: Path) -> Path:
+def cost_curves(
+  rows: Sequence[Sequence[CostPanel]], dashed: Collection[str], path: Path
+) -> Path:
   """Draws rows of panels on logarithmic axes, with one legend, and returns the path.
 
-  Curves of the names in `dashed`, the baselines, are dashed. "a (b)" has the colour of "a".
+  Curves of the names in `dashed`, the baselines, are dashed. "a (b)" has the colour of
+  "a".
   """
   from matplotlib.ticker import LogLocator
 
-  names = list(dict.fromkeys(name for row in rows for panel in row for name in panel.curves))
+  names = list(
+    dict.fromkeys(name for row in rows for panel in row for name in panel.curves)
+  )
   styles = _styles(names, dashed)
   columns = max(map(len, rows))
-  figure = make_figure(4.2 * columns, 3.2 * len(rows) + 0.25 * len(names) / columns + 0.4)
+  figure = make_figure(
+    4.2 * columns, 3.2 * len(rows) + 0.25 * len(names) / columns + 0.4
+  )
   grid = figure.subplots(len(rows), columns, squeeze=False)
-  for ax, panel in itertools.chain.from_iterable(map(itertools.zip_longest, grid, rows)):
+  for ax, panel in itertools.chain.from_iterable(
+    map(itertools.zip_longest, grid, rows)
+  ):
     if panel is None:
       ax.set_visible(False)
       continue
@@ -110,7 +126,9 @@ def cost_curves(rows: Sequence[Sequence[CostPanel]], dashed: Collection[str], pa
       ax.plot(*zip(*points, strict=True), label=name, **styles[name])
     ax.set(xscale="log", yscale="log", xlabel="T", ylabel=panel.measure)
     ax.set_title(panel.title, loc="left", fontsize=9, fontweight="bold")
-    lengths = sorted({length for points in panel.curves.values() for length, _ in points})
+    lengths = sorted(
+      {length for points in panel.curves.values() for length, _ in points}
+    )
     ax.set_xticks(_few(lengths))
     ax.minorticks_off()
     ax.xaxis.set_major_formatter("{x:,.0f}")
@@ -121,13 +139,17 @@ def cost_curves(rows: Sequence[Sequence[CostPanel]], dashed: Collection[str], pa
 
 
 def spread_curves(
-  panels: Sequence[SpreadPanel], path: Path, title: str = "", faint: Collection[str] = ()
+  panels: Sequence[SpreadPanel],
+  path: Path,
+  title: str = "",
+  faint: Collection[str] = (),
 ) -> Path:
   """Draws panels side by side with one legend, and returns the path.
 
-  A curve shows the means, in a band from the lowest to the highest values; the `faint` curves are
-  thin and have no band. A name has the same colour in all panels. A scheme of positions, "a" or
-  "a, b", has it in all pictures; further curves of one scheme are dashed.
+  A curve shows the means, in a band from the lowest to the highest values; the `faint`
+  curves are thin and have no band. A name has the same colour in all panels. A scheme
+  of positions, "a" or "a, b", has it in all pictures; further curves of one scheme are
+  dashed.
   """
   names = list(dict.fromkeys(name for panel in panels for name in panel.curves))
   styles = _styles(names, _repeated(names))
@@ -191,7 +213,9 @@ def _finish(ax: Any, panel: SpreadPanel) -> None:
 
   if panel.mark:
     x, text = panel.mark
-    at: dict[str, Any] = dict(xycoords=("data", "axes fraction"), textcoords="offset points")
+    at: dict[str, Any] = dict(
+      xycoords=("data", "axes fraction"), textcoords="offset points"
+    )
     ax.axvline(x, color=GREY, linestyle=":", linewidth=1.2, zorder=1)
     at |= dict(xytext=(0, 3), ha="center", va="bottom")  # above all curves
     ax.annotate(text, (x, 1), color=GREY, fontsize=8, **at)
@@ -231,7 +255,9 @@ def _repeated(names: Sequence[str]) -> list[str]:
   return [name for i, name in enumerate(names) if kinds[i] in kinds[:i]]
 
 
-def _styles(names: Sequence[str], dashed: Collection[str] = ()) -> dict[str, dict[str, Any]]:
+def _styles(
+  names: Sequence[str], dashed: Collection[str] = ()
+) -> dict[str, dict[str, Any]]:
   """Returns the style of the curve of each name: a colour and a marker for each kind."""
   kinds = list(dict.fromkeys(map(_kind, names)))
   numbers = {kind: SCHEMES.index(kind) for kind in kinds if kind in SCHEMES}
@@ -241,7 +267,9 @@ def _styles(names: Sequence[str], dashed: Collection[str] = ()) -> dict[str, dic
   styles = {}
   for name in names:
     number = numbers[_kind(name)]
-    style = dict(color=COLOURS[number], marker=_MARKERS[number], markersize=3.5, linewidth=1.8)
+    style = dict(
+      color=COLOURS[number], marker=_MARKERS[number], markersize=3.5, linewidth=1.8
+    )
     if name in dashed:
       style |= dict(linestyle="--", markerfacecolor="white", zorder=2)
     else:
@@ -250,15 +278,20 @@ def _styles(names: Sequence[str], dashed: Collection[str] = ()) -> dict[str, dic
   return styles
 
 
-def _save_with_legend(figure: Any, names: Sequence[str], columns: int, path: Path) -> Path:
+def _save_with_legend(
+  figure: Any, names: Sequence[str], columns: int, path: Path
+) -> Path:
   lines = {line.get_label(): line for ax in figure.axes for line in ax.lines}
   handles = [lines[name] for name in names]
-  figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
+  figure.legend(
+    handles=handles, loc="outside lower center", ncols=columns, frameon=False
+  )
   return save(figure, path)
 
 
 def attention_heatmap(panels: Sequence[Panel], path: Path) -> Path:
-  """Draws matrices of attention weights side by side on one colour scale, and returns the path.
+  """Draws matrices of attention weights side by side on one colour scale, and returns
+  the path.
 
   Up to three panels of five to forty words per axis are readable.
   """
@@ -269,7 +302,8 @@ def attention_heatmap(panels: Sequence[Panel], path: Path) -> Path:
   # Inches of the cells, the labels and a margin; a letter is 0.6 of the font size wide.
   letter = 0.6 * fontsize / 72
   figure = make_figure(
-    1.0 + sum(len(x.columns) * cell + max(map(len, x.rows)) * letter + 0.6 for x in panels),
+    1.0
+    + sum(len(x.columns) * cell + max(map(len, x.rows)) * letter + 0.6 for x in panels),
     1.0 + max(len(x.rows) * cell + max(map(len, x.columns)) * letter for x in panels),
   )
   axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
@@ -277,10 +311,14 @@ def attention_heatmap(panels: Sequence[Panel], path: Path) -> Path:
   # Dollar signs in words do not start formulas.
   text: dict[str, Any] = dict(fontsize=fontsize, parse_math=False)
   for ax, panel, width in zip(axes, panels, widths, strict=True):
-    cells = dict(cmap="Blues", vmin=0.0, vmax=highest, edgecolors="white", linewidth=0.4)
+    cells = dict(
+      cmap="Blues", vmin=0.0, vmax=highest, edgecolors="white", linewidth=0.4
+    )
     image = ax.pcolormesh(np.asarray(panel.weights), **cells)
     ax.set_yticks(np.arange(len(panel.rows)) + 0.5, panel.rows, **text)
-    ax.set_xticks(np.arange(len(panel.columns)) + 0.5, panel.columns, rotation=90, **text)
+    ax.set_xticks(
+      np.arange(len(panel.columns)) + 0.5, panel.columns, rotation=90, **text
+    )
     ax.tick_params(length=0)
     ax.xaxis.tick_top()
     ax.invert_yaxis()

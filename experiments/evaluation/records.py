@@ -2,32 +2,35 @@
 
 A record is a dict of
 
-  sweep, row, seed    the cell of the sweep; for a single run, "" and the name of its config
-  recipe              `RECIPE` of the code, 1 if absent
-  digest              of `config` and `recipe`
-  config              the values by dotted key that differ from configs/default.py for the task,
+  sweep, row, seed    the cell of the sweep; for a single run, "" and the name of its
+  config recipe              `RECIPE` of the code, 1 if absent digest              of
+  `config` and `recipe` config              the values by dotted key that differ from
+  configs/default.py for the task,
                       and the task if it is not translation
-  commit, date        of the code, and of the last start of the run
-  hardware, packages  a description of the machine, and versions by name
-  budget              updates, tokens_per_update, minutes, tokens_per_second
-  checkpoints         steps of the checkpoints averaged, which were scored; old records have none
-  scores              by split, every test set that a run has: sacrebleu, paper_bleu, chrf, exact
-                      and signatures for translation, where old records lack chrf and exact; the
-                      first is the main score of the task
-  sentences           by split. Translation, a row per sentence: length (the longer of source and
-                      reference in vocabulary tokens, without EOS), hyp_len, ref_len, the
-                      matches c1 to c4 of `bleu.sentence_statistics`, and 1 if it equals the
-                      reference, which old records lack. Graphs, a row per graph: size (nodes, or
-                      relations of a chain), and 1 if classified right. Music, a row per piece:
-                      tokens, and the nats of these and of the end
-  curve               rows of step, valid_loss and valid score, null if none
-  exact               translation: by split, rows of step and exact matches (%) of a sample of valid
-                      and, with `training.score_tests`, of the longer ones of each test set, or of
-                      all if none is longer than in training; old records have none
+  commit, date        of the code, and of the last start of the run hardware, packages
+  a description of the machine, and versions by name budget              updates,
+  tokens_per_update, minutes, tokens_per_second checkpoints         steps of the
+  checkpoints averaged, which were scored; old records have none scores              by
+  split, every test set that a run has: sacrebleu, paper_bleu, chrf, exact
+                      and signatures for translation, where old records lack chrf and
+                      exact; the first is the main score of the task
+  sentences           by split. Translation, a row per sentence: length (the longer of
+  source and
+                      reference in vocabulary tokens, without EOS), hyp_len, ref_len,
+                      the matches c1 to c4 of `bleu.sentence_statistics`, and 1 if it
+                      equals the reference, which old records lack. Graphs, a row per
+                      graph: size (nodes, or relations of a chain), and 1 if classified
+                      right. Music, a row per piece: tokens, and the nats of these and
+                      of the end
+  curve               rows of step, valid_loss and valid score, null if none exact
+  translation: by split, rows of step and exact matches (%) of a sample of valid
+                      and, with `training.score_tests`, of the longer ones of each test
+                      set, or of all if none is longer than in training; old records
+                      have none
 
-The rows of sentences determine BLEU and exact matches of any selection of them, such as those whose
-reference has one length (ref_len; in words if `evaluation.tokenize` is none). A record holds no
-text of the data.
+The rows of sentences determine BLEU and exact matches of any selection of them, such as
+those whose reference has one length (ref_len; in words if `evaluation.tokenize` is
+none). A record holds no text of the data.
 """
 
 import hashlib
@@ -41,28 +44,43 @@ from typing import Any
 from experiments.errors import InputError
 from experiments.files import read_content, whole_file
 
-# The version of the code that computes: whoever changes the numbers of a run raises it. Records
-# without one are of version 1, before dropout by a hash of the index and other ends of searches.
+# The version of the code that computes: whoever changes the numbers of a run raises it.
+# Records without one are of version 1, before dropout by a hash of the index and other
+# ends of searches.
 RECIPE = 2
-# Excluded from the digest: the name of a run, and folders of data with verified checksums.
-_EXCLUDED = ("name", *(f"data.{x}.path" for x in ("multi30k", "scan", "clutrr", "chorales")))
+# Excluded from the digest: the name of a run, and folders of data with verified
+# checksums.
+_EXCLUDED = (
+  "name",
+  *(f"data.{x}.path" for x in ("multi30k", "scan", "clutrr", "chorales")),
+)
 _TYPES = dict(row=str, seed=int, digest=str, config=dict)
-_ARCHIVES = ("MUTAG", "Mutagenicity")  # verified data sets of `data.tu`; the first is the default
+_ARCHIVES = (
+  "MUTAG",
+  "Mutagenicity",
+)  # verified data sets of `data.tu`; the first is the default
 Record = Mapping[str, Any]
-Rows = Mapping[str, Sequence[Record]]  # the runs of each row of a table, in the order of seeds
+Rows = Mapping[
+  str, Sequence[Record]
+]  # the runs of each row of a table, in the order of seeds
 
 
 def digest(changes: Mapping[str, Any], recipe: int = RECIPE) -> str:
-  """Returns 12 hex digits of the SHA-256 of the recipe and the config's values, but for defaults.
+  """Returns 12 hex digits of the SHA-256 of the recipe and the config's values, but for
+  defaults.
 
-  Independent of names, of folders of data with verified checksums, and of the order of keys. A new
-  key whose default keeps the old behaviour does not change the digests of old records.
+  Independent of names, of folders of data with verified checksums, and of the order of
+  keys. A new key whose default keeps the old behaviour does not change the digests of
+  old records.
 
   >>> digest({"seed": 1, "model.rate": 0}) == digest({"model.rate": 0.0, "seed": 1})
   True
   """
   # 0 and 0.0 are the same value.
-  values = {key: float(x) if type(x) is int else x for key, x in _without_folders(changes).items()}
+  values = {
+    key: float(x) if type(x) is int else x
+    for key, x in _without_folders(changes).items()
+  }
   values |= dict(recipe=recipe) if recipe > 1 else {}
   return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -84,17 +102,23 @@ def make_record(
 ) -> dict[str, Any]:
   """Returns the record of a single run, from the contents of its files.
 
-  `changes` are the values by dotted key that differ from the defaults; `checkpoints` are the steps
-  averaged. Scores and sentences are by split, as in the record.
+  `changes` are the values by dotted key that differ from the defaults; `checkpoints`
+  are the steps averaged. Scores and sentences are by split, as in the record.
   """
-  speeds = [line["tokens_per_second"] for line in metrics if line.get("tokens_per_second")]
+  speeds = [
+    line["tokens_per_second"] for line in metrics if line.get("tokens_per_second")
+  ]
   curve, exact = [], {}
   for line in metrics:
     for name in line:
       if name.endswith("_exact"):
-        exact.setdefault(name.removesuffix("_exact"), []).append([line["step"], line[name]])
+        exact.setdefault(name.removesuffix("_exact"), []).append(
+          [line["step"], line[name]]
+        )
     if "valid_loss" in line:
-      valid_scores = [line[x] for x in line if x.startswith("valid_") and x != "valid_loss"]
+      valid_scores = [
+        line[x] for x in line if x.startswith("valid_") and x != "valid_loss"
+      ]
       curve.append([line["step"], line["valid_loss"], *(valid_scores or [None])[:1]])
   return dict(
     **dict(sweep="", row=config["name"], seed=config["seed"], digest=digest(changes)),
@@ -174,15 +198,17 @@ def read_records(path: pathlib.Path) -> list[dict[str, Any]]:
 def group_rows(path: pathlib.Path, records: Sequence[Record]) -> Rows:
   """Groups the records of a results file by row, in the order of seeds.
 
-  Raises InputError: two records have the same row and seed, or runs of one table, row or seed
-  differ in what they share.
+  Raises InputError: two records have the same row and seed, or runs of one table, row
+  or seed differ in what they share.
   """
   rows: dict[str, list[Record]] = {}
   seen: dict[Any, tuple[int, Any]] = {}
   for number, record in enumerate(records, start=1):
     row, seed, where = record["row"], record["seed"], f"{path}, line {number}"
     if seed in [run["seed"] for run in rows.get(row, [])]:
-      raise InputError(f"{where}: a second record of {row!r}, seed {seed}: delete one of them")
+      raise InputError(
+        f"{where}: a second record of {row!r}, seed {seed}: delete one of them"
+      )
     for key, value in _shared(record).items():
       first, expected = seen.setdefault(key, (number, value))
       if value != expected:
@@ -196,11 +222,21 @@ def _shared(record: Record) -> dict[tuple, Any]:
   """Returns the values that all runs of a table, of a row, or of a seed share."""
   budget, has_folds = record["budget"], record["config"].get("data.source") == "tu"
   seed = record["seed"] if has_folds else None  # a seed is a fold, with data of its own
-  signatures = {split: of.get("signatures", {}) for split, of in record["scores"].items()}
+  signatures = {
+    split: of.get("signatures", {}) for split, of in record["scores"].items()
+  }
   return {
     ("recipe",): record.get("recipe", 1),
     ("budget", seed): (budget["updates"], budget["tokens_per_update"]),
-    **{("signatures", split, name): of[name] for split, of in signatures.items() for name in of},
-    ("data", seed): {split: [x[0] for x in of] for split, of in record["sentences"].items()},
-    ("config", record["row"]): {k: x for k, x in record["config"].items() if k != "seed"},
+    **{
+      ("signatures", split, name): of[name]
+      for split, of in signatures.items()
+      for name in of
+    },
+    ("data", seed): {
+      split: [x[0] for x in of] for split, of in record["sentences"].items()
+    },
+    ("config", record["row"]): {
+      k: x for k, x in record["config"].items() if k != "seed"
+    },
   }

@@ -31,7 +31,9 @@ ANSWERS = (
   "son", "son-in-law", "uncle",
 )  # fmt: skip
 # Our splits by upstream's: a chain of test_k has k relations.
-SPLITS = {"1.2,1.3,1.4_train": "train"} | {f"1.{k}_test": f"test_{k}" for k in range(2, 11)}
+SPLITS = {"1.2,1.3,1.4_train": "train"} | {
+  f"1.{k}_test": f"test_{k}" for k in range(2, 11)
+}
 
 _ZIP, _GRAPHS = "data_db9b8f04.zip", "data_db9b8f04.graphs.jsonl"
 CLUTRR = Upstream(
@@ -48,23 +50,30 @@ CLUTRR = Upstream(
 
 
 def load_clutrr(path: str = "", valid_share: float = 0.1) -> GraphData:
-  """Loads chains of kinship (Sinha et al. 2019): splits train, valid, and test_2 to test_10.
+  """Loads chains of kinship (Sinha et al. 2019): splits train, valid, and test_2 to
+  test_10.
 
-  Nodes are persons with one common label. The label of an edge from a to b is the relation of b to
-  a; the target is the relation of the last person of the chain to the first. Training chains have 2
-  to 4 relations (15,083 rows, 2,340 distinct graphs); test_k has k. Upstream has no valid split: it
-  is a `valid_share` of the distinct training graphs, chosen by hash, and none of them remains in
-  train. The graphs of test_2 occur in train; those of the other test splits do not.
+  Nodes are persons with one common label. The label of an edge from a to b is the
+  relation of b to a; the target is the relation of the last person of the chain to the
+  first. Training chains have 2 to 4 relations (15,083 rows, 2,340 distinct graphs);
+  test_k has k. Upstream has no valid split: it is a `valid_share` of the distinct
+  training graphs, chosen by hash, and none of them remains in train. The graphs of
+  test_2 occur in train; those of the other test splits do not.
 
-  From the repository of Minervini et al. 2020 (3.1 MB), or from a file in the folder `path`, as in
-  `Upstream`: the same archive, or data_db9b8f04.graphs.jsonl.gz, its graphs alone.
+  From the repository of Minervini et al. 2020 (3.1 MB), or from a file in the folder
+  `path`, as in `Upstream`: the same archive, or data_db9b8f04.graphs.jsonl.gz, its
+  graphs alone.
 
   Raises InputError for a missing or wrong file, or no network.
   """
   splits = _read_clutrr(path)
   is_valid = [(graph, _hash(graph) < valid_share) for graph in splits["train"]]
-  train, valid = ([graph for graph, held in is_valid if held is part] for part in (False, True))
-  note = f"CLUTRR: {len(valid):,} of {len(is_valid):,} training graphs are for validation"
+  train, valid = (
+    [graph for graph, held in is_valid if held is part] for part in (False, True)
+  )
+  note = (
+    f"CLUTRR: {len(valid):,} of {len(is_valid):,} training graphs are for validation"
+  )
   names = GraphNames(("person",), RELATIONS, ANSWERS)
   return GraphData(splits | dict(train=train, valid=valid), names, (note,))
 
@@ -79,8 +88,12 @@ def _read_clutrr(path: str) -> dict[str, list[Graph]]:
   columns = dict(story_edges="edges", edge_types="labels", query_edge="query")
   with zipfile.ZipFile(io.BytesIO(CLUTRR.read(_ZIP, path))) as archive:
     for name, split in SPLITS.items():
-      for row in csv.DictReader(io.StringIO(archive.read(f"{name}.csv").decode(), newline="")):
-        values = {ours: ast.literal_eval(row[theirs]) for theirs, ours in columns.items()}
+      for row in csv.DictReader(
+        io.StringIO(archive.read(f"{name}.csv").decode(), newline="")
+      ):
+        values = {
+          ours: ast.literal_eval(row[theirs]) for theirs, ours in columns.items()
+        }
         splits[split].append(_graph(row | values))
   return splits
 
@@ -100,7 +113,8 @@ def _hash(graph: Graph) -> float:
   return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
-# TU format ---------------------------------------------------------------------------------------
+# TU format
+# ---------------------------------------------------------------------------------------
 
 MOLECULES = Upstream(
   "tu",
@@ -117,18 +131,22 @@ MOLECULES = Upstream(
 def load_tu(name: str = "MUTAG", path: str = "") -> GraphData:
   """Loads graphs and their classes in one split, "all".
 
-  "MUTAG" (135 molecules) and "Mutagenicity" (3,335) are from the archives of Ivanov et al. 2019,
-  which may be in the folder `path`: see `Upstream`. Isomorphic copies are removed there, so
-  published figures for the 188 graphs of MUTAG do not apply. Any other name, or "" for the only
-  one, is a data set in TU format in the folder or zip archive `path`, or in JSON in the file
-  `path`: see `read_folder` and `read_lines`. The notes say how many graphs each class has.
+  "MUTAG" (135 molecules) and "Mutagenicity" (3,335) are from the archives of Ivanov et
+  al. 2019, which may be in the folder `path`: see `Upstream`. Isomorphic copies are
+  removed there, so published figures for the 188 graphs of MUTAG do not apply. Any
+  other name, or "" for the only one, is a data set in TU format in the folder or zip
+  archive `path`, or in JSON in the file `path`: see `read_folder` and `read_lines`. The
+  notes say how many graphs each class has.
 
-  Raises InputError for an unknown name, a missing or wrong file or folder, or no network.
+  Raises InputError for an unknown name, a missing or wrong file or folder, or no
+  network.
   """
   place = pathlib.Path(path).expanduser()
   if (archive := f"{name}.zip") in MOLECULES.files:
     if place.is_file():
-      remedy = f"give the folder of {archive}, or --config.data.tu.name= for your own graphs"
+      remedy = (
+        f"give the folder of {archive}, or --config.data.tu.name= for your own graphs"
+      )
       raise InputError(f"config.data.tu.path is the file {path}: {remedy}")
     folder = zipfile.Path(io.BytesIO(MOLECULES.read(archive, path)), f"{name}/")
     return read_folder(folder, name)
@@ -137,46 +155,56 @@ def load_tu(name: str = "MUTAG", path: str = "") -> GraphData:
   if path:
     return read_lines(place) if place.is_file() else read_folder(place, name)
   known = " or ".join(name.removesuffix(".zip") for name in MOLECULES.files)
-  raise InputError(f"unknown data set {name!r}: give the path of its folder, or {known}")
+  raise InputError(
+    f"unknown data set {name!r}: give the path of its folder, or {known}"
+  )
 
 
 def split_folds(data: GraphData, fold: int, num_folds: int) -> GraphData:
-  """Splits "all" into stratified folds: one to test, the next to validate, the others to train.
+  """Splits "all" into stratified folds: one to test, the next to validate, the others
+  to train.
 
-  The folds are disjoint and the same for every call with the same data. The sizes of two folds
-  differ by at most one, and so do their numbers of graphs of one class.
+  The folds are disjoint and the same for every call with the same data. The sizes of
+  two folds differ by at most one, and so do their numbers of graphs of one class.
   """
   graphs = data.splits["all"]
   if len(graphs) < num_folds:
-    raise InputError(f"{num_folds} folds of {len(graphs)} graphs: lower config.data.tu.num_folds")
+    raise InputError(
+      f"{num_folds} folds of {len(graphs)} graphs: lower config.data.tu.num_folds"
+    )
   classes = np.array([graph.target for graph in graphs])
   shuffled = np.random.Generator(np.random.Philox(key=0)).permutation(len(graphs))
   by_class = shuffled[np.argsort(classes[shuffled], kind="stable")]
   folds = [np.sort(by_class[number::num_folds]) for number in range(num_folds)]
   parts = dict(test=folds.pop(fold), valid=folds.pop(fold % len(folds)))
   parts["train"] = np.concatenate(folds)
-  splits = {name: [graphs[i] for i in parts[name]] for name in ("train", "valid", "test")}
+  splits = {
+    name: [graphs[i] for i in parts[name]] for name in ("train", "valid", "test")
+  }
   note = f"of {num_folds} folds, {fold} is for testing, {(fold + 1) % num_folds} for validation"
   return data._replace(splits=splits, notes=(*data.notes, note))
 
 
 _NAMED_CLASSES = 10
-_WANTED = "want a folder with NAME_A.txt, NAME_graph_indicator.txt and NAME_graph_labels.txt"
+_WANTED = (
+  "want a folder with NAME_A.txt, NAME_graph_indicator.txt and NAME_graph_labels.txt"
+)
 
 
 def read_folder(folder: pathlib.Path | zipfile.Path, name: str = "") -> GraphData:
   """Reads the graphs of a folder in TU format (Morris et al. 2020, arXiv:2007.08663).
 
-  The files are NAME_A.txt, NAME_graph_indicator.txt and NAME_graph_labels.txt, and optionally
-  NAME_node_labels.txt and NAME_edge_labels.txt with an integer per line, or several as one label,
-  and NAME_node_attributes.txt and NAME_edge_attributes.txt with numbers separated by commas. Labels
-  and classes are numbered in the order of their integers. Each line of A is an edge from its first
-  node to its second: data sets of undirected graphs have two lines per edge. All graphs are in one
-  split, "all". Without a name, the folder must hold one data set.
+  The files are NAME_A.txt, NAME_graph_indicator.txt and NAME_graph_labels.txt, and
+  optionally NAME_node_labels.txt and NAME_edge_labels.txt with an integer per line, or
+  several as one label, and NAME_node_attributes.txt and NAME_edge_attributes.txt with
+  numbers separated by commas. Labels and classes are numbered in the order of their
+  integers. Each line of A is an edge from its first node to its second: data sets of
+  undirected graphs have two lines per edge. All graphs are in one split, "all". Without
+  a name, the folder must hold one data set.
 
-  Raises InputError, which names the file, for lines of another form or number, numbers that are not
-  finite, an edge to an unknown node or between two graphs, a graph without nodes, or fewer than two
-  classes.
+  Raises InputError, which names the file, for lines of another form or number, numbers
+  that are not finite, an edge to an unknown node or between two graphs, a graph without
+  nodes, or fewer than two classes.
   """
   name = name or _find_name(folder)
 
@@ -195,12 +223,18 @@ def read_folder(folder: pathlib.Path | zipfile.Path, name: str = "") -> GraphDat
   rows = []
   nodes_of = _members(graph_of, len(classes))
   edges_of = _members(graph_of[edges[:, 0]], len(classes))
-  for nodes, its_edges, target in zip(nodes_of, edges_of, classes.tolist(), strict=True):
+  for nodes, its_edges, target in zip(
+    nodes_of, edges_of, classes.tolist(), strict=True
+  ):
     labels = [node_labels[node] if node_labels else "node" for node in nodes]
     labelled = np.searchsorted(nodes, edges[its_edges]).tolist()
     if edge_labels:
-      labelled = [(*ends, edge_labels[i]) for ends, i in zip(labelled, its_edges, strict=True)]
-    rows.append(_Row(labels, labelled, target, node_features[nodes], edge_features[its_edges]))
+      labelled = [
+        (*ends, edge_labels[i]) for ends, i in zip(labelled, its_edges, strict=True)
+      ]
+    rows.append(
+      _Row(labels, labelled, target, node_features[nodes], edge_features[its_edges])
+    )
   return _numbered(rows, folder)
 
 
@@ -215,9 +249,13 @@ def _find_name(folder: pathlib.Path | zipfile.Path) -> str:
 
 
 def _check_members(
-  edges: Int[np.ndarray, "edges 2"], graph_of: Int[np.ndarray, "nodes"], number: int, start: Any
+  edges: Int[np.ndarray, "edges 2"],
+  graph_of: Int[np.ndarray, "nodes"],
+  number: int,
+  start: Any,
 ) -> None:
-  """Raises InputError unless each of a number of graphs has nodes, and each edge two of one graph.
+  """Raises InputError unless each of a number of graphs has nodes, and each edge two of
+  one graph.
 
   `start` begins the files' names.
   """
@@ -248,7 +286,9 @@ def _open_archive(file: pathlib.Path, name: str) -> zipfile.Path:
       folders.add(folder + slash)
   if len(folders) > 1:
     found = ", ".join(sorted(folders))
-    raise InputError(f"{file} has data sets in {found}: unpack it and give the folder of one")
+    raise InputError(
+      f"{file} has data sets in {found}: unpack it and give the folder of one"
+    )
   return zipfile.Path(archive, folders.pop() if folders else "")
 
 
@@ -271,7 +311,9 @@ def _read_numbers(
     raise InputError(f"cannot read {file}: {error}; {_WANTED}") from None
   wanted = len(numbers) if number is None else number, columns or numbers.shape[1]
   if numbers.shape != wanted:
-    has, want = (f"{lines} lines of {of} numbers" for lines, of in (numbers.shape, wanted))
+    has, want = (
+      f"{lines} lines of {of} numbers" for lines, of in (numbers.shape, wanted)
+    )
     raise InputError(f"{file} has {has}; want {want}")
   _check_numbers(numbers, dtype, file)
   return numbers.astype(dtype)
@@ -296,26 +338,33 @@ def _as_labels(numbers: np.ndarray) -> list:
   return [tuple(line) for line in numbers.tolist() if line]
 
 
-_WANTED_OBJECT = 'want {"class": C, "nodes": [LABEL, ...], "edges": [[FROM, TO, LABEL], ...]}'
+_WANTED_OBJECT = (
+  'want {"class": C, "nodes": [LABEL, ...], "edges": [[FROM, TO, LABEL], ...]}'
+)
 
 
 def read_lines(file: pathlib.Path) -> GraphData:
   """Reads the graphs of a file in JSON, an object on each line or an array of them.
 
-  As {"class": "alcohol", "nodes": ["C", "O"], "edges": [[0, 1, "single"], [1, 0, "single"]]}: the
-  labels of nodes; and edges from one node to another, counted from 0, with a label or without.
-  Labels and classes are words or integers, and are numbered in alphabetical order. All graphs are
-  in one split, "all". The file may be packed.
+  As {"class": "alcohol", "nodes": ["C", "O"], "edges": [[0, 1, "single"], [1, 0,
+  "single"]]}: the labels of nodes; and edges from one node to another, counted from 0,
+  with a label or without. Labels and classes are words or integers, and are numbered in
+  alphabetical order. All graphs are in one split, "all". The file may be packed.
 
-  Raises InputError, which names the line, for one of another form, and for fewer than two classes.
+  Raises InputError, which names the line, for one of another form, and for fewer than
+  two classes.
   """
   rows = []
   for place, row in _read_objects(file):
     try:
       nodes = [_to_label(label) for label in row["nodes"]]
-      edges = [(start, end, *map(_to_label, labels)) for start, end, *labels in row["edges"]]
+      edges = [
+        (start, end, *map(_to_label, labels)) for start, end, *labels in row["edges"]
+      ]
       places = range(len(nodes))
-      if not nodes or not all(x[0] in places and x[1] in places and len(x) < 4 for x in edges):
+      if not nodes or not all(
+        x[0] in places and x[1] in places and len(x) < 4 for x in edges
+      ):
         raise ValueError(f"{len(nodes)} nodes do not fit the edges")
       rows.append(_Row(nodes, edges, _to_label(row["class"])))
     except (LookupError, TypeError, ValueError) as error:
@@ -374,13 +423,18 @@ def _numbered(rows: Sequence[_Row], place: Any) -> GraphData:
     raise InputError(f"{place}: want graphs of two classes or more")
   graphs = []
   for row in rows:
-    edges = [(start, end, edge[labels[0]] if labels else -1) for start, end, *labels in row.edges]
+    edges = [
+      (start, end, edge[labels[0]] if labels else -1)
+      for start, end, *labels in row.edges
+    ]
     nodes = [node[label] for label in row.nodes]
     features = dict(node_features=row.node_features, edge_features=row.edge_features)
     graphs.append(Graph.of(nodes, edges, target=class_[row.target], **features))
   widths = graphs[0].node_features.shape[1], graphs[0].edge_features.shape[1]
   texts = (tuple(map(_to_text, labels)) for labels in (node, edge, class_))
-  return GraphData(dict(all=graphs), GraphNames(*texts, *widths), (_count_classes(targets),))
+  return GraphData(
+    dict(all=graphs), GraphNames(*texts, *widths), (_count_classes(targets),)
+  )
 
 
 def _number(labels: Iterable[Any]) -> dict[Any, int]:
@@ -396,15 +450,21 @@ def _to_text(label: Any) -> str:
 def _count_classes(targets: Sequence[Any]) -> str:
   """Says how many graphs each class has, the most frequent first."""
   counts = collections.Counter(targets)
-  texts = [f"{name} ({number:,})" for name, number in counts.most_common(_NAMED_CLASSES)]
+  texts = [
+    f"{name} ({number:,})" for name, number in counts.most_common(_NAMED_CLASSES)
+  ]
   if len(counts) > _NAMED_CLASSES:
     texts.append(f"and {len(counts) - _NAMED_CLASSES:,} more")
   is_many = len(counts) > max(_NAMED_CLASSES, len(targets) / 2)
   question = " is this a regression?" if is_many else ""
-  return f"{len(counts):,} classes of {len(targets):,} graphs:{question} {', '.join(texts)}"
+  return (
+    f"{len(counts):,} classes of {len(targets):,} graphs:{question} {', '.join(texts)}"
+  )
 
 
-def _members(group_of: Int[np.ndarray, "x"], num_groups: int) -> list[Int[np.ndarray, "members"]]:
+def _members(
+  group_of: Int[np.ndarray, "x"], num_groups: int
+) -> list[Int[np.ndarray, "members"]]:
   """Returns the indices of each group's members, in order."""
   order = np.argsort(group_of, kind="stable")
   return np.split(order, np.searchsorted(group_of[order], np.arange(1, num_groups)))

@@ -15,9 +15,9 @@ PAD = -1
 class Graph(NamedTuple):
   """A directed graph of n nodes and m edges, with the classes to predict.
 
-  Edges are a set of (sender, receiver, label, features). A pair of nodes may have several edges
-  with different labels or features: attention averages the features in each direction. An edge may
-  connect a node to itself.
+  Edges are a set of (sender, receiver, label, features). A pair of nodes may have
+  several edges with different labels or features: attention averages the features in
+  each direction. An edge may connect a node to itself.
 
   Attributes:
     nodes: the label of each node.
@@ -43,19 +43,27 @@ class Graph(NamedTuple):
   ) -> "Graph":
     """Builds a graph from rows of (sender, receiver, label) and of features.
 
-    Edges with equal rows and equal features become one edge. Raises ValueError for shapes that do
-    not fit the nodes.
+    Edges with equal rows and equal features become one edge. Raises ValueError for
+    shapes that do not fit the nodes.
     """
-    nodes, edges = np.asarray(nodes, np.int32), np.asarray(edges, np.int32).reshape(-1, 3)
+    nodes, edges = (
+      np.asarray(nodes, np.int32),
+      np.asarray(edges, np.int32).reshape(-1, 3),
+    )
 
     def floats(x, rows):
       return np.asarray(np.empty((rows, 0)) if x is None else x, np.float32)
 
     edge_features = floats(edge_features, len(edges))
-    node_features, target = floats(node_features, len(nodes)), np.asarray(target, np.int32)
+    node_features, target = (
+      floats(node_features, len(nodes)),
+      np.asarray(target, np.int32),
+    )
     if not len(nodes) or len(node_features) != len(nodes) or target.shape:
       shapes = f"node_features {node_features.shape} and target {target.shape}"
-      raise ValueError(f"{len(nodes)} nodes with {shapes}; want a row for each and one target")
+      raise ValueError(
+        f"{len(nodes)} nodes with {shapes}; want a row for each and one target"
+      )
     rows = np.column_stack([edges, edge_features])
     first = np.sort(np.unique(rows, axis=0, return_index=True)[1])
     return cls(
@@ -90,15 +98,17 @@ class GraphData(NamedTuple):
 
 
 class GraphBatches(Schedule):
-  """An endless sequence of batches, each determined by the seed and the step: `batches[step]`.
+  """An endless sequence of batches, each determined by the seed and the step:
+  `batches[step]`.
 
-  A row holds one graph, and is scheduled by its nodes: see `Schedule`, of which the options and
-  errors are. Rows of padding fill the last batch of a bucket, and every batch up to a multiple of
-  rows.
+  A row holds one graph, and is scheduled by its nodes: see `Schedule`, of which the
+  options and errors are. Rows of padding fill the last batch of a bucket, and every
+  batch up to a multiple of rows.
 
   Attributes:
     examples: the graphs before batching.
-    shapes: all (rows, nodes, edges) that occur, one compilation of a training step each.
+    shapes: all (rows, nodes, edges) that occur, one compilation of a training step
+      each.
 
   >>> triangle = Graph.of([0, 0, 0], [(0, 1, 0), (1, 2, 0), (2, 0, 1)], target=1)
   >>> single = Graph.of([0], [], target=0)
@@ -122,7 +132,14 @@ class GraphBatches(Schedule):
     widths = first.node_features.shape[1], first.edge_features.shape[1]
     batch = empty_batch(self.shapes[bucket], widths)
     for row, graph in enumerate(self.examples[index] for index in chosen):
-      for name in ("nodes", "node_features", "senders", "receivers", "labels", "edge_features"):
+      for name in (
+        "nodes",
+        "node_features",
+        "senders",
+        "receivers",
+        "labels",
+        "edge_features",
+      ):
         values = getattr(graph, name)
         getattr(batch, name)[row, : len(values)] = values
       batch.query[row], batch.target[row] = graph.query, graph.target

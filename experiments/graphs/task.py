@@ -19,7 +19,13 @@ from experiments.evaluation.pictures import SpreadPanel, spread_curves
 from experiments.files import Path, write_whole
 from experiments.graphs import graph as graph_module
 from experiments.graphs.data import load_clutrr, load_tu, split_folds
-from experiments.graphs.graph import Graph, GraphBatch, GraphBatches, GraphData, GraphNames
+from experiments.graphs.graph import (
+  Graph,
+  GraphBatch,
+  GraphBatches,
+  GraphData,
+  GraphNames,
+)
 from experiments.training import task as tasks
 from experiments.training.processes import is_first
 from experiments.training.sharding import AnyMesh, put_batch
@@ -37,9 +43,14 @@ _NUMBERS = (
   between(-1, LARGEST, "data.tu.fold"),
 )
 
-# Conditional Theorem Provers (Minervini et al. 2020), trained on chains of 2, 3 and 4 relations:
-# accuracy in percent by length, one seed, from the README of github.com/uclnlp/ctp.
-CTP = dict(zip(range(2, 11), (100.0, 72.0, 74.0, 97.8, 96.2, 98.1, 97.8, 94.4, 89.3), strict=True))
+# Conditional Theorem Provers (Minervini et al. 2020), trained on chains of 2, 3 and 4
+# relations: accuracy in percent by length, one seed, from the README of
+# github.com/uclnlp/ctp.
+CTP = dict(
+  zip(
+    range(2, 11), (100.0, 72.0, 74.0, 97.8, 96.2, 98.1, 97.8, 94.4, 89.3), strict=True
+  )
+)
 NAME = "CTP, published"
 LONGEST_TRAINED = 4  # relations of a chain
 
@@ -57,7 +68,9 @@ class Graphs(tasks.Task):
       wanted = f"0 to {folds.num_folds - 1}, or -1 for the seed"
       raise InputError(f"config.data.tu.fold is {folds.fold}: give {wanted}")
     if sizes["sequence"] > 1:
-      raise InputError(f"config.mesh.sequence is {sizes['sequence']}: give 1 for graphs")
+      raise InputError(
+        f"config.mesh.sequence is {sizes['sequence']}: give 1 for graphs"
+      )
     tasks.check_batches(self.config, sizes)
 
   def load_data(self) -> GraphData:
@@ -69,7 +82,9 @@ class Graphs(tasks.Task):
     return split_folds(load_tu(data.tu.name, data.tu.path), fold, data.tu.num_folds)
 
   def learn_vocabulary(self, data: GraphData, workdir: Path) -> GraphNames:
-    return self.load_vocabulary(workdir) if (workdir / _NAMES_FILE).exists() else data.names
+    return (
+      self.load_vocabulary(workdir) if (workdir / _NAMES_FILE).exists() else data.names
+    )
 
   def load_vocabulary(self, workdir: Path) -> GraphNames:
     values = read_json(workdir / _NAMES_FILE).items()
@@ -92,7 +107,9 @@ class Graphs(tasks.Task):
     make = self._batch_maker([*train, *valid], mesh)
     return make(train, seed=self.config.seed), make(valid, seed=None)
 
-  def _batch_maker(self, graphs: Sequence[Graph], mesh: AnyMesh, max_length: int | None = None):
+  def _batch_maker(
+    self, graphs: Sequence[Graph], mesh: AnyMesh, max_length: int | None = None
+  ):
     sizes = graph_module.num_nodes(graphs)
     return tasks.batch_maker(self.config, sizes, mesh, max_length, GraphBatches)
 
@@ -112,7 +129,9 @@ class Graphs(tasks.Task):
     )
     return GraphEncoder(config, rngs=rngs)
 
-  def loss(self, model: GraphEncoder, batch: GraphBatch, rngs: nnx.Rngs | None = None) -> Loss:
+  def loss(
+    self, model: GraphEncoder, batch: GraphBatch, rngs: nnx.Rngs | None = None
+  ) -> Loss:
     """Computes the cross entropy summed over targets: graphs or pairs of nodes."""
     options = dict(smoothing=self.config.training.label_smoothing, pad=graph_module.PAD)
     return cross_entropy(model(batch, rngs), batch.target, **options)
@@ -122,7 +141,10 @@ class Graphs(tasks.Task):
 
     @jax.jit
     def count(params, batch: GraphBatch):
-      answers, is_target = jnp.argmax(nnx.merge(run.graphdef, params)(batch), -1), batch.target >= 0
+      answers, is_target = (
+        jnp.argmax(nnx.merge(run.graphdef, params)(batch), -1),
+        batch.target >= 0,
+      )
       return jnp.sum((answers == batch.target) & is_target), jnp.sum(is_target)
 
     def compute(params: PyTree) -> tuple[dict[str, float], str]:
@@ -160,7 +182,9 @@ class Graphs(tasks.Task):
       sizes = (len(graph.senders if is_chain else graph.nodes) for graph in graphs)
       sentences[split] = [[*row] for row in zip(sizes, map(int, is_right), strict=True)]
       accuracy, loss, majority = scores[split].values()
-      lines.append(f"{split:9}{len(graphs):8,}{accuracy:15.1f}{majority:26.1f}{loss:8.3f}")
+      lines.append(
+        f"{split:9}{len(graphs):8,}{accuracy:15.1f}{majority:26.1f}{loss:8.3f}"
+      )
     if is_chain:
       tests = {k: [scores[f"test_{k}"]["accuracy"]] for k in CTP}
       title = f"{self.config.data.source}, seed {self.config.seed}"
@@ -174,15 +198,21 @@ class Graphs(tasks.Task):
     def predict(params, batch: GraphBatch):
       logits = nnx.merge(run.graphdef, params)(batch)
       cross_entropies = optax.softmax_cross_entropy_with_integer_labels
-      return jnp.argmax(logits, -1), cross_entropies(logits, jnp.maximum(batch.target, 0))
+      return jnp.argmax(logits, -1), cross_entropies(
+        logits, jnp.maximum(batch.target, 0)
+      )
 
     longest = int(graph_module.num_nodes(graphs).max())
     batches = self._batch_maker(graphs, run.mesh, longest)(graphs, seed=None)
     params, found = tasks.own_copies(run.params), {}
     for step in range(batches.num_per_epoch):
       batch = batches[step]
-      found_in_batch = (np.asarray(x)[batch.target >= 0].tolist() for x in predict(params, batch))
-      found |= zip(batches.order(step).tolist(), zip(*found_in_batch, strict=True), strict=True)
+      found_in_batch = (
+        np.asarray(x)[batch.target >= 0].tolist() for x in predict(params, batch)
+      )
+      found |= zip(
+        batches.order(step).tolist(), zip(*found_in_batch, strict=True), strict=True
+      )
     return [found[number] for number in range(len(graphs))]
 
 
@@ -191,10 +221,13 @@ def _check_names(names: GraphNames, data: GraphData) -> None:
   for kind, ours, theirs in zip(GraphNames._fields, names, data.names, strict=True):
     if ours != theirs:
       remedy = "give the data it was trained on, or another --workdir"
-      raise InputError(f"the data have {kind} {theirs}, the trained model {ours}: {remedy}")
+      raise InputError(
+        f"the data have {kind} {theirs}, the trained model {ours}: {remedy}"
+      )
 
 
-# Scores -------------------------------------------------------------------------------------------
+# Scores
+# -------------------------------------------------------------------------------------------
 
 
 def draw_lengths(
@@ -203,5 +236,7 @@ def draw_lengths(
   """Draws accuracies by row and length, over the runs, beside those of CTP."""
   curves = {**scores, NAME: {k: [accuracy] for k, accuracy in CTP.items()}}
   mark = LONGEST_TRAINED + 0.5, "longest in training"
-  panel = SpreadPanel("relations in the chain", "accuracy (%)", curves, mark, ticks=[*CTP])
+  panel = SpreadPanel(
+    "relations in the chain", "accuracy (%)", curves, mark, ticks=[*CTP]
+  )
   return spread_curves([panel], path, title=title)

@@ -2,13 +2,13 @@ r"""Runs a command in one or several processes on this machine, with retries.
 
   python -m experiments.launch --processes=2 -- python -m experiments.train --config=...
 
-With --processes above 1, each process gets the coordinator's address, its number, and one GPU. A
-single process can use all GPUs and is simpler; several can load data faster. If one fails, the
-others are killed. If the command exits with status 134, 137 or 143 (aborted, killed, terminated),
-it starts again, up to --retries times; a training resumes from its last checkpoint. SIGTERM, Ctrl-C
-and the SIGHUP of a closed terminal are passed on as SIGTERM and end the run; a second SIGTERM or
-Ctrl-C ends it at once. If the launcher itself is killed, so are its processes, where Linux has
-setpriv.
+With --processes above 1, each process gets the coordinator's address, its number, and
+one GPU. A single process can use all GPUs and is simpler; several can load data faster.
+If one fails, the others are killed. If the command exits with status 134, 137 or 143
+(aborted, killed, terminated), it starts again, up to --retries times; a training
+resumes from its last checkpoint. SIGTERM, Ctrl-C and the SIGHUP of a closed terminal
+are passed on as SIGTERM and end the run; a second SIGTERM or Ctrl-C ends it at once. If
+the launcher itself is killed, so are its processes, where Linux has setpriv.
 
 experiments/launch/ has recipes for Cloud TPU, GKE and SLURM.
 """
@@ -39,7 +39,9 @@ def make_main(words: Sequence[str]) -> Callable[..., None]:
 
   def main(processes: int, retries: int) -> None:
     if not words or not shutil.which(words[0]):
-      raise InputError("no program: give one after --, such as -- python -m experiments.train ...")
+      raise InputError(
+        "no program: give one after --, such as -- python -m experiments.train ..."
+      )
     program = sys.executable if words[0] == "python" else words[0]
     sys.exit(run_with_retries([program, *words[1:]], processes, retries))
 
@@ -75,7 +77,11 @@ def _run(words: Sequence[str], processes: int, received: Sequence[int]) -> int:
   try:
     for env in environments(processes, os.environ):
       running.append(subprocess.Popen([*dying_with_this_process(), *words], env=env))
-    while not received and not status() and any(process.poll() is None for process in running):
+    while (
+      not received
+      and not status()
+      and any(process.poll() is None for process in running)
+    ):
       time.sleep(0.1)
     if received:
       saved = {0, *(128 + number for number in signals.STOPPING)}
@@ -97,7 +103,9 @@ def environments(processes: int, env: Mapping[str, str]) -> list[dict[str, str]]
   with socket.socket() as listener:
     listener.bind(("localhost", 0))
     port = listener.getsockname()[1]
-  shared = dict(JAX_COORDINATOR_ADDRESS=f"localhost:{port}", JAX_NUM_PROCESSES=str(processes))
+  shared = dict(
+    JAX_COORDINATOR_ADDRESS=f"localhost:{port}", JAX_NUM_PROCESSES=str(processes)
+  )
   own = "JAX_PROCESS_ID", "JAX_LOCAL_DEVICE_IDS"
   return [{**env, **shared, **dict.fromkeys(own, str(i))} for i in range(processes)]
 

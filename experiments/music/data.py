@@ -30,20 +30,25 @@ CHORALES = Upstream(
   {_CHORALES: "79294cc374f9252e95ef4b703161524c1c53dc1f712c236f00f1c1f5d54af5a7"},
 )
 
-# Batches are shuffled with the same key: the counter keeps the two random streams apart.
+# Batches are shuffled with the same key: the counter keeps the two random streams
+# apart.
 _COUNTER = np.array([0, 0, 0, 1], np.uint64)
 
 
 def load_chorales(path: str = "") -> Corpus:
-  """Loads 229 chorales for training, 76 valid, 77 test: Boulanger-Lewandowski et al. 2012's splits.
+  """Loads 229 chorales for training, 76 valid, 77 test: Boulanger-Lewandowski et al.
+  2012's splits.
 
-  `experiments.music.voices` writes them as tokens; upstream's order is kept. They are from the
-  upstream repository, 1.7 MB, or from a copy of its file in the folder `path`: see `Upstream`.
+  `experiments.music.voices` writes them as tokens; upstream's order is kept. They are
+  from the upstream repository, 1.7 MB, or from a copy of its file in the folder `path`:
+  see `Upstream`.
 
   Raises InputError: a file is missing or wrong, or there is no network.
   """
   grids = json.loads(CHORALES.read(_CHORALES, path))
-  return Corpus({split: [voices.encode(np.array(x)) for x in grids[split]] for split in SPLITS})
+  return Corpus(
+    {split: [voices.encode(np.array(x)) for x in grids[split]] for split in SPLITS}
+  )
 
 
 def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
@@ -65,7 +70,9 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
   files = find_midi_files(folder)
   for split in ("train", "valid"):
     if not any(file.split == split for file in files):
-      raise InputError(f"no MIDI file for {split}: put .mid or .midi files into {folder / split}")
+      raise InputError(
+        f"no MIDI file for {split}: put .mid or .midi files into {folder / split}"
+      )
 
   tokens, skipped = _read(files, CODECS[codec], path)
   splits, counts = {}, []
@@ -99,8 +106,8 @@ def find_midi_files(folder: pathlib.Path) -> list[MidiFile]:
   Hidden files and folders are ignored. Sub-folders train, valid and test are the
   splits. A folder without them is split by a hash of each piece's path in it, on
   average 80, 10 and 10 %: adding or removing pieces moves no other piece to another
-  split. The pieces are the folders at the first depth that has at least 20, some of them
-  for validation. If no depth has, each file is a piece.
+  split. The pieces are the folders at the first depth that has at least 20, some of
+  them for validation. If no depth has, each file is a piece.
   """
   names = []
   for path in sorted(folder.rglob("*")):
@@ -136,7 +143,8 @@ def _read(
 
 
 def _depth_of_pieces(names: Sequence[tuple[str, ...]]) -> int | None:
-  """Returns the first depth with many folders, some of them to validate; None without one.
+  """Returns the first depth with many folders, some of them to validate; None without
+  one.
 
   Names are parts of paths.
   """
@@ -163,16 +171,18 @@ def split_of(name: str) -> str:
 
 @dataclasses.dataclass(eq=False)
 class MusicRows:
-  """The rows of each epoch, a function of the seed and the epoch alone: `rows.in_epoch(3)`.
+  """The rows of each epoch, a function of the seed and the epoch alone:
+  `rows.in_epoch(3)`.
 
-  A piece and its end are sliced into as few rows as possible, at multiples of the codec's
-  alignment; the rows of an epoch, concatenated, are the pieces. Safe to read from several threads.
+  A piece and its end are sliced into as few rows as possible, at multiples of the
+  codec's alignment; the rows of an epoch, concatenated, are the pieces. Safe to read
+  from several threads.
 
   Attributes:
     pieces: tokens of the codec, without begin and end.
     longest: the largest number of tokens of a row, the end included.
-    random_slices: draws other slices of a piece in each epoch, uniformly. Otherwise all rows of a
-      piece but the last are full.
+    random_slices: draws other slices of a piece in each epoch, uniformly. Otherwise all
+      rows of a piece but the last are full.
     semitones: each epoch transposes a piece by up to this many, up or down, uniformly.
     seed: of slices and transpositions.
     lengths: the largest number of tokens of each row in any epoch.
@@ -195,7 +205,9 @@ class MusicRows:
     self._size = self.longest // self.codec.alignment * self.codec.alignment
     lengths = [self._slice(len(piece), 0.0) for piece in self.pieces]
     if self.random_slices:
-      lengths = [np.full(len(row), self._size) if len(row) > 1 else row for row in lengths]
+      lengths = [
+        np.full(len(row), self._size) if len(row) > 1 else row for row in lengths
+      ]
     self.lengths = np.concatenate(lengths)
     self.in_epoch = functools.lru_cache(maxsize=2)(self.in_epoch)
 
@@ -206,10 +218,14 @@ class MusicRows:
     moves = generator.integers(-self.semitones, self.semitones + 1, len(self.pieces))
     phases = generator.random(len(self.pieces)) * float(self.random_slices)
     tokens, lengths = [], []
-    for piece, semitones, phase in zip(self.pieces, moves.tolist(), phases.tolist(), strict=True):
+    for piece, semitones, phase in zip(
+      self.pieces, moves.tolist(), phases.tolist(), strict=True
+    ):
       tokens += [self.codec.transpose(piece, semitones), [EOS]]
       lengths.append(self._slice(len(piece), phase))
-    return Ragged.joined(np.concatenate(tokens).astype(np.int32), np.concatenate(lengths))
+    return Ragged.joined(
+      np.concatenate(tokens).astype(np.int32), np.concatenate(lengths)
+    )
 
   def _slice(self, num_tokens: int, phase: float) -> Int[np.ndarray, "_"]:
     """Returns the lengths of a piece's rows; `phase` in [0, 1) shortens the first row.

@@ -16,7 +16,9 @@ from experiments.files import to_path, whole_file
 from relpos_jax.typing import Float, Int
 
 _DRUMS, _PEDAL = 9, 64  # channel and controller, counted from 0
-_LONGEST = 86_400  # seconds, and quarter notes: a damaged file of 44 bytes may last for years
+_LONGEST = (
+  86_400  # seconds, and quarter notes: a damaged file of 44 bytes may last for years
+)
 _DEFAULT_TEMPO = 500_000  # microseconds per quarter note, by the standard
 
 
@@ -39,8 +41,8 @@ class Part(NamedTuple):
 class Score(NamedTuple):
   """The notes and tempi of a MIDI file.
 
-  Parts are in the order of the file, without drums. Tempi are (tick, seconds per quarter note from
-  that tick on), and the first is at tick 0.
+  Parts are in the order of the file, without drums. Tempi are (tick, seconds per
+  quarter note from that tick on), and the first is at tick 0.
   """
 
   parts: list[Part]
@@ -77,34 +79,52 @@ def read_score(path: str | os.PathLike) -> Score:
   lifted or the part has a note of this pitch again (Oore et al. 2018). A pedal that is
   never lifted holds to the end of the file.
 
-  Raises InputError: the file is missing, not MIDI, damaged, of type 2, too long, or has no notes.
+  Raises InputError: the file is missing, not MIDI, damaged, of type 2, too long, or has
+  no notes.
   """
   try:
     file = mido.MidiFile(path)
   except Exception as error:  # mido raises many kinds for damaged files
-    reason = getattr(error, "strerror", None) or str(error) or "it is truncated or not MIDI"
-    raise InputError(f"cannot read MIDI file {path}: {reason}; give another file") from None
+    reason = (
+      getattr(error, "strerror", None) or str(error) or "it is truncated or not MIDI"
+    )
+    raise InputError(
+      f"cannot read MIDI file {path}: {reason}; give another file"
+    ) from None
   if file.type == 2 or file.ticks_per_beat < 1:
-    raise InputError(f"{path} is of type 2 or counts time in frames: convert it to type 1")
+    raise InputError(
+      f"{path} is of type 2 or counts time in frames: convert it to type 1"
+    )
   tracks = [[*_with_ticks(track)] for track in file.tracks]
   pedals = _pedals(tracks)
   parts = [part for track in tracks for part in _parts(track, pedals)]
   if not parts:
-    raise InputError(f"no notes in {path}: give a MIDI file with notes other than drums")
+    raise InputError(
+      f"no notes in {path}: give a MIDI file with notes other than drums"
+    )
   messages = itertools.chain.from_iterable(tracks)
-  tempi = {tick: message.tempo for tick, message in messages if message.type == "set_tempo"}
+  tempi = {
+    tick: message.tempo for tick, message in messages if message.type == "set_tempo"
+  }
   tempi = sorted(({0: _DEFAULT_TEMPO} | tempi).items())
-  score = Score(parts, file.ticks_per_beat, [(tick, tempo / 1e6) for tick, tempo in tempi])
+  score = Score(
+    parts, file.ticks_per_beat, [(tick, tempo / 1e6) for tick, tempo in tempi]
+  )
   last = max(note.end for part in parts for note in part.notes)
   if last > _LONGEST * file.ticks_per_beat or score.seconds([last])[0] > _LONGEST:
-    raise InputError(f"{path} lasts more than {_LONGEST:,} seconds or quarter notes: divide it")
+    raise InputError(
+      f"{path} lasts more than {_LONGEST:,} seconds or quarter notes: divide it"
+    )
   return score
 
 
 def write_score(score: Score, path: str | os.PathLike) -> None:
   """Writes a MIDI file of type 1: a track of tempi, then a track and a channel per part."""
   tracks = [
-    [mido.MetaMessage("set_tempo", tempo=round(x * 1e6), time=tick) for tick, x in score.tempi]
+    [
+      mido.MetaMessage("set_tempo", tempo=round(x * 1e6), time=tick)
+      for tick, x in score.tempi
+    ]
   ]
   channels = [channel for channel in range(16) if channel != _DRUMS]
   for part, channel in zip(score.parts, itertools.cycle(channels), strict=False):
@@ -119,13 +139,17 @@ def write_score(score: Score, path: str | os.PathLike) -> None:
   file = mido.MidiFile(type=1, ticks_per_beat=score.ticks_per_quarter)
   for track in tracks:
     since = np.diff([message.time for message in track], prepend=0).tolist()
-    file.tracks.append(mido.MidiTrack(x.copy(time=t) for x, t in zip(track, since, strict=True)))
+    file.tracks.append(
+      mido.MidiTrack(x.copy(time=t) for x, t in zip(track, since, strict=True))
+    )
   with whole_file(to_path(path)) as content:
     file.save(file=content)
 
 
 def _with_ticks(track: mido.MidiTrack) -> Iterator[tuple[int, mido.Message]]:
-  return zip(itertools.accumulate(message.time for message in track), track, strict=True)
+  return zip(
+    itertools.accumulate(message.time for message in track), track, strict=True
+  )
 
 
 def _pedals(tracks: Sequence[_Track]) -> dict[int, _Pedal]:
@@ -202,18 +226,20 @@ def _sustained(notes: Sequence[Note], pedal: _Pedal) -> list[Note]:
   return sustained
 
 
-# Codecs -------------------------------------------------------------------------------------------
+# Codecs
+# -------------------------------------------------------------------------------------------
 
 
 class Codec(NamedTuple):
-  """Reads MIDI files as tokens and writes tokens as MIDI files: `performance` and `voices`.
+  """Reads MIDI files as tokens and writes tokens as MIDI files: `performance` and
+  `voices`.
 
   Attributes:
     vocab_size: V. Tokens 0 to 2 are padding, begin and end.
     notes: the tokens of notes, 128 pitches once or several times.
     encode_score: returns the tokens of a score; takes its name for an InputError too.
-    decode_score: returns the score of tokens, a part for each voice, the highest first; skips those
-      that have no meaning in their context.
+    decode_score: returns the score of tokens, a part for each voice, the highest first;
+      skips those that have no meaning in their context.
     times: returns the step of each token and of the token after the last.
     step, ticks: the unit of time, in words and in ticks of `decode_score`.
     alignment: a piece may be sliced at multiples of this many tokens.
@@ -228,7 +254,9 @@ class Codec(NamedTuple):
   ticks: int
   alignment: int
 
-  def transpose(self, tokens: Sequence[int] | np.ndarray, semitones: int) -> Int[np.ndarray, "L"]:
+  def transpose(
+    self, tokens: Sequence[int] | np.ndarray, semitones: int
+  ) -> Int[np.ndarray, "L"]:
     """Transposes tokens by semitones, as far as all pitches stay within 0 to 127."""
     row = np.asarray(tokens, int)
     is_note = (row >= self.notes.start) & (row < self.notes.stop)

@@ -1,13 +1,13 @@
 """Codec of performances as events: note on, note off, time shift and velocity.
 
-Oore et al. 2018, section 2.1, and Huang et al. 2018, section 4.2. Tokens: 0 padding, 1 begin, 2
-end, then 128 note on, 128 note off, 100 time shifts of 10 ms to 1 s, and 32 velocities, each for
-four MIDI velocities. Notes lie on a grid of 10 ms.
+Oore et al. 2018, section 2.1, and Huang et al. 2018, section 4.2. Tokens: 0 padding, 1
+begin, 2 end, then 128 note on, 128 note off, 100 time shifts of 10 ms to 1 s, and 32
+velocities, each for four MIDI velocities. Notes lie on a grid of 10 ms.
 
-A performance has one canonical stream. At one time, note offs come before note ons, both ordered by
-pitch. A velocity precedes a note on only if it differs from the last one. A silence longer than a
-second is written as full seconds, then the rest. `decode` accepts any stream and skips tokens that
-have no meaning in their context.
+A performance has one canonical stream. At one time, note offs come before note ons,
+both ordered by pitch. A velocity precedes a note on only if it differs from the last
+one. A silence longer than a second is written as full seconds, then the rest. `decode`
+accepts any stream and skips tokens that have no meaning in their context.
 """
 
 import itertools
@@ -28,10 +28,12 @@ VOCAB_SIZE = VELOCITY + 32
 
 
 def on_grid(score: Score) -> list[Note]:
-  """Rounds the notes of a score to steps of 10 ms, and velocities to the middle of their bin.
+  """Rounds the notes of a score to steps of 10 ms, and velocities to the middle of
+  their bin.
 
-  A note lasts at least one step and ends where the next note of its pitch begins. Notes of one
-  pitch that begin together become one, with the longest duration and the highest velocity.
+  A note lasts at least one step and ends where the next note of its pitch begins. Notes
+  of one pitch that begin together become one, with the longest duration and the highest
+  velocity.
   """
   notes = np.array([note for part in score.parts for note in part.notes]).reshape(-1, 4)
   steps = np.floor(score.seconds(notes[:, :2]) * STEPS_PER_SECOND + 0.5).astype(int)
@@ -57,7 +59,9 @@ def encode(notes: Sequence[Note]) -> Int[np.ndarray, "L"]:
   tokens, now, last_velocity = [], 0, None
   for step, is_on, pitch, velocity in sorted(events):
     seconds, rest = divmod(step - now, LONGEST)
-    tokens += [TIME_SHIFT + LONGEST - 1] * seconds + [TIME_SHIFT + rest - 1] * bool(rest)
+    tokens += [TIME_SHIFT + LONGEST - 1] * seconds + [TIME_SHIFT + rest - 1] * bool(
+      rest
+    )
     now = step
     if is_on and velocity != last_velocity:
       tokens.append(VELOCITY + velocity)
@@ -67,10 +71,12 @@ def encode(notes: Sequence[Note]) -> Int[np.ndarray, "L"]:
 
 
 def decode(tokens: Sequence[int] | np.ndarray) -> list[Note]:
-  """Returns the notes of any stream; `decode(encode(notes))` equals `notes` on the grid.
+  """Returns the notes of any stream; `decode(encode(notes))` equals `notes` on the
+  grid.
 
-  A repeated note on ends the note before; a note without note off ends with the stream. A note off
-  of a silent pitch and notes without length are skipped. The velocity is 62 until one is given.
+  A repeated note on ends the note before; a note without note off ends with the stream.
+  A note off of a silent pitch and notes without length are skipped. The velocity is 62
+  until one is given.
   """
   notes: list[Note] = []
   begun: dict[int, tuple[int, int]] = {}

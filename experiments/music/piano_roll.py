@@ -25,9 +25,11 @@ _MAX_COLUMNS = 400  # of a row of weights: narrower ones are indistinguishable
 def last_weights(
   graphdef: nnx.GraphDef, params: PyTree, tokens: Int[Array, "1 L"]
 ) -> Float[Array, "layers L"]:
-  """Computes the attention weights of the last token on all, by layer, as means over heads.
+  """Computes the attention weights of the last token on all, by layer, as means over
+  heads.
 
-  The model decodes the last token with a cache of the others, so that memory is linear in L.
+  The model decodes the last token with a cache of the others, so that memory is linear
+  in L.
   """
   model = decoding_model(graphdef, params)
   before, last = tokens[:, :-1], tokens[:, -1:]
@@ -38,20 +40,26 @@ def last_weights(
   _, sown = nnx.capture(model.decode, nnx.Intermediate)(last, cache)
   layers = sown["layers"]
   weights = [layers[n]["self_attention"]["weights"][0] for n in range(len(layers))]
-  return jnp.stack([jnp.mean(weights_1N1L[0, :, 0], axis=0) for weights_1N1L in weights])
+  return jnp.stack(
+    [jnp.mean(weights_1N1L[0, :, 0], axis=0) for weights_1N1L in weights]
+  )
 
 
 def draw(run: Run, piece: Int[np.ndarray, "L"], path: Path, prime: int = 0) -> Path:
-  """Draws notes as bars, in the colours of their voices, and attention; returns the path.
+  """Draws notes as bars, in the colours of their voices, and attention; returns the
+  path.
 
-  Below the notes, a row per layer shows the weights of the prediction after the last token, which
-  is at the dashed line; stronger is more. On the right are the distances that hold half and nine
-  tenths of the weight. The first `prime` tokens have a grey background.
+  Below the notes, a row per layer shows the weights of the prediction after the last
+  token, which is at the dashed line; stronger is more. On the right are the distances
+  that hold half and nine tenths of the weight. The first `prime` tokens have a grey
+  background.
   """
   codec, tokens = run.vocabulary, jnp.asarray(np.concatenate([[BOS], piece]))[None]
   weights = np.asarray(last_weights(run.graphdef, own_copies(run.params), tokens))
   times, parts = codec.times(piece), codec.decode_score(piece).parts
-  spans = np.array([(*note[:3], i) for i, part in enumerate(parts) for note in part.notes], int)
+  spans = np.array(
+    [(*note[:3], i) for i, part in enumerate(parts) for note in part.notes], int
+  )
   starts, ends, pitches, voices = spans.reshape(-1, 4).T
   starts, ends = starts / codec.ticks, ends / codec.ticks
   heights = [3.4, 0.4 + 0.2 * len(weights)]
@@ -84,11 +92,15 @@ def _draw_notes(ax: Any, starts, ends, pitches, colours: Sequence[str]) -> None:
   ax.set_ylabel("pitch")
 
 
-def _draw_attention(ax: Any, weights_of: np.ndarray, times: np.ndarray, end: float) -> None:
+def _draw_attention(
+  ax: Any, weights_of: np.ndarray, times: np.ndarray, end: float
+) -> None:
   """Draws a row per layer, the first on top, each scaled to its own maximum."""
   from matplotlib.colors import LinearSegmentedColormap
 
-  colours = LinearSegmentedColormap.from_list("weights", [f"{GREY}00", GREY])  # from transparent
+  colours = LinearSegmentedColormap.from_list(
+    "weights", [f"{GREY}00", GREY]
+  )  # from transparent
   edges = np.linspace(0, end, int(min(_MAX_COLUMNS, end)) + 1)
   layers, now = len(weights_of), times[-1]
   at = np.append(0.0, times[:-1])  # the begin token is at the first step
@@ -101,11 +113,15 @@ def _draw_attention(ax: Any, weights_of: np.ndarray, times: np.ndarray, end: flo
     held = np.cumsum(weights[order])
     last = np.minimum(np.searchsorted(held, (0.5, 0.9)), len(held) - 1)
     half, most = now - at[order[last]]
-    options = dict(transform=ax.get_yaxis_transform(), va="center", fontsize=8, color=GREY)
+    options = dict(
+      transform=ax.get_yaxis_transform(), va="center", fontsize=8, color=GREY
+    )
     ax.text(1.005, layer, f"{half:,.0f} / {most:,.0f}", **options)
   ax.set_ylim(layers - 0.5, -0.5)
   ax.set_yticks(range(layers), [str(layer + 1) for layer in range(layers)], fontsize=8)
   ax.set_ylabel("layer")
   ax.spines[["top", "right"]].set_visible(False)
-  title = "attention at the dashed line; right: distances that hold 50% / 90% of the weight"
+  title = (
+    "attention at the dashed line; right: distances that hold 50% / 90% of the weight"
+  )
   ax.set_title(title, loc="left", fontsize=9)

@@ -11,7 +11,11 @@ from relpos_jax.typing import Float
 
 RATE = 22_050  # samples a second
 _PARTIALS = 4
-_ATTACK, _DECAY, _RELEASE = 0.01, 1.5, 0.08  # seconds; without the first and last, tones click
+_ATTACK, _DECAY, _RELEASE = (
+  0.01,
+  1.5,
+  0.08,
+)  # seconds; without the first and last, tones click
 _PEAK = 0.9  # of 1, where samples would be clipped
 
 

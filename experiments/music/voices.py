@@ -1,11 +1,12 @@
 """Codec of four voices on a grid of 16th notes, such as chorales.
 
-A grid is [steps, 4]: MIDI pitches, soprano to bass, -1 for silence. Consecutive equal pitches are
-one note: the grid does not distinguish held from repeated notes.
+A grid is [steps, 4]: MIDI pitches, soprano to bass, -1 for silence. Consecutive equal
+pitches are one note: the grid does not distinguish held from repeated notes.
 
-The tokens are the four voices of each step in turn (Huang et al. 2018, section 4.1): 0 padding, 1
-begin, 2 end, 3 silence, and 4 + p for MIDI pitch p. All 128 pitches have tokens, not only those of
-the chorales (36 to 81), so that any piece can be encoded and transposed.
+The tokens are the four voices of each step in turn (Huang et al. 2018, section 4.1): 0
+padding, 1 begin, 2 end, 3 silence, and 4 + p for MIDI pitch p. All 128 pitches have
+tokens, not only those of the chorales (36 to 81), so that any piece can be encoded and
+transposed.
 """
 
 import itertools
@@ -64,7 +65,9 @@ def score(grid: Integer[np.ndarray, "steps 4"]) -> Score:
     changes = np.flatnonzero(np.diff(pitches, prepend=-2, append=-2)).tolist()
     for start, end in itertools.pairwise(changes):
       if (pitch := int(pitches[start])) >= 0:
-        part.notes.append(Note(start * _TICKS_PER_STEP, end * _TICKS_PER_STEP, pitch, velocity=80))
+        part.notes.append(
+          Note(start * _TICKS_PER_STEP, end * _TICKS_PER_STEP, pitch, velocity=80)
+        )
   return Score(parts, _STEPS_PER_QUARTER * _TICKS_PER_STEP, [(0, 60 / 80)])
 
 
@@ -76,7 +79,8 @@ def grid_of(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]
   Otherwise the four parts are ordered by mean pitch, the highest first. A note lasts at
   least one step. Of two notes that sound together in a voice, the later one is kept.
 
-  Raises InputError, with `name` in the message: the score has not four parts, nor named ones.
+  Raises InputError, with `name` in the message: the score has not four parts, nor named
+  ones.
   """
   parts = [part for part in score.parts if part.notes]
   names = [part.name.strip().capitalize() for part in parts]
@@ -86,13 +90,21 @@ def grid_of(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]
   if by_name and len(by_name) == len(named) and len(named) in (len(parts), len(VOICES)):
     parts = [by_name.get(voice, Part(voice, [])) for voice in VOICES]
   elif len(parts) == len(VOICES):
-    parts = sorted(parts, key=lambda part: -np.mean([note.pitch for note in part.notes]))
+    parts = sorted(
+      parts, key=lambda part: -np.mean([note.pitch for note in part.notes])
+    )
   else:
-    problem = f"{name} has {len(parts)} tracks or channels with notes; want four, one per voice"
+    problem = (
+      f"{name} has {len(parts)} tracks or channels with notes; want four, one per voice"
+    )
     problem += f", or four of them named {', '.join(VOICES)}"
-    raise InputError(f"{problem}; train on other music with --config.data.midi.codec=events")
+    raise InputError(
+      f"{problem}; train on other music with --config.data.midi.codec=events"
+    )
 
-  notes = [(*note, voice) for voice, part in enumerate(parts) for note in sorted(part.notes)]
+  notes = [
+    (*note, voice) for voice, part in enumerate(parts) for note in sorted(part.notes)
+  ]
   steps = np.array(notes)[:, :2] * _STEPS_PER_QUARTER / score.ticks_per_quarter
   starts, ends = np.floor(steps + 0.5).astype(int).T
   ends = np.maximum(ends, starts + 1)

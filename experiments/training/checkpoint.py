@@ -17,34 +17,49 @@ import jax.numpy as jnp
 from experiments.errors import InputError
 from experiments.files import Path, checking_bucket, in_bucket, upload, write_refusal
 from experiments.training import checkpoint_reader, processes
-from experiments.training.checkpoint_reader import Damage, by_name, list_damaged, list_steps
+from experiments.training.checkpoint_reader import (
+  Damage,
+  by_name,
+  list_damaged,
+  list_steps,
+)
 from relpos_jax.typing import PyTree
 
 
 class Checkpoints(contextlib.AbstractContextManager):
   """The checkpoints of one run: a folder with one numbered sub-folder per step.
 
-  A state is any pytree of arrays. It is stored as arrays by name (`params.encoder.kernel`) with a
-  manifest of their shapes and dtypes, and the digests of all files. It is restored bit for bit in
-  the structure and with the shardings of `like`, whatever shardings it was saved with. Saving runs
-  in the background and is atomic.
+  A state is any pytree of arrays. It is stored as arrays by name
+  (`params.encoder.kernel`) with a manifest of their shapes and dtypes, and the digests
+  of all files. It is restored bit for bit in the structure and with the shardings of
+  `like`, whatever shardings it was saved with. Saving runs in the background and is
+  atomic.
 
-  Files are compared with their digests before they are restored. A step that is damaged, partial or
-  in the folder of another step is reported in one line on stderr, and the step before is restored.
-  The run that owns the folder renames it to `damaged-STEP` and adds a `reason.txt`.
+  Files are compared with their digests before they are restored. A step that is
+  damaged, partial or in the folder of another step is reported in one line on stderr,
+  and the step before is restored. The run that owns the folder renames it to
+  `damaged-STEP` and adds a `reason.txt`.
   """
 
   def __init__(
-    self, folder: Path, keep: int = 5, *, save_every: int = 1, rename_damaged: bool = False
+    self,
+    folder: Path,
+    keep: int = 5,
+    *,
+    save_every: int = 1,
+    rename_damaged: bool = False,
   ):
-    """Writes nothing before the first save; raises InputError for a path that Orbax cannot use.
+    """Writes nothing before the first save; raises InputError for a path that Orbax
+    cannot use.
 
     Args:
       folder: holds the checkpoints of this run alone.
       keep: the number of checkpoints kept; older ones are deleted after each save.
-      save_every: the interval of the saves. A step between, saved because a signal came, is marked
-        and deleted after the next save, so that the others are those of a run without signals.
-      rename_damaged: whether damaged steps are renamed; only for the run that owns the folder.
+      save_every: the interval of the saves. A step between, saved because a signal
+        came, is marked and deleted after the next save, so that the others are those of
+        a run without signals.
+      rename_damaged: whether damaged steps are renamed; only for the run that owns the
+        folder.
     """
     path = str(folder if in_bucket(folder) else folder.absolute())
     if found := re.search(r"[*?\\\[]", path):  # where Orbax cannot read what it saves
@@ -73,17 +88,20 @@ class Checkpoints(contextlib.AbstractContextManager):
     return list_steps(self.folder)
 
   def save(self, step: int, state: PyTree) -> None:
-    """Saves in the background, but for the first save; `state` may be donated after the call.
+    """Saves in the background, but for the first save; `state` may be donated after the
+    call.
 
     Raises:
-      InputError: the disk is full or read-only, now or during the save before; older checkpoints
-        stay good.
+      InputError: the disk is full or read-only, now or during the save before; older
+        checkpoints stay good.
       ValueError: `step` is not after all saved steps.
     """
     import orbax.checkpoint as ocp
 
     arrays = by_name(state)
-    kinds = {name: [checkpoint_reader.describe(array)] for name, array in arrays.items()}
+    kinds = {
+      name: [checkpoint_reader.describe(array)] for name, array in arrays.items()
+    }
     manifest = ocp.args.JsonSave(dict(step=step, arrays=kinds))
     items = ocp.args.Composite(state=ocp.args.PyTreeSave(arrays), manifest=manifest)
     is_first = not self.steps()
@@ -92,7 +110,9 @@ class Checkpoints(contextlib.AbstractContextManager):
       is_saved = self._manager.save(step, args=items)
     if not is_saved:
       raise ValueError(f"step {step} is not after all of those saved, {self.steps()}")
-    if is_first:  # a run whose first save fails can start again: nothing was reported after it
+    if (
+      is_first
+    ):  # a run whose first save fails can start again: nothing was reported after it
       self.steps()
 
   def prepare(self) -> None:
@@ -103,8 +123,8 @@ class Checkpoints(contextlib.AbstractContextManager):
   def restore(self, *, like: PyTree) -> PyTree | None:
     """Restores the newest good state; returns None if nothing was ever saved.
 
-    The result has the shardings of `like`, arrays or `jax.ShapeDtypeStruct`s of the same structure,
-    shapes and dtypes, or is on the first device where they have none.
+    The result has the shardings of `like`, arrays or `jax.ShapeDtypeStruct`s of the
+    same structure, shapes and dtypes, or is on the first device where they have none.
 
     Raises InputError: there is no good checkpoint, or it is of another model.
     """
@@ -117,18 +137,26 @@ class Checkpoints(contextlib.AbstractContextManager):
     return None
 
   def average(
-    self, num: int, *, like: PyTree, part: float = 0.2, since: int = 0, keep: Path | None = None
+    self,
+    num: int,
+    *,
+    like: PyTree,
+    part: float = 0.2,
+    since: int = 0,
+    keep: Path | None = None,
   ) -> tuple[PyTree, list[int]]:
-    """Averages `params` over the last good checkpoints; returns the average and their steps.
+    """Averages `params` over the last good checkpoints; returns the average and their
+    steps.
 
-    At most `num` are averaged: those in the last `part` of the steps of the newest, from step
-    `since` on, or the newest alone. Parameters that still change fast have a mean worse than the
-    last. A step between two saves counts only while it is the newest. Vaswani et al. 2017, section
-    6.1.
+    At most `num` are averaged: those in the last `part` of the steps of the newest,
+    from step `since` on, or the newest alone. Parameters that still change fast have a
+    mean worse than the last. A step between two saves counts only while it is the
+    newest. Vaswani et al. 2017, section 6.1.
 
-    Only the field `params` of the states is read, and `like` is like it. The sum is in float32, the
-    result in the dtypes of `like`. Errors are as for `restore`. The local file `keep` holds the
-    last average, which is read again if it is of the same steps, all of them good.
+    Only the field `params` of the states is read, and `like` is like it. The sum is in
+    float32, the result in the dtypes of `like`. Errors are as for `restore`. The local
+    file `keep` holds the last average, which is read again if it is of the same steps,
+    all of them good.
     """
     steps = self._regular(self.steps())[::-1]
 
@@ -165,7 +193,8 @@ class Checkpoints(contextlib.AbstractContextManager):
   def _regular(self, steps: list[int]) -> list[int]:
     """Returns the newest step, and those that an undisturbed run saves too.
 
-    Those were multiples of the interval when they were saved; it may be another one now.
+    Those were multiples of the interval when they were saved; it may be another one
+    now.
     """
     regular = []
     for step in steps[:-1]:
@@ -184,7 +213,9 @@ class Checkpoints(contextlib.AbstractContextManager):
     if str(self.folder).startswith("gs://"):
       return self.folder
     if jax.process_count() > 1:
-      raise InputError(f"several processes cannot save in {self.folder}: use gs:// or a disk")
+      raise InputError(
+        f"several processes cannot save in {self.folder}: use gs:// or a disk"
+      )
     return pathlib.Path(self._exit.enter_context(tempfile.TemporaryDirectory()))
 
   @functools.cached_property
@@ -199,19 +230,24 @@ class Checkpoints(contextlib.AbstractContextManager):
       return [step in kept for step in steps]
 
     policy = types.SimpleNamespace(should_preserve=should_preserve)
-    # Where a folder made in the background cannot be made, Orbax's threads wait for it for minutes.
+    # Where a folder made in the background cannot be made, Orbax's threads wait for it
+    # for minutes.
     is_remote = in_bucket(self._orbax_folder)
     options = ocp.AsyncOptions(create_directories_asynchronously=is_remote)
     options.post_finalization_callback = self._finish
     if in_bucket(self.folder) and not is_remote:
       policy = ocp.checkpoint_managers.preservation_policy.LatestN(1)
-    options = ocp.CheckpointManagerOptions(preservation_policy=policy, async_options=options)
+    options = ocp.CheckpointManagerOptions(
+      preservation_policy=policy, async_options=options
+    )
     return ocp.CheckpointManager(self._orbax_folder, options=options)
 
   def _finish(self) -> None:
     """Adds digests to the files that Orbax is about to make a checkpoint; copies them to s3://."""
     step = str(self._saving)
-    unfinished = self._orbax_folder.glob(f"{step}.*")  # none in gs://, where nothing is renamed
+    unfinished = self._orbax_folder.glob(
+      f"{step}.*"
+    )  # none in gs://, where nothing is renamed
     new = next(iter(unfinished), self._orbax_folder / step)
     checkpoint_reader.write_digests(new)
     if self._saving % self._save_every:
@@ -228,7 +264,8 @@ class Checkpoints(contextlib.AbstractContextManager):
 
   @contextlib.contextmanager
   def _checking_disk(self) -> Iterator[None]:
-    """Raises InputError where the disk is full or read-only, and deletes files of the failed save.
+    """Raises InputError where the disk is full or read-only, and deletes files of the
+    failed save.
 
     In a bucket, raises it for every error.
     """
@@ -250,7 +287,9 @@ class Checkpoints(contextlib.AbstractContextManager):
     damaged = [path.name for path in list_damaged(self.folder)]
     damaged += map(str, self.steps())
     if not damaged:
-      return InputError(f"no checkpoint in {self.folder}: train first, or give another --workdir")
+      return InputError(
+        f"no checkpoint in {self.folder}: train first, or give another --workdir"
+      )
     return InputError(
       f"no good checkpoint in {self.folder}: damaged are {', '.join(damaged)}: "
       "put back a good copy, or delete that folder to start again"
@@ -267,7 +306,9 @@ class Checkpoints(contextlib.AbstractContextManager):
             checkpoint_reader.check_digests(folder)
         with processes.failing_together(Damage):
           arrays = checkpoint_reader.read(folder, wanted, field)
-      return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
+      return jax.tree.unflatten(
+        jax.tree.structure(like), [arrays[name] for name in wanted]
+      )
     except Damage as damage:
       problem, outcome = str(damage), "passed over"
     if not processes.any_process(path.exists()):
@@ -284,7 +325,9 @@ class Checkpoints(contextlib.AbstractContextManager):
 
 @jax.jit
 def _add(total: PyTree, part: PyTree) -> PyTree:
-  return jax.tree.map(lambda t, x: t.astype(jnp.float32) + x.astype(jnp.float32), total, part)
+  return jax.tree.map(
+    lambda t, x: t.astype(jnp.float32) + x.astype(jnp.float32), total, part
+  )
 
 
 def _mean(total: PyTree, like: PyTree, count: int) -> PyTree:
@@ -295,5 +338,7 @@ def _mean(total: PyTree, like: PyTree, count: int) -> PyTree:
 
 
 def _abstract(leaf) -> jax.ShapeDtypeStruct:
-  sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(
+    jax.devices()[0]
+  )
   return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

@@ -1,4 +1,5 @@
-"""Lists the checkpoints in a folder, reads them, finds their damage and keeps their average.
+"""Lists the checkpoints in a folder, reads them, finds their damage and keeps their
+average.
 
 Damage may be visible to one process only, so nothing here waits for other processes.
 """
@@ -37,7 +38,9 @@ from experiments.files import (
 from relpos_jax.typing import PyTree
 
 COMPLETE = "commit_success.txt"  # the last file of a step in a bucket, written by Orbax into gs://
-TEMPORARY = "temporary.txt"  # marks a step between two regular ones; older checkpoints have none
+TEMPORARY = (
+  "temporary.txt"  # marks a step between two regular ones; older checkpoints have none
+)
 _DIGESTS = "sha256sums.txt"  # `sha256sum --check` reads it; older checkpoints have none
 
 
@@ -127,13 +130,15 @@ def read(
 ) -> dict[str, jax.Array]:
   """Reads the arrays of a step by name: those `wanted`, with these shardings.
 
-  A `field` of the state is read alone. Raises Damage if the files that this process reads are
-  damaged or partial, and InputError if the checkpoint is of another model.
+  A `field` of the state is read alone. Raises Damage if the files that this process
+  reads are damaged or partial, and InputError if the checkpoint is of another model.
   """
   import orbax.checkpoint as ocp
 
   there = read_kinds(folder)
-  there = {n: x for n, x in there.items() if not field or f"{n}.".startswith(f"{field}.")}
+  there = {
+    n: x for n, x in there.items() if not field or f"{n}.".startswith(f"{field}.")
+  }
   here = {name: describe(array) for name, array in wanted.items()}
   for name in sorted(here | there):
     if here.get(name) != there.get(name):
@@ -143,14 +148,22 @@ def read(
         "use the config it was trained with, or another --workdir"
       )
   restore_args = ocp.checkpoint_utils.construct_restore_args(wanted)
-  request = ocp.args.PyTreeRestore(item=wanted, restore_args=restore_args, partial_restore=True)
+  request = ocp.args.PyTreeRestore(
+    item=wanted, restore_args=restore_args, partial_restore=True
+  )
   try:
-    arrays = _checkpointer().restore(folder, args=ocp.args.Composite(state=request))["state"]
+    arrays = _checkpointer().restore(folder, args=ocp.args.Composite(state=request))[
+      "state"
+    ]
   except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
     raise
-  except Exception as error:  # Orbax and TensorStore raise many kinds for one broken file
+  except (
+    Exception
+  ) as error:  # Orbax and TensorStore raise many kinds for one broken file
     raise Damage(f"it cannot be read ({textwrap.shorten(str(error), 200)})") from error
-  for name in wanted:  # without Orbax's metadata of an array, what was asked for comes back
+  for (
+    name
+  ) in wanted:  # without Orbax's metadata of an array, what was asked for comes back
     if not isinstance(arrays.get(name), jax.Array):
       raise Damage(f"it has no array {name}")
   return arrays
@@ -161,7 +174,10 @@ def read_kinds(folder: pathlib.Path) -> dict[str, str]:
   try:
     manifest = json.loads((folder / "manifest" / "metadata").read_bytes())
     # In older checkpoints a digest follows the kind.
-    step, kinds = manifest["step"], {name: kind for name, (kind, *_) in manifest["arrays"].items()}
+    step, kinds = (
+      manifest["step"],
+      {name: kind for name, (kind, *_) in manifest["arrays"].items()},
+    )
   except PermissionError:
     raise
   except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -192,15 +208,17 @@ def _checkpointer() -> Any:
   silence_orbax()
   this = jax.process_index()
   alone = ocp.options.MultiprocessingOptions(primary_host=this, active_processes={this})
-  return ocp.Checkpointer(ocp.CompositeCheckpointHandler(), multiprocessing_options=alone)
+  return ocp.Checkpointer(
+    ocp.CompositeCheckpointHandler(), multiprocessing_options=alone
+  )
 
 
 @functools.cache
 def silence_orbax() -> None:
   """Silences Orbax's log of every save, and the warnings of requests that it abandons.
 
-  When one of many parallel requests fails, the others complain, from other threads, before or after
-  the error that is reported.
+  When one of many parallel requests fails, the others complain, from other threads,
+  before or after the error that is reported.
   """
   abandoned = "Event loop is closed|coroutine .* was never awaited"
   logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
@@ -210,7 +228,9 @@ def silence_orbax() -> None:
 
   def hook(args) -> None:
     # Orbax renames the GeneratorExit that ends a coroutine as an error of reading.
-    is_orbax = "orbax" in getattr(getattr(args.object, "cr_code", None), "co_filename", "")
+    is_orbax = "orbax" in getattr(
+      getattr(args.object, "cr_code", None), "co_filename", ""
+    )
     if not is_orbax and not re.search(abandoned, str(args.exc_value)):
       before(args)
 

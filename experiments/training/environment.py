@@ -17,7 +17,16 @@ from typing import Any
 
 import jax
 
-_PACKAGES = ("relpos_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+_PACKAGES = (
+  "relpos_jax",
+  "jax",
+  "jaxlib",
+  "flax",
+  "optax",
+  "orbax-checkpoint",
+  "grain",
+  "numpy",
+)
 
 
 def environment(*packages: str) -> dict[str, Any]:
@@ -31,7 +40,9 @@ def environment(*packages: str) -> dict[str, Any]:
     packages={name: _version(name) for name in (*_PACKAGES, *packages)},
     platform=platform.platform(),
     cpu=cpuinfo("model name.*: (.*)") or platform.processor() or platform.machine(),
-    cpu_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    cpu_cores=len(os.sched_getaffinity(0))
+    if hasattr(os, "sched_getaffinity")
+    else os.cpu_count(),
     devices=f"{len(devices)} x {devices[0].device_kind}",
     processes=jax.process_count(),
   )
@@ -71,12 +82,15 @@ def cpuinfo(pattern: str) -> str:
 
 
 def _git_commit() -> str | None:
-  """Returns the commit of this package's checkout, marked as dirty if files differ from it.
+  """Returns the commit of this package's checkout, marked as dirty if files differ from
+  it.
 
   Those in results/ may differ: commands write there.
   """
   git = ["git", "-C", pathlib.Path(__file__).parents[2], "--git-dir=.git"]
-  run = functools.partial(subprocess.run, capture_output=True, text=True, timeout=10, check=True)
+  run = functools.partial(
+    subprocess.run, capture_output=True, text=True, timeout=10, check=True
+  )
   with contextlib.suppress(OSError, subprocess.SubprocessError):
     commit = run([*git, "describe", "--always", "--abbrev=40"]).stdout.strip()
     changed = run([*git, "diff", "--name-only", "HEAD", "--", ".", ":!results"]).stdout

@@ -34,10 +34,11 @@ def train(
     train_step: `(state, batch) -> (state, metrics)`.
     batches: the batches of steps `state.step`, `state.step + 1`, ...
     report: receives each step, counted from 1, and its metrics.
-    evaluate, save: called every `eval_every` and `save_every` steps and after the last step. A
-      step is saved before it is evaluated, so that a failing evaluation loses nothing.
-    should_stop: called after each step, save and evaluation. Once it returns True, the state is
-      saved and returned.
+    evaluate, save: called every `eval_every` and `save_every` steps and after the last
+      step. A step is saved before it is evaluated, so that a failing evaluation loses
+      nothing.
+    should_stop: called after each step, save and evaluation. Once it returns True, the
+      state is saved and returned.
     max_skipped: this many skipped steps in a row end the training.
 
   Raises NonFiniteError: names the step and its batch.
@@ -66,9 +67,11 @@ def train(
     state, metrics = train_step(state, batch)
     in_flight.append((step, batch, metrics))
     is_last = step == num_steps
-    evaluate_now, save_now = (is_last or step % every == 0 for every in (eval_every, save_every))
-    # One step stays in flight, so that the device does not wait for the host to read its metrics.
-    # The first is told at once: the next may have to be compiled.
+    evaluate_now, save_now = (
+      is_last or step % every == 0 for every in (eval_every, save_every)
+    )
+    # One step stays in flight, so that the device does not wait for the host to read
+    # its metrics. The first is told at once: the next may have to be compiled.
     report_all_but(0 if step == first or evaluate_now or save_now else 1)
     if save_now:
       save(state)

@@ -28,16 +28,18 @@ _FEW = 5  # after so many, a time left is shown
 
 
 class Reporter:
-  """Writes metrics.jsonl, samples.txt and tensorboard/ in a run directory, and shows the progress.
+  """Writes metrics.jsonl, samples.txt and tensorboard/ in a run directory, and shows
+  the progress.
 
-  Step, loss, tokens per second and time left are shown on stderr, on a terminal with a progress
-  bar, and what is being compiled. Steps during which something is compiled are not timed. The run
-  goes on after the step `start`: what an interrupted run wrote for later steps is dropped.
+  Step, loss, tokens per second and time left are shown on stderr, on a terminal with a
+  progress bar, and what is being compiled. Steps during which something is compiled are
+  not timed. The run goes on after the step `start`: what an interrupted run wrote for
+  later steps is dropped.
 
-  A line of metrics.jsonl is an object with "step", "time" (seconds since 1970, which never go
-  back) and the values by name, null where one is not finite. TensorBoard gets the finite values.
-  Write errors are raised as OSError. Files do not grow in a bucket: they grow here, and are copied
-  there by `upload`.
+  A line of metrics.jsonl is an object with "step", "time" (seconds since 1970, which
+  never go back) and the values by name, null where one is not finite. TensorBoard gets
+  the finite values. Write errors are raised as OSError. Files do not grow in a bucket:
+  they grow here, and are copied there by `upload`.
   """
 
   def __init__(
@@ -52,33 +54,43 @@ class Reporter:
   ):
     """Writes nothing before the context is entered.
 
-    The progress is shown on `console`, by default stderr. Without a terminal it is a line every
-    `seconds` seconds, or every 1% of the elapsed time if that is longer. `log` gets the values of
-    each line as well.
+    The progress is shown on `console`, by default stderr. Without a terminal it is a
+    line every `seconds` seconds, or every 1% of the elapsed time if that is longer.
+    `log` gets the values of each line as well.
     """
     self._workdir = self._folder = workdir
     self._exit = contextlib.ExitStack()
     self._start, self._num_steps, self._log = start, num_steps, log
-    self._log_every = max(1, num_steps // 1000)  # writes about a thousand steps and the last
+    self._log_every = max(
+      1, num_steps // 1000
+    )  # writes about a thousand steps and the last
     self._num_skipped = 0  # since this start
-    self._last: float | None = None  # when the last step ended, if the next one is to be timed
+    self._last: float | None = (
+      None  # when the last step ended, if the next one is to be timed
+    )
     self._timed = collections.deque(maxlen=100)  # seconds, tokens
-    self._display = _Display(console or rich.console.Console(stderr=True), num_steps, seconds)
+    self._display = _Display(
+      console or rich.console.Console(stderr=True), num_steps, seconds
+    )
 
   def __enter__(self) -> "Reporter":
     import tensorboardX  # here, as only training uses it
 
     self._tensorboard = tensorboardX
     if in_bucket(self._workdir):
-      self._folder = pathlib.Path(self._exit.enter_context(tempfile.TemporaryDirectory()))
+      self._folder = pathlib.Path(
+        self._exit.enter_context(tempfile.TemporaryDirectory())
+      )
       self._exit.callback(self.upload)
     kept = _copy_until(self._start, self._workdir, self._folder)
     last_time = kept[-1]["time"] if kept else 0.0
-    # The clock may be set back while the run trains, or be behind that of another machine.
+    # The clock may be set back while the run trains, or be behind that of another
+    # machine.
     self._clock_offset = max(time.time(), last_time) - time.monotonic()
     (folder := self._folder / "tensorboard").mkdir(exist_ok=True)
-    # Not SummaryWriter, whose thread hangs once the disk is full. The step in the file's name keeps
-    # restarts within one second apart. START hides later steps of earlier files.
+    # Not SummaryWriter, whose thread hangs once the disk is full. The step in the
+    # file's name keeps restarts within one second apart. START hides later steps of
+    # earlier files.
     name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{self._start}"
     self._events = tensorboardX.record_writer.RecordWriter(str(folder / name))
     self._exit.callback(self._events.close)
@@ -98,7 +110,8 @@ class Reporter:
   def step(self, step: int, metrics: Mapping[str, float | int]) -> None:
     """Reports "loss", "num_tokens" and other metrics of a step, counted from 1.
 
-    A step that was "skipped" is always written. Speeds are means over the last 100 timed steps.
+    A step that was "skipped" is always written. Speeds are means over the last 100
+    timed steps.
     """
     now = time.monotonic()
     if self._last is not None and now > self._last:
@@ -107,7 +120,9 @@ class Reporter:
     speed, skipped = {}, metrics.get("skipped", 0)
     if num_timed := len(self._timed):
       seconds, num_tokens = map(sum, zip(*self._timed, strict=True))
-      speed = dict(tokens_per_second=num_tokens / seconds, seconds_per_step=seconds / num_timed)
+      speed = dict(
+        tokens_per_second=num_tokens / seconds, seconds_per_step=seconds / num_timed
+      )
     self._num_skipped += skipped
     if step % self._log_every == 0 or step == self._num_steps or skipped:
       self._write(step, {**metrics, **speed})
@@ -115,7 +130,9 @@ class Reporter:
     if speed:
       parts.append(f"{speed['tokens_per_second']:,.0f} tokens/s")
     if num_timed >= _FEW:
-      parts.append(f"{_format((self._num_steps - step) * speed['seconds_per_step'])} left")
+      parts.append(
+        f"{_format((self._num_steps - step) * speed['seconds_per_step'])} left"
+      )
     if self._num_skipped:
       parts.append(f"{self._num_skipped} skipped")
     self._display.show("  ".join(parts), step)
@@ -123,7 +140,9 @@ class Reporter:
   def values(self, step: int, values: Mapping[str, float | int]) -> None:
     """Reports and shows values such as those of an evaluation."""
     self._write(step, values)
-    self._display.print_text(f"step {step}  {'  '.join(f'{n} {v:.4g}' for n, v in values.items())}")
+    self._display.print_text(
+      f"step {step}  {'  '.join(f'{n} {v:.4g}' for n, v in values.items())}"
+    )
     self._last = None
 
   def text(self, step: int, tag: str, text: str) -> None:
@@ -149,7 +168,9 @@ class Reporter:
       self._display.show(f"compiling {fun_name}", at_once=True)
 
   def _write(self, step: int, values: Mapping[str, float | int]) -> None:
-    finite = {name: float(x) if math.isfinite(x) else None for name, x in values.items()}
+    finite = {
+      name: float(x) if math.isfinite(x) else None for name, x in values.items()
+    }
     now = round(self._clock_offset + time.monotonic(), 3)
     with open(self._folder / "metrics.jsonl", "a", encoding="utf-8") as file:
       file.write(json.dumps(dict(step=step, time=now) | finite) + "\n")
@@ -159,7 +180,9 @@ class Reporter:
         self._add_event(step, summary=self._tensorboard.summary.scalar(name, value))
 
   def _add_event(self, step: int, **content) -> None:
-    event = self._tensorboard.proto.event_pb2.Event(step=step, wall_time=time.time(), **content)
+    event = self._tensorboard.proto.event_pb2.Event(
+      step=step, wall_time=time.time(), **content
+    )
     self._events.write(event.SerializeToString())
     self._events.flush()
 
@@ -173,7 +196,8 @@ class NoReporter:
 
 
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:
-  """Reads the lines of a run's metrics.jsonl, except an incomplete last line of a killed run.
+  """Reads the lines of a run's metrics.jsonl, except an incomplete last line of a
+  killed run.
 
   Raises InputError: another line is damaged.
   """
@@ -217,7 +241,9 @@ def wandb_run(config: Mapping[str, Any], workdir: Path, project: str) -> Any:
 def _copy_until(last: int, workdir: Path, target: Path) -> list[dict[str, Any]]:
   """Copies the metrics and samples of the steps until `last`; returns the lines of the metrics."""
   kept = [line for line in read_metrics(workdir) if line["step"] <= last]
-  write_whole(target / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+  write_whole(
+    target / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept)
+  )
   samples = workdir / "samples.txt"
   if samples.exists():
     text = samples.read_bytes().decode()
@@ -231,17 +257,24 @@ class _Display(rich.progress.Progress):
   """Shows a progress bar with text on a terminal, and otherwise a line of text now and then."""
 
   def __init__(self, console: rich.console.Console, num_steps: int, seconds: float):
-    columns = rich.progress.BarColumn(20), rich.progress.TextColumn("{task.description}")
+    columns = (
+      rich.progress.BarColumn(20),
+      rich.progress.TextColumn("{task.description}"),
+    )
     super().__init__(*columns, console=console, disable=not console.is_terminal)
     self._bar = self.add_task("starting", total=num_steps)
     self._seconds, self._line = seconds, ""
     self._since = self._last_shown = time.monotonic()
 
-  def show(self, line: str, completed: int | None = None, at_once: bool = False) -> None:
+  def show(
+    self, line: str, completed: int | None = None, at_once: bool = False
+  ) -> None:
     self._line = line
     self.update(self._bar, completed=completed, description=line)
     now = time.monotonic()
-    if at_once or now - self._last_shown > max(self._seconds, 0.01 * (now - self._since)):
+    if at_once or now - self._last_shown > max(
+      self._seconds, 0.01 * (now - self._since)
+    ):
       self.show_last_line()
       self._last_shown = now
 
@@ -255,7 +288,8 @@ class _Display(rich.progress.Progress):
 
 
 def track(items: Iterable, total: int, what: str) -> Iterator:
-  """Yields a number of items, and shows on stderr how many are done, a second, and the time left.
+  """Yields a number of items, and shows on stderr how many are done, a second, and the
+  time left.
 
   Where stderr is no terminal, a line is printed every five seconds.
   """
@@ -264,8 +298,12 @@ def track(items: Iterable, total: int, what: str) -> Iterator:
     for done, item in enumerate(items, 1):
       yield item
       seconds = time.monotonic() - start
-      left = f", {_format(seconds / done * (total - done))} left" if done >= _FEW else ""
-      display.show(f"{done}/{total} {what}, {done / max(seconds, 1e-9):,.1f} a second{left}", done)
+      left = (
+        f", {_format(seconds / done * (total - done))} left" if done >= _FEW else ""
+      )
+      display.show(
+        f"{done}/{total} {what}, {done / max(seconds, 1e-9):,.1f} a second{left}", done
+      )
 
 
 def _format(seconds: float) -> datetime.timedelta:

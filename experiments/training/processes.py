@@ -17,16 +17,23 @@ from jax.experimental import multihost_utils
 from experiments import signals
 from experiments.errors import InputError
 
-_HEARTBEAT_SECONDS = 10  # without a heartbeat; then the other processes end with status 134
+_HEARTBEAT_SECONDS = (
+  10  # without a heartbeat; then the other processes end with status 134
+)
 # The variables by which JAX finds the tasks of a SLURM step.
-_SLURM = {f"SLURM_{x}" for x in ("JOB_ID", "STEP_NODELIST", "NTASKS", "PROCID", "LOCALID")}
+_SLURM = {
+  f"SLURM_{x}" for x in ("JOB_ID", "STEP_NODELIST", "NTASKS", "PROCID", "LOCALID")
+}
 
 
-def join_processes(distributed: bool = False, env: Mapping[str, str] = os.environ) -> None:
-  """Joins the other processes of this run, if there are any; to be called before JAX is used.
+def join_processes(
+  distributed: bool = False, env: Mapping[str, str] = os.environ
+) -> None:
+  """Joins the other processes of this run, if there are any; to be called before JAX is
+  used.
 
-  Processes are found from the environment: a SLURM step (`srun`) or Open MPI with more than one
-  task, or
+  Processes are found from the environment: a SLURM step (`srun`) or Open MPI with more
+  than one task, or
 
     JAX_COORDINATOR_ADDRESS=HOST:PORT JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=0
 
@@ -74,7 +81,9 @@ def check_same(values: Mapping[str, Any]) -> None:
   first, *others = map(json.loads, _gather(json.dumps(values)))
   for process, other in enumerate(others, 1):
     for name in first | other:
-      ours, theirs = (json.dumps(of[name]) if name in of else "absent" for of in (first, other))
+      ours, theirs = (
+        json.dumps(of[name]) if name in of else "absent" for of in (first, other)
+      )
       if ours != theirs:
         raise InputError(
           f"{name} is {ours} in process 0 and {theirs} in process {process}: start all processes "
@@ -105,7 +114,9 @@ def _gather(text: str) -> list[str]:
     return [text]
   own = text.encode()
   longest = int(multihost_utils.process_allgather(np.int32(len(own))).max())
-  rows = multihost_utils.process_allgather(np.frombuffer(own.ljust(longest, b"\0"), np.uint8))
+  rows = multihost_utils.process_allgather(
+    np.frombuffer(own.ljust(longest, b"\0"), np.uint8)
+  )
   return [row.tobytes().rstrip(b"\0").decode() for row in rows]
 
 
@@ -123,20 +134,23 @@ class Stopped(BaseException):
 
 
 class StopOnSignal:
-  """Handles SIGTERM, SIGHUP and SIGINT inside a `with` block; a second SIGINT exits at once.
+  """Handles SIGTERM, SIGHUP and SIGINT inside a `with` block; a second SIGINT exits at
+  once.
 
-  A signal raises `Stopped` at once, unless `deferred` is true: then `should_stop` returns True
-  from the next call on. Signals that are ignored stay ignored, since shells let background jobs
-  ignore SIGINT, and nohup SIGHUP.
+  A signal raises `Stopped` at once, unless `deferred` is true: then `should_stop`
+  returns True from the next call on. Signals that are ignored stay ignored, since
+  shells let background jobs ignore SIGINT, and nohup SIGHUP.
 
-  In several processes JAX's preemption service receives the signals, and `should_stop` returns True
-  from the same call on in all of them; what does not call it goes on.
+  In several processes JAX's preemption service receives the signals, and `should_stop`
+  returns True from the same call on in all of them; what does not call it goes on.
   """
 
   def __init__(self):
     self.deferred = False
     self.stopping = False  # known to all processes
-    self.signal = signal.SIGTERM  # the signal received; the same in all processes once stopping
+    self.signal = (
+      signal.SIGTERM
+    )  # the signal received; the same in all processes once stopping
     self._received = self._is_raised = False
     self._num_calls = 0
     self._exit = contextlib.ExitStack()
@@ -166,7 +180,8 @@ class StopOnSignal:
 
   @contextlib.contextmanager
   def interruptible(self) -> Iterator[None]:
-    """Ends the block at once on a signal, with `stopping` true, if this is the only process.
+    """Ends the block at once on a signal, with `stopping` true, if this is the only
+    process.
 
     It is meant for work that changes nothing and may take long, such as an evaluation.
     """
@@ -199,8 +214,8 @@ class StopOnSignal:
 def _answering_interrupts() -> Iterator[None]:
   """Tells of a first SIGINT at once, and exits at once after a second.
 
-  Python calls handlers in the main thread, and not before a compilation there ends. The numbers of
-  signals it writes to a pipe at once.
+  Python calls handlers in the main thread, and not before a compilation there ends. The
+  numbers of signals it writes to a pipe at once.
   """
   reader, writer = os.pipe()
   os.set_blocking(writer, False)

@@ -22,14 +22,18 @@ _MOST_BYTES = 2**28  # of the files kept; those used least recently are deleted
 
 
 def kept(function: Callable, key: str, devices: Sequence[jax.Device]) -> Callable:
-  """Returns a jitted function whose programs are kept in JAX's compilation cache, in `programs/`.
+  """Returns a jitted function whose programs are kept in JAX's compilation cache, in
+  `programs/`.
 
-  A program is found again by the key, the code of this project, versions, settings, devices and the
-  kinds of its arguments, which are arrays. The key must name all that the function closes over. A
-  file that is damaged, or that another user could have written, is made again. Without a key or a
-  local cache, or in several processes, nothing is kept.
+  A program is found again by the key, the code of this project, versions, settings,
+  devices and the kinds of its arguments, which are arrays. The key must name all that
+  the function closes over. A file that is damaged, or that another user could have
+  written, is made again. Without a key or a local cache, or in several processes,
+  nothing is kept.
   """
-  folder = jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir
+  folder = (
+    jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir
+  )
   if not key or not folder or "://" in folder or jax.process_count() > 1:
     return function
   programs, lock = {}, threading.Lock()
@@ -40,22 +44,34 @@ def kept(function: Callable, key: str, devices: Sequence[jax.Device]) -> Callabl
     kinds = (*kinds, jax.sharding.get_abstract_mesh())
     with lock:  # of several threads one compiles
       if (kinds, tree) not in programs:
-        names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(args)]
-        settings = {name: x for name, x in jax.config.values.items() if "cache" not in name}
+        names = [
+          jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(args)
+        ]
+        settings = {
+          name: x for name, x in jax.config.values.items() if "cache" not in name
+        }
         parts = key, kinds, names, *devices, *_machine(), settings
-        file = pathlib.Path(folder, "programs", hashlib.sha256(repr(parts).encode()).hexdigest())
-        programs[kinds, tree] = _load(file, args, devices) or _compile(file, function, args)
+        file = pathlib.Path(
+          folder, "programs", hashlib.sha256(repr(parts).encode()).hexdigest()
+        )
+        programs[kinds, tree] = _load(file, args, devices) or _compile(
+          file, function, args
+        )
     return programs[kinds, tree](*args)
 
   return call
 
 
-def _load(file: pathlib.Path, args: tuple, devices: Sequence[jax.Device]) -> Callable | None:
+def _load(
+  file: pathlib.Path, args: tuple, devices: Sequence[jax.Device]
+) -> Callable | None:
   """Returns the program in a file; None if there is none that can be read."""
   with contextlib.suppress(Exception):  # a broken file may raise any
     program, out = pickle.loads(_read_own(file))
     trees = jax.tree.structure((args, {})), jax.tree.structure(out)
-    program = serialize_executable.deserialize_and_load(program, *trees, execution_devices=devices)
+    program = serialize_executable.deserialize_and_load(
+      program, *trees, execution_devices=devices
+    )
     os.utime(file)
     return program
   return None
@@ -77,8 +93,8 @@ def _read_own(file: pathlib.Path) -> bytes:
 def _compile(file: pathlib.Path, function: Any, args: tuple) -> Callable:
   """Compiles a program, and keeps it in a file if it can be kept.
 
-  JAX's cache is switched off meanwhile: on CPUs a program that was read from it loses functions
-  when it is serialized again.
+  JAX's cache is switched off meanwhile: on CPUs a program that was read from it loses
+  functions when it is serialized again.
   """
   jax.config.update("jax_enable_compilation_cache", False)
   compilation_cache.reset_cache()
@@ -87,7 +103,8 @@ def _compile(file: pathlib.Path, function: Any, args: tuple) -> Callable:
   finally:
     jax.config.update("jax_enable_compilation_cache", True)
     compilation_cache.reset_cache()
-  # JAX and the disk may refuse for many reasons, and a program that is not kept is no mistake.
+  # JAX and the disk may refuse for many reasons, and a program that is not kept is no
+  # mistake.
   with contextlib.suppress(Exception):
     program, _, out = serialize_executable.serialize(compiled)
     content = pickle.dumps((program, jax.tree.unflatten(out, range(out.num_leaves))))
@@ -113,5 +130,9 @@ def _machine() -> tuple:
   """Returns all else that a program depends on."""
   flags = [os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
   device = jax.devices()[0]
-  chip = device.device_kind, device.client.platform_version, cpuinfo("^((?:flags|Features).*)")
+  chip = (
+    device.device_kind,
+    device.client.platform_version,
+    cpuinfo("^((?:flags|Features).*)"),
+  )
   return code_version(), chip, flags

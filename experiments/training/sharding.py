@@ -5,9 +5,9 @@
   tensor    attention's heads, and the feed-forward's hidden width
   sequence  the tokens of a sequence
 
-Results do not depend on the mesh, but for the dropout of sequences that are padded to be
-sharded. On a mesh of `data` alone every device has all parameters. With `ring` the keys
-and values of a sequence go round its devices; otherwise each gathers them.
+Results do not depend on the mesh, but for the dropout of sequences that are padded to
+be sharded. On a mesh of `data` alone every device has all parameters. With `ring` the
+keys and values of a sequence go round its devices; otherwise each gathers them.
 """
 
 import math
@@ -27,10 +27,14 @@ from relpos_jax.typing import PyTree
 AXES = ("data", "fsdp", "tensor", "sequence")
 ROWS = ("data", "fsdp")
 
-# The mesh axis that shards each axis of a parameter, by the end of its dotted path; the first match
-# counts. The optimizer's moments have paths with the same ends. All other arrays are replicated.
+# The mesh axis that shards each axis of a parameter, by the end of its dotted path; the
+# first match counts. The optimizer's moments have paths with the same ends. All other
+# arrays are replicated.
 RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
-  (r"(^|\.)tables\.(\d+\.)?\w+", (None, "tensor", None)),  # [R, N, H]; [R, H] is replicated
+  (
+    r"(^|\.)tables\.(\d+\.)?\w+",
+    (None, "tensor", None),
+  ),  # [R, N, H]; [R, H] is replicated
   (r"attention\.(query|key|value)\.kernel", ("fsdp", "tensor", None)),  # [D, N, H]
   (r"attention\.out\.kernel", ("tensor", None, "fsdp")),  # [N, H, D]
   (r"feed_forward\.hidden\.kernel", ("fsdp", "tensor")),  # [D, F]
@@ -51,14 +55,18 @@ def make_mesh(
   ring: bool = False,  # of attention (`in_ring`), not of the mesh
   devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-  """Returns a mesh of these sizes over the first of the devices; -1 takes all that remain.
+  """Returns a mesh of these sizes over the first of the devices; -1 takes all that
+  remain.
 
-  Raises InputError: a size is invalid, two are -1, the devices do not fit, or a process has none.
+  Raises InputError: a size is invalid, two are -1, the devices do not fit, or a process
+  has none.
   """
   own = jax.devices() if devices is None else list(devices)
   sizes = mesh_sizes(len(own), data=data, fsdp=fsdp, tensor=tensor, sequence=sequence)
   used = own[: math.prod(sizes.values())]
-  if devices is None and {d.process_index for d in used} != {*range(jax.process_count())}:
+  if devices is None and {d.process_index for d in used} != {
+    *range(jax.process_count())
+  }:
     raise InputError(
       f"a mesh of {len(used)} devices leaves some of {jax.process_count()} processes without "
       "any: give --config.mesh.data=-1, for all"
@@ -68,13 +76,16 @@ def make_mesh(
 
 
 def _arranged(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
-  """Arranges devices along the axes of a mesh, neighbours next to each other where possible.
+  """Arranges devices along the axes of a mesh, neighbours next to each other where
+  possible.
 
-  Slices of TPUs, which a slower network connects, split the first axis, where only gradients are
-  summed.
+  Slices of TPUs, which a slower network connects, split the first axis, where only
+  gradients are summed.
   """
   are_gpus = devices[0].platform == "gpu"  # for GPUs JAX calls every machine a slice
-  num_slices = 1 if are_gpus else len({getattr(device, "slice_index", 0) for device in devices})
+  num_slices = (
+    1 if are_gpus else len({getattr(device, "slice_index", 0) for device in devices})
+  )
   options = dict(allow_split_physical_axes=True)
   if num_slices == 1:
     return mesh_utils.create_device_mesh(sizes, devices, **options)
@@ -82,19 +93,28 @@ def _arranged(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
     raise InputError(
       f"config.mesh.data is {sizes[0]}: give a multiple of {num_slices}, the slices of TPUs"
     )
-  within, across = (sizes[0] // num_slices, *sizes[1:]), (num_slices, *[1] * (len(sizes) - 1))
+  within, across = (
+    (sizes[0] // num_slices, *sizes[1:]),
+    (num_slices, *[1] * (len(sizes) - 1)),
+  )
   return mesh_utils.create_hybrid_device_mesh(within, across, devices, **options)
 
 
-def mesh_sizes(num_devices: int, *, ring: bool = False, **wanted: int) -> dict[str, int]:
+def mesh_sizes(
+  num_devices: int, *, ring: bool = False, **wanted: int
+) -> dict[str, int]:
   """Returns the sizes of `make_mesh` for a number of devices, which need not exist."""
   sizes = ", ".join(f"{name}={size}" for name, size in wanted.items())
   given = [size for size in wanted.values() if size != -1]
   if len(given) < len(wanted) - 1 or any(size < 1 for size in given):
-    raise InputError(f"a mesh of {sizes}: give sizes of at least 1, and at most one -1, the rest")
+    raise InputError(
+      f"a mesh of {sizes}: give sizes of at least 1, and at most one -1, the rest"
+    )
   rest, over = divmod(num_devices, math.prod(given))
   if rest == 0 or (over and len(given) < len(wanted)):
-    raise InputError(f"a mesh of {sizes} does not fit {num_devices} devices: change config.mesh")
+    raise InputError(
+      f"a mesh of {sizes} does not fit {num_devices} devices: change config.mesh"
+    )
   return {name: rest if size == -1 else size for name, size in wanted.items()}
 
 
@@ -125,7 +145,8 @@ def batch_sharding(mesh: AnyMesh, num_axes: int = 2) -> NamedSharding:
 
 
 def parameter_sharding(tree: PyTree, mesh: AnyMesh) -> PyTree:
-  """Returns the sharding by `RULES` of every leaf of a tree of parameters or a training state.
+  """Returns the sharding by `RULES` of every leaf of a tree of parameters or a training
+  state.
 
   An axis whose size the mesh axis does not divide is not sharded.
   """
@@ -136,10 +157,14 @@ def parameter_sharding(tree: PyTree, mesh: AnyMesh) -> PyTree:
     for pattern, axes in RULES:
       if re.search(f"{pattern}$", name) and len(axes) == x.ndim:
         sizes = [1 if axis is None else mesh.shape[axis] for axis in axes]
-        fits = [size > 1 and not n % size for n, size in zip(x.shape, sizes, strict=True)]
+        fits = [
+          size > 1 and not n % size for n, size in zip(x.shape, sizes, strict=True)
+        ]
         spec = [axis if fit else None for axis, fit in zip(axes, fits, strict=True)]
         # Without axes of size 1, and () for [None], equal shardings have equal specs.
-        return NamedSharding(mesh, PartitionSpec(*spec) if any(fits) else PartitionSpec())
+        return NamedSharding(
+          mesh, PartitionSpec(*spec) if any(fits) else PartitionSpec()
+        )
     return replicated(mesh)
 
   return jax.tree.map_with_path(shard, tree)
@@ -155,10 +180,11 @@ def shapes_on(mesh: AnyMesh, tree: PyTree) -> PyTree:
 
 
 def constrain_sharding(tree: PyTree) -> PyTree:
-  """Constrains a traced tree of parameters or a training state to the shardings of `RULES`.
+  """Constrains a traced tree of parameters or a training state to the shardings of
+  `RULES`.
 
-  Otherwise the compiler may choose other shardings, and the next step is compiled again. Without a
-  mesh in context the tree is returned as it is.
+  Otherwise the compiler may choose other shardings, and the next step is compiled
+  again. Without a mesh in context the tree is returned as it is.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if not {*AXES} <= {*mesh.axis_names}:
@@ -175,6 +201,8 @@ def put_batch(tree: PyTree, mesh: Mesh) -> PyTree:
   """Shards host arrays [rows, tokens, ...], of which every process passes all rows."""
 
   def shard(x):
-    return jax.make_array_from_callback(x.shape, batch_sharding(mesh, x.ndim), x.__getitem__)
+    return jax.make_array_from_callback(
+      x.shape, batch_sharding(mesh, x.ndim), x.__getitem__
+    )
 
   return jax.tree.map(shard, tree)

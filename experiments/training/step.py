@@ -38,13 +38,15 @@ def make_train_step(
   seed: int = 0,
   schedule: optax.Schedule | None = None,
 ):
-  """Builds the jitted `train_step(state, batch) -> (state, metrics)`, which donates the state.
+  """Builds the jitted `train_step(state, batch) -> (state, metrics)`, which donates the
+  state.
 
-  `loss(model, batch, rngs)` returns sums. The gradient is that of the mean over the batch's tokens,
-  for any number of microbatches. Dropout depends on the seed and the step alone. Metrics: loss
-  (nats per token), grad_norm, num_tokens, skipped, and learning_rate if the optimizer's `schedule`
-  is given. If the loss or the norm is not finite, the step is skipped (1): its number is counted,
-  and parameters and optimizer state do not change.
+  `loss(model, batch, rngs)` returns sums. The gradient is that of the mean over the
+  batch's tokens, for any number of microbatches. Dropout depends on the seed and the
+  step alone. Metrics: loss (nats per token), grad_norm, num_tokens, skipped, and
+  learning_rate if the optimizer's `schedule` is given. If the loss or the norm is not
+  finite, the step is skipped (1): its number is counted, and parameters and optimizer
+  state do not change.
   """
 
   def summed_loss(params, batch, key):
@@ -60,7 +62,9 @@ def make_train_step(
     grads = jax.tree.map(lambda g: g * scale, grads)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    metrics = dict(loss=total * scale, grad_norm=optax.tree.norm(grads), num_tokens=num_tokens)
+    metrics = dict(
+      loss=total * scale, grad_norm=optax.tree.norm(grads), num_tokens=num_tokens
+    )
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
     metrics["skipped"] = 1 - finite.astype(jnp.int32)
     if schedule:  # the optimizer counts no skipped steps
@@ -86,10 +90,12 @@ def make_eval_step(graphdef: nnx.GraphDef, loss: Callable[..., Loss]):
 
 @contextlib.contextmanager
 def compiling_ahead() -> Iterator[Callable]:
-  """Yields `start(work, *args)`, which runs its calls one after another in a background thread.
+  """Yields `start(work, *args)`, which runs its calls one after another in a background
+  thread.
 
-  It is meant for compiling programs before their first call: JAX keeps them, so that a call with
-  arrays of the same shapes finds them. Processes of one run do not compile ahead.
+  It is meant for compiling programs before their first call: JAX keeps them, so that a
+  call with arrays of the same shapes finds them. Processes of one run do not compile
+  ahead.
   """
   on_mesh = dict(initializer=jax.set_mesh, initargs=(jax.sharding.get_mesh(),))
   threads = concurrent.futures.ThreadPoolExecutor(1, **on_mesh)
@@ -104,15 +110,17 @@ def naming_attention(
 ) -> Callable:
   """Returns a step that prints the attention that it runs.
 
-  Compiles the step ahead for a `state` and `batches`, of which only the shapes count. One line has
-  the implementations of the first batch, and another follows when a batch of another shape runs a
-  new one.
+  Compiles the step ahead for a `state` and `batches`, of which only the shapes count.
+  One line has the implementations of the first batch, and another follows when a batch
+  of another shape runs a new one.
   """
   printed, seen = set(), set()  # names of implementations; shapes of batches
 
   def prepare(state: TrainState, batch: Any) -> list:
     token = used_rules.set(rules := [])
-    traced = step.trace(state, batch)  # the call below neither traces nor compiles again
+    traced = step.trace(
+      state, batch
+    )  # the call below neither traces nor compiles again
     used_rules.reset(token)
     traced.lower().compile()
     return rules
@@ -138,7 +146,8 @@ def _shapes(batch: Any) -> tuple:
 
 
 def _sum_over_microbatches(gradient, params, batch, key, num_microbatches: int):
-  """Computes losses, tokens and gradients of microbatches one after another, and sums them.
+  """Computes losses, tokens and gradients of microbatches one after another, and sums
+  them.
 
   A microbatch takes every `num_microbatches`-th row, so that rows stay on their device.
   """
@@ -162,8 +171,8 @@ def _sum_over_microbatches(gradient, params, batch, key, num_microbatches: int):
 def inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
   """Rises linearly to `peak` at update number `warmup`, then falls as 1 / sqrt(update).
 
-  rate(t) = peak * min(t / warmup, sqrt(warmup / t)), where t = count + 1: updates are numbered
-  from 1, optax counts from 0. The first update thus moves the parameters.
+  rate(t) = peak * min(t / warmup, sqrt(warmup / t)), where t = count + 1: updates are
+  numbered from 1, optax counts from 0. The first update thus moves the parameters.
   """
 
   def rate(count):

@@ -34,13 +34,15 @@ class Loss(NamedTuple):
 class Task(Protocol):
   """Data, model, loss and scores of a config.
 
-  A data set has `splits` by name, train and valid among them, and `notes`, lines for the log. The
-  model's shapes and outputs depend on the config and the vocabulary, which is kept in the run
-  directory: a trained model works without its data.
+  A data set has `splits` by name, train and valid among them, and `notes`, lines for
+  the log. The model's shapes and outputs depend on the config and the vocabulary, which
+  is kept in the run directory: a trained model works without its data.
   """
 
   config: ConfigDict
-  score: str  # the first score; its metric, if any, is named `valid_` and this in lower case
+  score: (
+    str  # the first score; its metric, if any, is named `valid_` and this in lower case
+  )
 
   def __init__(self, config: ConfigDict):
     self.config = config
@@ -87,10 +89,11 @@ class Task(Protocol):
     """Returns the model of `config.model` with random parameters."""
 
   def make_batches(self, data: Any, vocabulary: Any, mesh: AnyMesh) -> tuple[Any, Any]:
-    """Returns batches of the training split, endless and shuffled, and of the valid split.
+    """Returns batches of the training split, endless and shuffled, and of the valid
+    split.
 
-    As in `experiments.data.batching.Batches`, `batches[step]` is a tree of arrays, rows first.
-    `batches.examples` is a tree of arrays that determines every batch.
+    As in `experiments.data.batching.Batches`, `batches[step]` is a tree of arrays, rows
+    first. `batches.examples` is a tree of arrays that determines every batch.
     """
 
   def empty_batch(self, shape: tuple[int, ...]) -> Any:
@@ -136,17 +139,23 @@ class Evaluation(NamedTuple):
 
 
 def cross_entropy(
-  logits: Float[Array, "*B V"], targets: Int[Array, "*B"], *, smoothing: float = 0.0, pad: int = 0
+  logits: Float[Array, "*B V"],
+  targets: Int[Array, "*B"],
+  *,
+  smoothing: float = 0.0,
+  pad: int = 0,
 ) -> Loss:
-  """Computes the cross-entropy in nats with label smoothing, summed over tokens other than `pad`.
+  """Computes the cross-entropy in nats with label smoothing, summed over tokens other
+  than `pad`.
 
-  The target distribution q has 1 - smoothing at the target and spreads `smoothing` over the
-  other V - 1 entries. The entropy of q is subtracted, so that the loss is KL(q || softmax(logits)):
-  0 if and only if the prediction is q. With smoothing 0 it is the negative log likelihood.
+  The target distribution q has 1 - smoothing at the target and spreads `smoothing` over
+  the other V - 1 entries. The entropy of q is subtracted, so that the loss is KL(q ||
+  softmax(logits)): 0 if and only if the prediction is q. With smoothing 0 it is the
+  negative log likelihood.
 
-  Computed in float32 as logsumexp minus the target's logit and the sum of all logits: the backward
-  pass is softmax minus q, and only the gradient takes memory for V entries per token.
-  Szegedy et al. 2016, section 7; Shaw et al. 2018 have smoothing 0.1.
+  Computed in float32 as logsumexp minus the target's logit and the sum of all logits:
+  the backward pass is softmax minus q, and only the gradient takes memory for V entries
+  per token. Szegedy et al. 2016, section 7; Shaw et al. 2018 have smoothing 0.1.
   """
   logits = logits.astype(jnp.float32)
   other = smoothing / (logits.shape[-1] - 1)
@@ -155,7 +164,9 @@ def cross_entropy(
   entropy = 0.0
   if smoothing:
     expected_logit += other * jnp.sum(logits, axis=-1)
-    entropy = -float((1 - smoothing) * np.log(1 - smoothing) + smoothing * np.log(other))
+    entropy = -float(
+      (1 - smoothing) * np.log(1 - smoothing) + smoothing * np.log(other)
+    )
   losses = jax.nn.logsumexp(logits, axis=-1) - expected_logit - entropy
   is_token = targets != pad
   return Loss(jnp.sum(losses, where=is_token), jnp.sum(is_token, dtype=jnp.int32))
@@ -176,7 +187,9 @@ def _trace(kind: Callable[..., Any], config: str) -> None:
   vocabulary, shape = task.mock_vocabulary(), (1, task.config.batches.max_length)
 
   def loss(batch):
-    return task.loss(task.make_model(vocabulary, nnx.Rngs(0)), batch, nnx.Rngs(dropout=0))
+    return task.loss(
+      task.make_model(vocabulary, nnx.Rngs(0)), batch, nnx.Rngs(dropout=0)
+    )
 
   jax.eval_shape(loss, task.empty_batch(shape))
 
@@ -238,7 +251,9 @@ LAYER_CHECKS = (
   between(1, LARGEST, "batches.tokens", "batches.max_length", "batches.num_shapes"),
   between(1, 1000, "model.num_layers"),  # each layer is traced
   between(1, LARGEST, "model.width", "model.num_heads", "model.feed_forward"),
-  rates("model.embedding_dropout_rate", "model.dropout_rate", "model.attention_dropout_rate"),
+  rates(
+    "model.embedding_dropout_rate", "model.dropout_rate", "model.attention_dropout_rate"
+  ),
   rates("model.feed_forward_dropout_rate", "training.label_smoothing"),
 )
 TOKEN_CHECKS = (
@@ -251,7 +266,10 @@ TOKEN_CHECKS = (
 def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
   """Raises InputError unless batches of the longest rows divide over mesh and microbatches."""
   tokens, longest = config.batches.tokens, config.batches.max_length
-  (together, _), num_parts = multiples(sizes, config.mesh.ring), config.training.num_microbatches
+  (together, _), num_parts = (
+    multiples(sizes, config.mesh.ring),
+    config.training.num_microbatches,
+  )
   if tokens // longest < together * num_parts:
     raise InputError(
       f"config.batches.tokens is {tokens}, {tokens // longest} rows of config.batches.max_length "
@@ -276,9 +294,11 @@ def batch_maker(
   max_length: int | None = None,
   kind: Callable[..., Any] = Batches,
 ):
-  """Returns a constructor of batches, in shapes that suit training examples of these lengths.
+  """Returns a constructor of batches, in shapes that suit training examples of these
+  lengths.
 
-  A batch has room for one row of the largest length on each device, whatever `max_length` is.
+  A batch has room for one row of the largest length on each device, whatever
+  `max_length` is.
   """
   together, multiple = multiples(mesh.shape, config.mesh.ring)
   longest = max_length or config.batches.max_length

@@ -18,15 +18,16 @@ from experiments.training.checkpoint_reader import list_damaged, list_steps
 from experiments.training.environment import environment
 from relpos_jax.typing import PyTree
 
-# Keys, or groups of keys, that may change when a run is resumed, since no step depends on
-# them: neither its examples nor, up to rounding, what is computed. Only where a mesh pads
-# sequences to shard them does dropout draw other numbers.
+# Keys, or groups of keys, that may change when a run is resumed, since no step depends
+# on them: neither its examples nor, up to rounding, what is computed. Only where a mesh
+# pads sequences to shard them does dropout draw other numbers.
 MAY_CHANGE = ("mesh", "data.pairs.test", "decoding", "evaluation")
 MAY_CHANGE += ("training.num_steps", "training.num_epochs", "training.eval_every")
 MAY_CHANGE += ("training.save_every", "training.keep_checkpoints")
 MAY_CHANGE += ("training.num_samples", "training.max_skipped")
 
-# Removed keys, and the value that a run must have to be read; others are refused as unknown.
+# Removed keys, and the value that a run must have to be read; others are refused as
+# unknown.
 _GONE = {
   ("batches", "packed"): False,
   ("model", "layers_shared"): False,
@@ -38,11 +39,14 @@ _DIGESTS = "digests.json"
 _SHARED_SECONDS = 10  # until a file appears on a network file system
 
 
-def claim_workdir(workdir: Path, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+def claim_workdir(
+  workdir: Path, config: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> None:
   """Raises InputError unless a folder is empty or holds a run with this config.
 
-  Both are values by dotted key. Only those of `MAY_CHANGE` may differ from the config of the run.
-  Keys added since the run was started are compared with their `defaults`. Hidden files are ignored.
+  Both are values by dotted key. Only those of `MAY_CHANGE` may differ from the config
+  of the run. Keys added since the run was started are compared with their `defaults`.
+  Hidden files are ignored.
   """
   files = [path.name for path in list_folder(workdir) if not path.name.startswith(".")]
   if "config.json" not in files:
@@ -53,8 +57,12 @@ def claim_workdir(workdir: Path, config: Mapping[str, Any], defaults: Mapping[st
     return
   old = defaults | flatten(read_config(workdir))
   for name in config | old:
-    before, now = (json.dumps(c[name]) if name in c else "absent" for c in (old, config))
-    if before != now and not any(f"{name}.".startswith(f"{key}.") for key in MAY_CHANGE):
+    before, now = (
+      json.dumps(c[name]) if name in c else "absent" for c in (old, config)
+    )
+    if before != now and not any(
+      f"{name}.".startswith(f"{key}.") for key in MAY_CHANGE
+    ):
       raise InputError(
         f"{workdir} holds the run of another config: {name} is {before} there and {now} here: "
         "give another --workdir, or delete that folder"
@@ -62,9 +70,11 @@ def claim_workdir(workdir: Path, config: Mapping[str, Any], defaults: Mapping[st
 
 
 def check_not_lost(workdir: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-  """Raises InputError where checkpoints are lost, for example because a disk is not mounted.
+  """Raises InputError where checkpoints are lost, for example because a disk is not
+  mounted.
 
-  A step after the first save is in the `lines` of metrics.jsonl only once that save is complete.
+  A step after the first save is in the `lines` of metrics.jsonl only once that save is
+  complete.
   """
   folder = workdir / "checkpoints"
   if not lines or list_steps(folder) or list_damaged(folder):
@@ -134,7 +144,8 @@ def training_digest(examples: PyTree) -> dict[str, str]:
 
 
 def check_unchanged(workdir: Path, digests: Mapping[str, str] | None = None) -> None:
-  """Raises InputError unless the tokenizers, and inputs with these digests, are as recorded.
+  """Raises InputError unless the tokenizers, and inputs with these digests, are as
+  recorded.
 
   Inputs without a recorded digest are not compared, since older runs have none.
   """

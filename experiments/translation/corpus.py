@@ -28,8 +28,8 @@ _NAMED_LINES = 5  # of those that are skipped
 class LazyPairs(Sequence):
   """A sequence of `function(item)`, computed each time an item is read.
 
-  For data sets that do not fit into memory. Iteration reads in bulk if `items` has `__getitems__`,
-  as data sources of TFDS do, which is several times faster.
+  For data sets that do not fit into memory. Iteration reads in bulk if `items` has
+  `__getitems__`, as data sources of TFDS do, which is several times faster.
   """
 
   items: Sequence[Any]
@@ -52,8 +52,8 @@ class LazyPairs(Sequence):
 def load_embedded(train_size: int = 20_000) -> Corpus:
   """Reads the small English-German corpus of this package: see embedded/README.md.
 
-  Sentences have 3 to 30 words, those of the split `long` 31 to 60. No sentence of either language
-  occurs twice. `train_size` takes the first pairs of train.
+  Sentences have 3 to 30 words, those of the split `long` 31 to 60. No sentence of
+  either language occurs twice. `train_size` takes the first pairs of train.
   """
   splits = {
     name: [tuple(line.split("\t")) for line in read_lines(_EMBEDDED / f"{name}.tsv.xz")]
@@ -62,13 +62,18 @@ def load_embedded(train_size: int = 20_000) -> Corpus:
   return Corpus(splits | dict(train=splits["train"][:train_size]))
 
 
-def load_pairs(train: str = "", valid: str = "", test: str | Mapping[str, str] = "") -> Corpus:
+def load_pairs(
+  train: str = "", valid: str = "", test: str | Mapping[str, str] = ""
+) -> Corpus:
   """Reads a user's own pairs; `test` may be several sets by name. See `read_splits`.
 
-  Raises InputError as `read_splits` does, for no training pairs, and for a name that is no word.
+  Raises InputError as `read_splits` does, for no training pairs, and for a name that is
+  no word.
   """
   if not train:
-    raise InputError('no training pairs: give train="source_file,target_file" or train="file.tsv"')
+    raise InputError(
+      'no training pairs: give train="source_file,target_file" or train="file.tsv"'
+    )
   tests = dict(test=test) if isinstance(test, str) else test
   for name in tests:
     if name in ("train", "valid") or not re.fullmatch(r"[\w-]+", name):
@@ -78,7 +83,8 @@ def load_pairs(train: str = "", valid: str = "", test: str | Mapping[str, str] =
 
 
 def read_splits(named: Mapping[str, str]) -> Corpus:
-  """Reads splits of pairs: each is "source_file,target_file" or a table, see `read_pairs`.
+  """Reads splits of pairs: each is "source_file,target_file" or a table, see
+  `read_pairs`.
 
   Pairs with an empty side are skipped and named in the notes.
 
@@ -98,10 +104,14 @@ def read_splits(named: Mapping[str, str]) -> Corpus:
       raise InputError(f"no pairs in {split}: every line of {files} has an empty side")
     if empty[:1] != [0] and _starts_with_names(filled):
       names = " and ".join(filled[0])
-      notes.append(f"line 1 of {files} looks like a header, {names}: delete it if it is one")
+      notes.append(
+        f"line 1 of {files} looks like a header, {names}: delete it if it is one"
+      )
     if empty:
       number, lines = len(empty), _name_lines(empty)
-      notes.append(f"pairs with an empty side skipped in {split}: {number:,} (lines: {lines})")
+      notes.append(
+        f"pairs with an empty side skipped in {split}: {number:,} (lines: {lines})"
+      )
     splits[split], skipped[split] = filled, tuple(empty)
   return Corpus(splits, tuple(dict.fromkeys(notes)), skipped)
 
@@ -115,21 +125,25 @@ def _name_lines(indices: Sequence[int]) -> str:
 
 
 def read_pairs(files: str) -> tuple[list[tuple[str, str]], list[str]]:
-  """Reads all pairs of a split, also those with an empty side, and notes on how they were read.
+  """Reads all pairs of a split, also those with an empty side, and notes on how they
+  were read.
 
-  "source_file,target_file" are two files, where line i of one translates line i of the other. A
-  table is "file.tsv", two columns with a tab between them, or "file.tsv:1,3", those columns of
-  several. Files are UTF-8, plain or packed; lines end with \\n or \\r\\n. The quotes of csv writers
-  are removed from a table, and lines of SCAN, "IN: ... OUT: ...", have these as columns.
+  "source_file,target_file" are two files, where line i of one translates line i of the
+  other. A table is "file.tsv", two columns with a tab between them, or "file.tsv:1,3",
+  those columns of several. Files are UTF-8, plain or packed; lines end with \\n or
+  \\r\\n. The quotes of csv writers are removed from a table, and lines of SCAN, "IN:
+  ... OUT: ...", have these as columns.
 
-  Raises InputError: a file is missing, unreadable or not UTF-8, two files differ in length, or a
-  line lacks a column or has one too many.
+  Raises InputError: a file is missing, unreadable or not UTF-8, two files differ in
+  length, or a line lacks a column or has one too many.
   """
   if table := re.fullmatch(r"(.+):([1-9]\d*),([1-9]\d*)", files.strip()):
     return _read_table(to_path(table[1].strip()), (int(table[2]), int(table[3])))
   paths = [to_path(name.strip()) for name in files.split(",")]
   if len(paths) > 2:
-    raise InputError(f"{len(paths)} files in {files}: give source_file,target_file or file.tsv")
+    raise InputError(
+      f"{len(paths)} files in {files}: give source_file,target_file or file.tsv"
+    )
   if len(paths) == 1:
     return _read_table(paths[0])
   source, target = map(read_lines, paths)
@@ -157,7 +171,9 @@ def _read_table(
       raise InputError(f"{place}: choose two, as {path}:1,2")
     if len(row) < least:
       remedy = "or give two files as source_file,target_file"
-      raise InputError(f"{place}: want {least} or more, with tabs between them, {remedy}")
+      raise InputError(
+        f"{place}: want {least} or more, with tabs between them, {remedy}"
+      )
     pairs.append((row[source - 1], row[target - 1]))
   return pairs, notes
 
@@ -169,11 +185,14 @@ def _read_rows(path: pathlib.Path) -> tuple[list[list[str]], list[str]]:
   if text.startswith("IN: ") and "\t" not in lines[0]:
     return [_split_scan(line) for line in lines], []
   if _is_csv(text):
-    return _read_csv(text), [f"{path} is read as csv: the quotes around its cells are removed"]
+    return _read_csv(text), [
+      f"{path} is read as csv: the quotes around its cells are removed"
+    ]
   return [line.split("\t") for line in lines], []
 
 
-# A cell as written by csv writers, with each quote inside doubled; and a cell without quotes.
+# A cell as written by csv writers, with each quote inside doubled; and a cell without
+# quotes.
 _QUOTED, _PLAIN = r'"(?:[^"]|"")*+"', r'[^"\t\r\n]*+'
 _ANY_CELL = f"(?:{_QUOTED}|{_PLAIN})"
 _ALL_QUOTED = re.compile(rf"{_QUOTED}(?:[\t\n]{_QUOTED})*+")
@@ -181,7 +200,8 @@ _SOME_QUOTED = re.compile(rf"{_ANY_CELL}(?:[\t\n]{_ANY_CELL})*+")
 
 
 def _is_csv(text: str) -> bool:
-  """Returns whether the quotes of a table are those of a csv writer, not of its sentences.
+  """Returns whether the quotes of a table are those of a csv writer, not of its
+  sentences.
 
   Csv writers quote each cell that has a quote, and double it, or they quote all cells.
   """
@@ -200,15 +220,22 @@ def _read_csv(text: str) -> list[list[str]]:
 
 def _starts_with_names(pairs: Sequence[tuple[str, str]]) -> bool:
   """Returns whether the first pair, and hardly any other, is of two words, as a header is."""
-  words = [pair for pair in pairs if all(re.fullmatch(r"[\w-]+", side) for side in pair)]
-  return len(pairs) > 1 and words[:1] == pairs[:1] and len(words) <= max(1, len(pairs) // 100)
+  words = [
+    pair for pair in pairs if all(re.fullmatch(r"[\w-]+", side) for side in pair)
+  ]
+  return (
+    len(pairs) > 1
+    and words[:1] == pairs[:1]
+    and len(words) <= max(1, len(pairs) // 100)
+  )
 
 
 def read_lines(path: pathlib.Path) -> list[str]:
-  """Reads the lines of a UTF-8 text file, plain or packed, without line ends and byte order mark.
+  """Reads the lines of a UTF-8 text file, plain or packed, without line ends and byte
+  order mark.
 
-  Splits at \\n alone. str.splitlines would also split at U+2028, U+0085 or a lone \\r inside a
-  sentence, which would shift all pairs after it.
+  Splits at \\n alone. str.splitlines would also split at U+2028, U+0085 or a lone \\r
+  inside a sentence, which would shift all pairs after it.
 
   Raises InputError: the file is missing, unreadable, or not UTF-8.
   """
@@ -216,7 +243,9 @@ def read_lines(path: pathlib.Path) -> list[str]:
     text = read_content(path).decode("utf-8-sig")
   except UnicodeDecodeError as error:
     line = error.object.count(b"\n", 0, error.start) + 1
-    raise InputError(f"invalid UTF-8 in {path}, line {line}: convert the file to UTF-8") from None
+    raise InputError(
+      f"invalid UTF-8 in {path}, line {line}: convert the file to UTF-8"
+    ) from None
   lines = text.removesuffix("\n").split("\n")
   return [line.removesuffix("\r") for line in lines] if text else []
 
@@ -226,31 +255,38 @@ def normalize_lines(
 ) -> list[str]:
   """Normalises and tokenises lines as the Perl scripts of Moses do (Koehn et al. 2007).
 
-  Applies normalize-punctuation.perl, then tokenizer.perl, both by sacremoses and without XML
-  escapes. For the English and German captions of Multi30k the result equals upstream's
-  "lc.norm.tok" files with their XML escapes undone. Processes about 7,000 lines per second.
+  Applies normalize-punctuation.perl, then tokenizer.perl, both by sacremoses and
+  without XML escapes. For the English and German captions of Multi30k the result equals
+  upstream's "lc.norm.tok" files with their XML escapes undone. Processes about 7,000
+  lines per second.
 
-  `language` is a two-letter code; unknown ones get English abbreviations, as in Moses. `lowercase`
-  converts to lower case first. Without `moses`, punctuation and tokens stay.
+  `language` is a two-letter code; unknown ones get English abbreviations, as in Moses.
+  `lowercase` converts to lower case first. Without `moses`, punctuation and tokens
+  stay.
   """
   cased = [line.lower() if lowercase else line for line in lines]
   if not moses:
     return cased
   normalise, tokenise = _moses(language)
-  # Some rules of the Perl script match the newline, such as that for '."' at the end of a line.
-  return [tokenise(normalise(line + "\n"), return_str=True, escape=False) for line in cased]
+  # Some rules of the Perl script match the newline, such as that for '."' at the end of
+  # a line.
+  return [
+    tokenise(normalise(line + "\n"), return_str=True, escape=False) for line in cased
+  ]
 
 
 @functools.cache
 def _moses(language: str) -> tuple[Callable[[str], str], Callable[..., Any]]:
   from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
-  # Without perl_parity, sacremoses treats ’ and French quotes differently from the Perl script.
+  # Without perl_parity, sacremoses treats ’ and French quotes differently from the Perl
+  # script.
   normalizer = MosesPunctNormalizer(language, perl_parity=True)
   return normalizer.normalize, MosesTokenizer(language).tokenize
 
 
-# Multi30k ----------------------------------------------------------------------------------------
+# Multi30k
+# ----------------------------------------------------------------------------------------
 
 # Names and sha256 of the upstream files: the captions, and the text of the baseline.
 _SUMS = """
@@ -285,28 +321,38 @@ _CAPTIONS = dict(train="train.{}.gz", valid="val.{}.gz", test="test_2016_flickr.
 _PREPARED = dict(train="train.{}", valid="valid.{}", test="test.2016.{}")
 
 
-def load_multi30k(languages: str = "en-de", path: str = "", prepared: bool = False) -> Corpus:
-  """Loads the captions: 29,000 pairs in train, 1,014 in valid, 1,000 in test (test_2016_flickr).
+def load_multi30k(
+  languages: str = "en-de", path: str = "", prepared: bool = False
+) -> Corpus:
+  """Loads the captions: 29,000 pairs in train, 1,014 in valid, 1,000 in test
+  (test_2016_flickr).
 
   They are cased, not tokenised, and in upstream's order (Elliott et al. 2016, 2017).
 
-  The files are in the folder `path`, or are downloaded (1.3 MB): see `Upstream`, also for errors.
-  `prepared` loads the text of the published baseline instead (Wu et al. 2021, LividWo/Revisit-MMT,
-  4.5 MB; English and German): lower case, normalised, in Moses tokens and joint BPE of 10,000
-  merges, where "@@" ends a subword inside a word.
+  The files are in the folder `path`, or are downloaded (1.3 MB): see `Upstream`, also
+  for errors. `prepared` loads the text of the published baseline instead (Wu et al.
+  2021, LividWo/Revisit-MMT, 4.5 MB; English and German): lower case, normalised, in
+  Moses tokens and joint BPE of 10,000 merges, where "@@" ends a subword inside a word.
   """
   upstream, names = (PREPARED, _PREPARED) if prepared else (CAPTIONS, _CAPTIONS)
 
   def pairs(name: str) -> list[tuple[str, ...]]:
-    contents = [upstream.read(name.format(language), path) for language in languages.split("-")]
+    contents = [
+      upstream.read(name.format(language), path) for language in languages.split("-")
+    ]
     texts = contents if prepared else map(gzip.decompress, contents)
     # str.splitlines splits at U+2028 too.
-    return list(zip(*(text.decode().removesuffix("\n").split("\n") for text in texts), strict=True))
+    return list(
+      zip(
+        *(text.decode().removesuffix("\n").split("\n") for text in texts), strict=True
+      )
+    )
 
   return Corpus({split: pairs(name) for split, name in names.items()})
 
 
-# SCAN --------------------------------------------------------------------------------------------
+# SCAN
+# --------------------------------------------------------------------------------------------
 
 SCAN = Upstream(
   "scan",
@@ -323,10 +369,11 @@ _SCAN_HELD_OUT = 1000
 def load_scan(path: str = "") -> Corpus:
   """Loads the length split of SCAN: commands, and the actions that they mean.
 
-  Lake and Baroni 2018. Training has outputs of at most 22 actions, the split `test` of 24 to 48.
-  Of upstream's 16,990 training pairs 1,000 are `valid`, and 1,000 the test set `within`. All are in
-  an order without meaning, so that the first of a split are a sample of it. The files are in the
-  folder `path`, or are downloaded (4 MB): see `Upstream`, also for errors.
+  Lake and Baroni 2018. Training has outputs of at most 22 actions, the split `test` of
+  24 to 48. Of upstream's 16,990 training pairs 1,000 are `valid`, and 1,000 the test
+  set `within`. All are in an order without meaning, so that the first of a split are a
+  sample of it. The files are in the folder `path`, or are downloaded (4 MB): see
+  `Upstream`, also for errors.
   """
 
   def read(name: str) -> list[tuple[str, str]]:

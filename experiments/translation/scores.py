@@ -20,7 +20,9 @@ _NUM_SAMPLES = 5
 GIVEN = "_given"  # ends the names of test sets that are translated with lengths given
 
 # The names of scores in records, and in tables.
-TITLES = dict(sacrebleu="sacreBLEU", paper_bleu="paper's BLEU", chrf="chrF", exact="exact (%)")
+TITLES = dict(
+  sacrebleu="sacreBLEU", paper_bleu="paper's BLEU", chrf="chrF", exact="exact (%)"
+)
 
 Pairs = Sequence[tuple[str, str]]
 
@@ -40,9 +42,10 @@ class Translated(NamedTuple):
 def evaluate(run: Run, splits: Mapping[str, Translated], workdir: Path) -> Evaluation:
   """Scores the translations of each split, writes them, and draws the attention of one.
 
-  The file of translations has a line for each pair of the split's files, empty if it was skipped.
-  A row of `sentences` is a sentence's length in tokens without EOS, that of the longer
-  side, and its `sentence_statistics`. Samples and the picture are of the first split.
+  The file of translations has a line for each pair of the split's files, empty if it
+  was skipped. A row of `sentences` is a sentence's length in tokens without EOS, that
+  of the longer side, and its `sentence_statistics`. Samples and the picture are of the
+  first split.
   """
   if not splits:
     command = f"python -m experiments.evaluate --workdir={workdir} --pairs=source_file,target_file"
@@ -59,13 +62,17 @@ def evaluate(run: Run, splits: Mapping[str, Translated], workdir: Path) -> Evalu
     results[split] = dict(sentences=len(pairs), seconds=seconds)
     results[split] |= {name: score._asdict() for name, score in found.items()}
     scores[split] = {name: score.value for name, score in found.items()}
-    scores[split]["signatures"] = {name: score.signature for name, score in found.items()}
+    scores[split]["signatures"] = {
+      name: score.signature for name, score in found.items()
+    }
     lengths = pair_lengths(*encode_pairs(run.vocabulary, pairs)) - 1
     sentences[split] = np.column_stack([lengths, counts]).tolist()
   first = next(iter(splits.values()))
   examples = [*zip(first.pairs, first.translations, strict=True)][:_NUM_SAMPLES]
   samples = format_samples([run.task.join([*pair, line]) for pair, line in examples])
-  (source, _), translation = sorted(examples, key=lambda x: len(x[0][0]))[len(examples) // 2]
+  (source, _), translation = sorted(examples, key=lambda x: len(x[0][0]))[
+    len(examples) // 2
+  ]
   picture = draw_attention(run, source, translation, workdir / "attention.png")
   text = f"\n\n{score_table(rows)}\n\n{samples}\n\n"
   return Evaluation(text, results, scores, sentences, (picture,))
@@ -86,7 +93,11 @@ def score_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
   exact (%): case:exact
   """
   width = max(map(len, ("split", *rows)))
-  header = [f"{'split':{width}}", "sentences", *(f"{title:>5}" for title in TITLES.values())]
+  header = [
+    f"{'split':{width}}",
+    "sentences",
+    *(f"{title:>5}" for title in TITLES.values()),
+  ]
   lines, signatures = ["   ".join(header)], []
   for split, row in rows.items():
     cells = [f"{split:{width}}", f"{row['sentences']:9,}"]
@@ -104,10 +115,12 @@ def format_samples(samples: Iterable[Sequence[str]]) -> str:
 
 
 def draw_attention(run: Run, source: str, translation: str, path: Path):
-  """Draws the attention of the encoder's first layer, and that from a translation to its source.
+  """Draws the attention of the encoder's first layer, and that from a translation to
+  its source.
 
-  Weights are means over heads; those of the second panel are also means over layers. Each row of
-  the second panel is the token that the decoder is about to write. Returns the path.
+  Weights are means over heads; those of the second panel are also means over layers.
+  Each row of the second panel is the token that the decoder is about to write. Returns
+  the path.
   """
   source_ids, target_ids = encode(run.vocabulary, [source.strip(), translation])
   target_input = np.concatenate([[BOS], target_ids[:-1]])
@@ -116,7 +129,9 @@ def draw_attention(run: Run, source: str, translation: str, path: Path):
   source_words = pieces(run.vocabulary, source_ids)
   target_words = pieces(run.vocabulary, target_ids)
   panels = [
-    Panel("self-attention, encoder layer 1", np.asarray(encoder), source_words, source_words),
+    Panel(
+      "self-attention, encoder layer 1", np.asarray(encoder), source_words, source_words
+    ),
     Panel("translation to source", np.asarray(cross), target_words, source_words),
   ]
   return attention_heatmap(panels, path)
@@ -132,6 +147,8 @@ def _weights(graphdef: nnx.GraphDef, params: PyTree, source: Array, target: Arra
   def mean_over_heads(attention):
     return jnp.mean(attention["weights"][0][0], axis=0)
 
-  cross = [mean_over_heads(x["cross_attention"]) for x in sown["decoder"]["layers"].values()]
+  cross = [
+    mean_over_heads(x["cross_attention"]) for x in sown["decoder"]["layers"].values()
+  ]
   encoder = mean_over_heads(sown["encoder"]["layers"][0]["self_attention"])
   return encoder, jnp.mean(jnp.stack(cross), axis=0)

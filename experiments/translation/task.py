@@ -93,7 +93,9 @@ class Translation(tasks.Task):
         "no validation pairs: give --config.data.pairs.valid=source_file,target_file"
       )
     corpus, mark = self.normalize(corpus), self.config.evaluation.subword_mark
-    if mark and all(bleu.join_subwords(x, mark) == x for _, x in corpus.splits["train"]):
+    if mark and all(
+      bleu.join_subwords(x, mark) == x for _, x in corpus.splits["train"]
+    ):
       raise InputError(
         f"config.evaluation.subword_mark is {mark!r}, but no training target's subword ends in it: "
         "give the mark of the text, or none; config.data.moses would separate it from its subword"
@@ -106,10 +108,14 @@ class Translation(tasks.Task):
       return corpus
 
     def normalize(pair: tuple[str, str]) -> tuple[str, ...]:
-      return tuple(self.normalize_lines([line], side)[0] for side, line in enumerate(pair))
+      return tuple(
+        self.normalize_lines([line], side)[0] for side, line in enumerate(pair)
+      )
 
     splits = {
-      split: list(map(normalize, x)) if isinstance(x, list) else corpora.LazyPairs(x, normalize)
+      split: list(map(normalize, x))
+      if isinstance(x, list)
+      else corpora.LazyPairs(x, normalize)
       for split, x in corpus.splits.items()
     }
     return corpus._replace(splits=splits)
@@ -118,11 +124,15 @@ class Translation(tasks.Task):
     """Normalises lines of the source language, or with side 1 of the target's, as in training."""
     data = self.config.data
     language = data.languages.split("-")[side]
-    return corpora.normalize_lines(lines, language, moses=data.moses, lowercase=data.lowercase)
+    return corpora.normalize_lines(
+      lines, language, moses=data.moses, lowercase=data.lowercase
+    )
 
   def join(self, lines: Sequence[str]) -> list[str]:
     """Joins subwords marked by `config.evaluation.subword_mark` into words."""
-    return [bleu.join_subwords(line, self.config.evaluation.subword_mark) for line in lines]
+    return [
+      bleu.join_subwords(line, self.config.evaluation.subword_mark) for line in lines
+    ]
 
   def score_lines(
     self, translations: Sequence[str], references: Sequence[str]
@@ -131,13 +141,18 @@ class Translation(tasks.Task):
     data, lowercase = self.config.data, self.config.evaluation.lowercase
     texts = self.join(translations), self.join(references)
     options = dict(tokenize=self.config.evaluation.tokenize, lowercase=lowercase)
-    language, is_tokenized = data.languages.partition("-")[2], data.moses or self._is_prepared
+    language, is_tokenized = (
+      data.languages.partition("-")[2],
+      data.moses or self._is_prepared,
+    )
     counts = bleu.sentence_statistics(*texts, **options)
     found = dict(
       sacrebleu=bleu.corpus_bleu(*texts, **options),
       paper_bleu=bleu.paper_bleu(*texts, language, tokenized=is_tokenized),
       chrf=bleu.corpus_chrf(*texts, lowercase=lowercase),
-      exact=bleu.Score(100 * float(counts[:, -1].mean()), f"case:{'lc' if lowercase else 'mixed'}"),
+      exact=bleu.Score(
+        100 * float(counts[:, -1].mean()), f"case:{'lc' if lowercase else 'mixed'}"
+      ),
     )
     return found, counts
 
@@ -176,7 +191,9 @@ class Translation(tasks.Task):
   def make_batches(
     self, data: Corpus, vocabulary: Tokenizer, mesh: AnyMesh
   ) -> tuple[Batches, Batches]:
-    train, valid = (tok.encode_pairs(vocabulary, data.splits[name]) for name in ("train", "valid"))
+    train, valid = (
+      tok.encode_pairs(vocabulary, data.splits[name]) for name in ("train", "valid")
+    )
     make = tasks.batch_maker(self.config, pair_lengths(*train), mesh)
     return make(*train, seed=self.config.seed), make(*valid, seed=None)
 
@@ -188,15 +205,20 @@ class Translation(tasks.Task):
     config = TransformerConfig(size, size, **tasks.model_values(self.config))
     return Transformer(config, rngs=rngs)
 
-  def loss(self, model: Transformer, batch: Batch, rngs: nnx.Rngs | None = None) -> Loss:
+  def loss(
+    self, model: Transformer, batch: Batch, rngs: nnx.Rngs | None = None
+  ) -> Loss:
     """Computes the loss of each target token, given the source and the target before it."""
     logits = model(batch.source, tasks.shift_right(batch.target, tok.BOS), rngs=rngs)
-    return tasks.cross_entropy(logits, batch.target, smoothing=self.config.training.label_smoothing)
+    return tasks.cross_entropy(
+      logits, batch.target, smoothing=self.config.training.label_smoothing
+    )
 
   def make_report(self, run: Run, data: Corpus, batches: Any):
     """Returns a function that scores greedy translations and shows a few.
 
-    Samples of valid are no longer than in training; those of a test set are longer, if it has any.
+    Samples of valid are no longer than in training; those of a test set are longer, if
+    it has any.
     """
     translate, training = make_translator(run, beam_size=1), self.config.training
     splits = ["valid", *(_tests(data) if training.score_tests else ())]
@@ -224,7 +246,9 @@ class Translation(tasks.Task):
 
   def evaluate(self, run: Run, data: Corpus, workdir: Path) -> Evaluation | None:
     """Translates and scores the test splits; writes the translations into the run directory."""
-    progress = dict(track=functools.partial(track, what="sentences")) if is_first() else {}
+    progress = (
+      dict(track=functools.partial(track, what="sentences")) if is_first() else {}
+    )
     is_given = (False, True) if self.config.evaluation.given_lengths else (False,)
     translated = {}
     for given in is_given:

@@ -22,7 +22,9 @@ from relpos_jax.models.layers import Cache, Memory, decoding_model
 from relpos_jax.typing import Array, Bool, Int, PyTree
 
 _SHORTEST = 32
-_NOT_YET, _DONE, _FULL = range(3)  # a sentence's state: full if it needs more room for its tokens
+_NOT_YET, _DONE, _FULL = range(
+  3
+)  # a sentence's state: full if it needs more room for its tokens
 
 
 class _Batch(NamedTuple):
@@ -37,22 +39,26 @@ class _Batch(NamedTuple):
 class Translator:
   """Translates lines by beam search.
 
-  Lines of about the same length, up to 32 tokens, 64, 128, ..., share a batch, which compiles once
-  for each of these lengths. Once an eighth of its rows are done, the next lines take them. A
-  translation that outgrows its batch is searched again in a batch of twice the length. On a CPU two
-  batches take turns with its cores, since much of a step uses only one.
+  Lines of about the same length, up to 32 tokens, 64, 128, ..., share a batch, which
+  compiles once for each of these lengths. Once an eighth of its rows are done, the next
+  lines take them. A translation that outgrows its batch is searched again in a batch of
+  twice the length. On a CPU two batches take turns with its cores, since much of a step
+  uses only one.
 
   Args:
     graphdef, params: the model, split.
-    mesh: the rows of a batch are sharded over all its devices, whatever the types of its axes.
+    mesh: the rows of a batch are sharded over all its devices, whatever the types of
+      its axes.
     beam_size: hypotheses per sentence; 1 is greedy.
     length_penalty, stop: see `beam_search`.
     extra_length: a translation has at most this many tokens more than its source.
     never_ends: no token ends a translation, which has as many tokens as its limit.
-    token_budget: padded source tokens per batch; by default 2,560 / beam_size on a CPU, whose
-      caches hold no more, and 16,384 / beam_size elsewhere.
-    key: names the model for the programs that are kept for the next process; without one, none is.
-    track: wraps the lines as they are done, given their number, for example to show progress.
+    token_budget: padded source tokens per batch; by default 2,560 / beam_size on a CPU,
+      whose caches hold no more, and 16,384 / beam_size elsewhere.
+    key: names the model for the programs that are kept for the next process; without
+      one, none is.
+    track: wraps the lines as they are done, given their number, for example to show
+      progress.
   """
 
   def __init__(
@@ -77,13 +83,17 @@ class Translator:
     self._num_devices, self._track, self._extra_length = mesh.size, track, extra_length
     is_cpu = target_platform() == "cpu"
     self._taking = threading.Lock()
-    self._num_threads = 2 if is_cpu and mesh.size == 1 and (os.cpu_count() or 1) > 1 else 1
+    self._num_threads = (
+      2 if is_cpu and mesh.size == 1 and (os.cpu_count() or 1) > 1 else 1
+    )
     default = (2560 if is_cpu else 16_384) // beam_size
     self._token_budget = default if token_budget is None else token_budget
 
     def start(model: nnx.Module, limits: Array, room: int) -> Search:
       cache = model.init_cache(len(limits), room, beam_size)
-      return begin(cache, limits, beam_size=beam_size, max_length=room, bos=BOS, pad=PAD)
+      return begin(
+        cache, limits, beam_size=beam_size, max_length=room, bos=BOS, pad=PAD
+      )
 
     def make_empty(params: PyTree, source: Array) -> _Batch:
       model, (rows, length) = decoding_model(graphdef, params), source.shape
@@ -92,12 +102,19 @@ class Translator:
       return _Batch(search, model.empty_memory(source), *none)
 
     def advance(
-      params: PyTree, batch: _Batch, source: Array, number: Array, limits: Array, is_last: Array
+      params: PyTree,
+      batch: _Batch,
+      source: Array,
+      number: Array,
+      limits: Array,
+      is_last: Array,
     ) -> tuple[_Batch, Array, Array]:
-      """Searches until all new sources, those with a number, have a row and a few rows are free.
+      """Searches until all new sources, those with a number, have a row and a few rows
+      are free.
 
-      If `is_last`, it searches until all are done. Takes sources (B, S), numbers and limits (B,).
-      Also returns the states (2 B,) and the best translations (2 B, L) of the sentences by number.
+      If `is_last`, it searches until all are done. Takes sources (B, S), numbers and
+      limits (B,). Also returns the states (2 B,) and the best translations (2 B, L) of
+      the sentences by number.
       """
       rows, room = len(source), batch.search.live.tokens.shape[2] - 1
       few = max(1, rows // 8)
@@ -112,7 +129,9 @@ class Translator:
         free = jnp.where(new < num_new, free, rows)  # no row: nothing is put there
         pick = functools.partial(jnp.take, indices=new, axis=0, mode="clip")
         search = start(model, pick(limits), room)
-        new = _Batch(search, jax.tree.map(pick, memories), pick(number), jnp.zeros(few, bool))
+        new = _Batch(
+          search, jax.tree.map(pick, memories), pick(number), jnp.zeros(few, bool)
+        )
         batch = jax.tree.map(lambda x, y: x.at[free].set(y, mode="drop"), batch, new)
         return batch, taken + jnp.sum(free < rows)
 
@@ -132,7 +151,9 @@ class Translator:
         batch, taken, states, found = carry
         batch, taken = fill(batch, taken)
         wanted = jnp.where((taken < num_new) | ~is_last, few, rows)
-        batch = jax.lax.while_loop(lambda x: jnp.sum(~x.search.is_live) < wanted, step, batch)
+        batch = jax.lax.while_loop(
+          lambda x: jnp.sum(~x.search.is_live) < wanted, step, batch
+        )
         is_over = ~batch.search.is_live & (batch.number >= 0)
         at = jnp.where(is_over, batch.number, 2 * rows)
         states = states.at[at].set(jnp.where(batch.is_full, _FULL, _DONE), mode="drop")
@@ -150,7 +171,9 @@ class Translator:
 
     everywhere, by_row = PartitionSpec(), PartitionSpec(mesh.axis_names)
     # Each device stops by itself.
-    on_devices = functools.partial(jax.shard_map, mesh=mesh, out_specs=by_row, check_vma=False)
+    on_devices = functools.partial(
+      jax.shard_map, mesh=mesh, out_specs=by_row, check_vma=False
+    )
     for_host, on_device = (NamedSharding(mesh, spec) for spec in (everywhere, by_row))
     make_empty_jit = jax.jit(
       on_devices(make_empty, in_specs=(everywhere, by_row)), out_shardings=on_device
@@ -173,8 +196,8 @@ class Translator:
   ) -> list[str]:
     """Translates lines in order, an empty line as empty.
 
-    `params` replace the translator's; `limits` are the most tokens of each translation, in place of
-    those of its source and `extra_length`.
+    `params` replace the translator's; `limits` are the most tokens of each translation,
+    in place of those of its source and `extra_length`.
     """
     params = self.params if params is None else params
     translations = [""] * len(lines)
@@ -182,23 +205,37 @@ class Translator:
     lengths = sources.lengths.tolist()
     limits = sources.lengths + self._extra_length if limits is None else limits
     # The longest of a batch come first, so that none is left to be searched for alone.
-    filled = sorted((i for i, line in enumerate(lines) if line.strip()), key=lambda i: -lengths[i])
-    for i, tokens in self._track(self._translate_all(params, sources, limits, filled), len(filled)):
+    filled = sorted(
+      (i for i, line in enumerate(lines) if line.strip()), key=lambda i: -lengths[i]
+    )
+    for i, tokens in self._track(
+      self._translate_all(params, sources, limits, filled), len(filled)
+    ):
       text = decode(self.tokenizer, tokens)
       translations[i] = text.replace("\n", " ").replace("\r", " ")
     return translations
 
   def _translate_all(
-    self, params: PyTree, sources: Ragged, limits: Int[np.ndarray, "lines"], waiting: list[int]
+    self,
+    params: PyTree,
+    sources: Ragged,
+    limits: Int[np.ndarray, "lines"],
+    waiting: list[int],
   ) -> Iterator[tuple[int, Int[np.ndarray, "L"]]]:
     """Yields which of the waiting sources are done, and their tokens, short ones first."""
     lengths, length = sources.lengths.tolist(), _SHORTEST
     while waiting:
       alike = [i for i in reversed(waiting) if lengths[i] <= length]
       longer = [i for i in waiting if lengths[i] > length]
-      num_rows = max(1, self._token_budget // length // self._num_devices)  # of a device
-      num_streams = 1 if len(alike) <= num_rows * self._num_devices else self._num_threads
-      stream = functools.partial(self._translate, params, sources, limits, length, num_rows, alike)
+      num_rows = max(
+        1, self._token_budget // length // self._num_devices
+      )  # of a device
+      num_streams = (
+        1 if len(alike) <= num_rows * self._num_devices else self._num_threads
+      )
+      stream = functools.partial(
+        self._translate, params, sources, limits, length, num_rows, alike
+      )
       for i, tokens in _merged([stream() for _ in range(num_streams)]):
         if tokens is None:
           longer.append(i)
@@ -207,13 +244,22 @@ class Translator:
       waiting, length = longer, 2 * length
 
   def _translate(
-    self, params: PyTree, sources: Ragged, limits, length: int, num_rows: int, waiting: list[int]
+    self,
+    params: PyTree,
+    sources: Ragged,
+    limits,
+    length: int,
+    num_rows: int,
+    waiting: list[int],
   ) -> Iterator[list[tuple[int, Int[np.ndarray, "L"] | None]]]:
-    """Yields the sources, from the end of those waiting, that are done at once, and their tokens.
+    """Yields the sources, from the end of those waiting, that are done at once, and
+    their tokens.
 
     In place of the tokens of a translation that needs more room there is None.
     """
-    numbered = np.full((self._num_devices, 2 * num_rows), -1)  # the source of each number, if any
+    numbered = np.full(
+      (self._num_devices, 2 * num_rows), -1
+    )  # the source of each number, if any
     new = np.zeros((self._num_devices, num_rows), int)
     batch = self._make_empty(params, np.full((new.size, length), PAD, np.int32))
     while waiting or np.any(numbered >= 0):
@@ -227,10 +273,14 @@ class Translator:
       source = sources.padded(new.ravel(), (new.size, length), PAD)
       rows = number.ravel(), limits[new.ravel()].astype(np.int32)
       batch, *found = self._advance(params, batch, source, *rows, np.bool_(not waiting))
-      states, tokens = (np.asarray(x).reshape(*numbered.shape, *x.shape[1:]) for x in found)
+      states, tokens = (
+        np.asarray(x).reshape(*numbered.shape, *x.shape[1:]) for x in found
+      )
       is_over = states != _NOT_YET
       is_done = states[is_over] == _DONE
-      texts = [x if done else None for x, done in zip(tokens[is_over], is_done, strict=True)]
+      texts = [
+        x if done else None for x, done in zip(tokens[is_over], is_done, strict=True)
+      ]
       yield list(zip(numbered[is_over].tolist(), texts, strict=True))
       numbered[is_over] = -1
 
@@ -240,7 +290,9 @@ def _merged(streams: Sequence[Iterator[list]]) -> Iterator:
   with concurrent.futures.ThreadPoolExecutor(len(streams)) as threads:
     running = {threads.submit(next, stream, None): stream for stream in streams}
     while running:
-      done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+      done, _ = concurrent.futures.wait(
+        running, return_when=concurrent.futures.FIRST_COMPLETED
+      )
       for future in done:
         stream = running.pop(future)
         if (found := future.result()) is not None:

@@ -13,12 +13,13 @@ _URL = "http://www.statmt.org/wmt14/"
 def load(languages: str = "en-de") -> Corpus:
   """Loads WMT 2014, the task of the paper; valid is newstest2013, test is newstest2014.
 
-  `languages` is "en-de", "de-en", "en-fr" or "fr-en". TFDS downloads and prepares the data once
-  under TFDS_DATA_DIR (default ~/tensorflow_datasets). That needs TensorFlow, to unpack the archives
-  (extra `wmt14`); reading does not. Splits are read from disk item by item.
+  `languages` is "en-de", "de-en", "en-fr" or "fr-en". TFDS downloads and prepares the
+  data once under TFDS_DATA_DIR (default ~/tensorflow_datasets). That needs TensorFlow,
+  to unpack the archives (extra `wmt14`); reading does not. Splits are read from disk
+  item by item.
 
-  Raises InputError: the data are not prepared and there is no TensorFlow or no network, or they are
-  not in array_record format.
+  Raises InputError: the data are not prepared and there is no TensorFlow or no network,
+  or they are not in array_record format.
   """
   pair = languages.split("-")
   (foreign,) = {*pair} - {"en"}
@@ -38,10 +39,11 @@ def load(languages: str = "en-de") -> Corpus:
 
 
 def _prepare(config: str) -> Any:
-  """Returns a TFDS builder, after downloading and preparing its data unless they are on disk.
+  """Returns a TFDS builder, after downloading and preparing its data unless they are on
+  disk.
 
-  Replaces the files of an interrupted preparation. If several processes prepare the same data,
-  those of the first are kept.
+  Replaces the files of an interrupted preparation. If several processes prepare the
+  same data, those of the first are kept.
   """
   import requests
   import tensorflow_datasets as tfds
@@ -71,7 +73,9 @@ def _prepare(config: str) -> Any:
   is_partial, mode = builder.data_path.exists(), tfds.GenerateMode
   options = tfds.download.DownloadConfig(
     try_download_gcs=False,
-    download_mode=mode.REUSE_CACHE_IF_EXISTS if is_partial else mode.REUSE_DATASET_IF_EXISTS,
+    download_mode=mode.REUSE_CACHE_IF_EXISTS
+    if is_partial
+    else mode.REUSE_DATASET_IF_EXISTS,
   )
   try:
     builder.download_and_prepare(download_config=options, file_format="array_record")
@@ -81,5 +85,7 @@ def _prepare(config: str) -> Any:
     if isinstance(error, OSError) and not isinstance(error, requests.RequestException):
       remedy = "set TFDS_DATA_DIR to a folder with room that you may write to"
     reason = str(error).partition("\n")[0].removesuffix(":")
-    raise InputError(f"cannot prepare {builder.name} in {data_dir}: {reason}; {remedy}") from error
+    raise InputError(
+      f"cannot prepare {builder.name} in {data_dir}: {reason}; {remedy}"
+    ) from error
   return builder

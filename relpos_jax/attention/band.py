@@ -1,17 +1,18 @@
 """The band of relations by distance, for implementations without [T, S] weights.
 
-A relation with clipped distances adds a number t_i(r) to a logit of query i, by the row r of its
-pair, and only the diagonals within the table need a lookup: the *band*. The far field costs
-no lookup: left of the band each logit of a query gets the same number t_i(0), right of it t_i(-1).
-Such a number may be as low as -inf, which hides its side. It is never subtracted from the logits of
-other parts, where float32 would lose their digits. `KeyBias` has a number by key.
+A relation with clipped distances adds a number t_i(r) to a logit of query i, by the row
+r of its pair, and only the diagonals within the table need a lookup: the *band*. The
+far field costs no lookup: left of the band each logit of a query gets the same number
+t_i(0), right of it t_i(-1). Such a number may be as low as -inf, which hides its side.
+It is never subtracted from the logits of other parts, where float32 would lose their
+digits. `KeyBias` has a number by key.
 
-Values: the weights of a query sum to one, so z_i = w_0 + sum_j p_ij v_j + sum_r P_ir w'_r, with
-P_ir the weight of query i on row r, and w'_r = w_r - w_0. (With dropout w_0 is multiplied by the
-sum of the weights.)
+Values: the weights of a query sum to one, so z_i = w_0 + sum_j p_ij v_j + sum_r P_ir
+w'_r, with P_ir the weight of query i on row r, and w'_r = w_r - w_0. (With dropout w_0
+is multiplied by the sum of the weights.)
 
-Several relations share one band, from the leftmost of their rows to the rightmost. `LinearBias` has
-no rows: its term is computed from the distance, near and far.
+Several relations share one band, from the leftmost of their rows to the rightmost.
+`LinearBias` has no rows: its term is computed from the distance, near and far.
 """
 
 import functools
@@ -45,7 +46,9 @@ _TABLES = {
 }
 
 
-def unsupported(inputs: Inputs, kinds: tuple[type, ...] = (ByDistance, LinearBias)) -> str | None:
+def unsupported(
+  inputs: Inputs, kinds: tuple[type, ...] = (ByDistance, LinearBias)
+) -> str | None:
   """Returns why this call has no band of these kinds of relations, or None if it has one."""
   for relation in inputs.relations:
     if not isinstance(relation, kinds):
@@ -58,11 +61,17 @@ def unsupported(inputs: Inputs, kinds: tuple[type, ...] = (ByDistance, LinearBia
 
 
 def unsupported_by_kernels(inputs: Inputs) -> str | None:
-  """Returns why the fused kernels, for any device, cannot run this call; None if they can.
+  """Returns why the fused kernels, for any device, cannot run this call; None if they
+  can.
 
-  They take what training a Transformer with Shaw's or T5's positions needs, and nothing else.
+  They take what training a Transformer with Shaw's or T5's positions needs, and nothing
+  else.
   """
-  options = {"a bias": inputs.bias, "a soft cap": inputs.soft_cap, "a local window": inputs.window}
+  options = {
+    "a bias": inputs.bias,
+    "a soft cap": inputs.soft_cap,
+    "a local window": inputs.window,
+  }
   if given := [name for name, x in options.items() if x is not None]:
     return f"{given[0]} is given"
   if isinstance(inputs.scale, jax.core.Tracer):
@@ -77,7 +86,9 @@ def unsupported_by_kernels(inputs: Inputs) -> str | None:
   if axes := dict(inputs.explicit).get("T") or axes_in_context()["T"]:
     return f"the mesh shards queries over {axes}; it needs whole sequences"
   if inputs.mask is not None and inputs.mask.shape[1:3] != (1, 1):
-    return f"mask has shape {inputs.mask.shape}; it needs [B or 1, 1, 1, S], a mask of keys"
+    return (
+      f"mask has shape {inputs.mask.shape}; it needs [B or 1, 1, 1, S], a mask of keys"
+    )
   segments = inputs.query_segment_ids, inputs.key_segment_ids
   if wide := [x for x in segments if x is not None and x.dtype != jnp.int32]:
     return f"segment ids are {wide[0].dtype}; it needs int32"
@@ -87,7 +98,9 @@ def unsupported_by_kernels(inputs: Inputs) -> str | None:
 class KernelPlan(NamedTuple):
   """The static parameters of the fused kernels."""
 
-  block: Any  # queries and keys of a tile, one number where they are as many; powers of 2
+  block: (
+    Any  # queries and keys of a tile, one number where they are as many; powers of 2
+  )
   low: int  # all keys up to this distance have the same relative term
   high: int  # and so have all from this one on
   scale: float
@@ -96,10 +109,14 @@ class KernelPlan(NamedTuple):
   has_values: bool  # whether there is a table for values
   interpret: bool  # runs as plain XLA, without a device
   shards: Shards | None  # the mesh axes that shard the query, see `over_devices`
-  precision: str | None  # the default where the call was traced; the TPU's products name theirs
+  precision: (
+    str | None
+  )  # the default where the call was traced; the TPU's products name theirs
 
   @classmethod
-  def of(cls, inputs: Inputs, block: int | tuple[int, int], interpret: bool) -> "KernelPlan":
+  def of(
+    cls, inputs: Inputs, block: int | tuple[int, int], interpret: bool
+  ) -> "KernelPlan":
     """Returns the plan of a call."""
     return cls(
       block,
@@ -119,7 +136,8 @@ class KernelPlan(NamedTuple):
 
 
 def kernel_limits(inputs: Inputs) -> tuple[int, int]:
-  """Returns two distances: keys up to the first have one relative term, and so from the second on.
+  """Returns two distances: keys up to the first have one relative term, and so from the
+  second on.
 
   In a causal call the latter are hidden. Without relations all keys are alike.
   """
@@ -131,11 +149,18 @@ def kernel_limits(inputs: Inputs) -> tuple[int, int]:
 def pad(x: Array, axis: int, block: int) -> Array:
   """Pads an axis with zeros to a multiple of `block`."""
   missing = -x.shape[axis] % block
-  return jnp.pad(x, [(0, missing if a == axis else 0) for a in range(x.ndim)]) if missing else x
+  return (
+    jnp.pad(x, [(0, missing if a == axis else 0) for a in range(x.ndim)])
+    if missing
+    else x
+  )
 
 
-def kernel_masks(inputs: Inputs, queries: int, keys: int) -> dict[str, Int[Array, "..."]]:
-  """Returns segments [#B, T] and [#B, S], seeds, and a mask [#B, S] of 0 for hidden keys.
+def kernel_masks(
+  inputs: Inputs, queries: int, keys: int
+) -> dict[str, Int[Array, "..."]]:
+  """Returns segments [#B, T] and [#B, S], seeds, and a mask [#B, S] of 0 for hidden
+  keys.
 
   They are padded to multiples of the queries and keys of a tile; padding is hidden.
   """
@@ -159,7 +184,10 @@ def distances(inputs: Inputs) -> tuple[int, int]:
   for relation in [x for x in inputs.relations if isinstance(x, ByDistance)]:
     # The distances beyond which all pairs to the left, and to the right, share a row.
     beyond = relation.beyond == "zero"
-    low, high = min(low, -relation.reach[0] - beyond), max(high, relation.reach[1] + beyond)
+    low, high = (
+      min(low, -relation.reach[0] - beyond),
+      max(high, relation.reach[1] + beyond),
+    )
   offset = inputs.query_offset
   if isinstance(offset, int):  # the distances that occur; distance 0 stays
     low = max(low, min(-inputs.query.shape[1] - offset, 0))
@@ -173,10 +201,12 @@ def distances(inputs: Inputs) -> tuple[int, int]:
 
 
 def tables(inputs: Inputs) -> dict[str, Array]:
-  """Returns the sums of the tables of relations by distance, [R, 1 or N, H] and [R, 1 or N].
+  """Returns the sums of the tables of relations by distance, [R, 1 or N, H] and [R, 1
+  or N].
 
-  They have a row for each distance from the first of `distances` to the last. Products with the
-  tables of queries and of keys are scaled; numbers, and products with contents, are not.
+  They have a row for each distance from the first of `distances` to the last. Products
+  with the tables of queries and of keys are scaled; numbers, and products with
+  contents, are not.
   """
   low, high = distances(inputs)
   found = {name: [] for name in _TABLES.values()}
@@ -187,7 +217,9 @@ def tables(inputs: Inputs) -> dict[str, Array]:
         has_row = (labels >= 0).reshape(-1, *[1] * (table.ndim - 1))
         found[name].append(jnp.where(has_row, table[labels], 0))
   content = found.pop("content_table")
-  result = {name: functools.reduce(jnp.add, parts) for name, parts in found.items() if parts}
+  result = {
+    name: functools.reduce(jnp.add, parts) for name, parts in found.items() if parts
+  }
   if len(content) > 1:  # side by side, as their queries are
     heads = inputs.query.shape[2]
     content = [jnp.broadcast_to(x, (len(x), heads, x.shape[2])) for x in content]

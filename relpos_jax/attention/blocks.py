@@ -1,8 +1,10 @@
-"""Attention with any relation, a block of queries at a time: never [B, N, T, S] weights.
+"""Attention with any relation, a block of queries at a time: never [B, N, T, S]
+weights.
 
-A block is a call of `projected` with fewer queries. The backward pass computes each block again, so
-that only the call's own arrays and their gradients are in memory. Gradients of arrays that all
-queries share are added up block by block, always in the same order.
+A block is a call of `projected` with fewer queries. The backward pass computes each
+block again, so that only the call's own arrays and their gradients are in memory.
+Gradients of arrays that all queries share are added up block by block, always in the
+same order.
 """
 
 from typing import Any
@@ -16,7 +18,8 @@ from relpos_jax.attention.partitioned import first_derivatives_only, zeros
 from relpos_jax.attention.relations import KeyBias
 from relpos_jax.typing import Array, Int
 
-# The most pairs in a block, over all its heads and sequences, unless it has the fewest queries.
+# The most pairs in a block, over all its heads and sequences, unless it has the fewest
+# queries.
 _PAIRS = 2**19
 _FEWEST = 16
 
@@ -45,12 +48,17 @@ def attention(inputs: Inputs, block: int | None = None) -> Array | tuple[Array, 
   relations = list(inputs.relations)
   for i, x in enumerate(relations):
     if isinstance(x, KeyBias):  # all keys are projected once
-      relations[i] = projected.ProjectedKeys(projected.project(inputs, x), x.beyond, x.reach[0])
+      relations[i] = projected.ProjectedKeys(
+        projected.project(inputs, x), x.beyond, x.reach[0]
+      )
   inputs = inputs._replace(relations=tuple(relations), sinks=None)
   num_blocks = -(-num_queries // block)
   hides = reference.may_hide(inputs)
-  # The products of a block read keys and values by head: they are transposed once for all blocks.
-  by_head = dict(key=jnp.swapaxes(inputs.key, 1, 2), value=jnp.swapaxes(inputs.value, 1, 2))
+  # The products of a block read keys and values by head: they are transposed once for
+  # all blocks.
+  by_head = dict(
+    key=jnp.swapaxes(inputs.key, 1, 2), value=jnp.swapaxes(inputs.value, 1, 2)
+  )
   leaves, structure = jax.tree.flatten(inputs._replace(**by_head))
   axes = [_query_axis(path, x) for path, x in jax.tree.leaves_with_path(inputs)]
   arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, jax.Array)}
@@ -61,11 +69,16 @@ def attention(inputs: Inputs, block: int | None = None) -> Array | tuple[Array, 
     return jnp.minimum(index * block, num_queries - block)  # the last block may overlap
 
   def read(arrays: _Arrays, start: Int[Array, ""]) -> _Arrays:
-    return {i: x if axes[i] < 0 else _slice(x, start, block, axes[i]) for i, x in arrays.items()}
+    return {
+      i: x if axes[i] < 0 else _slice(x, start, block, axes[i])
+      for i, x in arrays.items()
+    }
 
   def part_of(arrays: _Arrays, start: Int[Array, ""]) -> Inputs:
     """Returns the inputs of one block."""
-    part = jax.tree.unflatten(structure, [arrays.get(i, leaf) for i, leaf in enumerate(leaves)])
+    part = jax.tree.unflatten(
+      structure, [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
+    )
     return part._replace(
       key=jnp.swapaxes(part.key, 1, 2),
       value=jnp.swapaxes(part.value, 1, 2),
@@ -76,10 +89,14 @@ def attention(inputs: Inputs, block: int | None = None) -> Array | tuple[Array, 
     return reference.masked_logits(part_of(arrays, start), projected.relative_logits)
 
   def output_of(weights: Array, arrays: _Arrays, start: Int[Array, ""]) -> Array:
-    return reference.weighted_sum(part_of(arrays, start), weights, projected.relative_values)
+    return reference.weighted_sum(
+      part_of(arrays, start), weights, projected.relative_values
+    )
 
   @jax.custom_vjp
-  def all_blocks(sinks: Array, floats: _Arrays, integers: _Arrays) -> tuple[Array, Array]:
+  def all_blocks(
+    sinks: Array, floats: _Arrays, integers: _Arrays
+  ) -> tuple[Array, Array]:
     return forward(sinks, floats, integers)[0]
 
   def forward(sinks: Array, floats: _Arrays, integers: _Arrays) -> tuple[tuple, tuple]:
@@ -94,11 +111,17 @@ def attention(inputs: Inputs, block: int | None = None) -> Array | tuple[Array, 
       if hides:  # all weights of a query that sees no key are zero
         total = jnp.where(highest <= masks.LOWEST / 2, jnp.inf, total)
       new = output_of(powers / total, of_block, start), maximum, total
-      return jax.tree.map(lambda x, part, axis: _put(x, part, start, axis), found, new, (1, 2, 2))
+      return jax.tree.map(
+        lambda x, part, axis: _put(x, part, start, axis), found, new, (1, 2, 2)
+      )
 
     _, _, value, *_ = floats.values()
     of_query = zeros((batch, heads, num_queries, 1), sinks)
-    empty = zeros((batch, num_queries, heads, value.shape[3]), value), of_query, of_query
+    empty = (
+      zeros((batch, num_queries, heads, value.shape[3]), value),
+      of_query,
+      of_query,
+    )
     # Separately: in a logsumexp float32 would lose the total beside a large maximum.
     output, maximum, total = jax.lax.fori_loop(0, num_blocks, step, empty)
     residual = jnp.where(jnp.isinf(total), -jnp.inf, maximum + jnp.log(total))
@@ -129,7 +152,9 @@ def attention(inputs: Inputs, block: int | None = None) -> Array | tuple[Array, 
         for i, x in gradients.items()
       }
 
-    wide = {i: x.astype(jnp.promote_types(x.dtype, jnp.float32)) for i, x in floats.items()}
+    wide = {
+      i: x.astype(jnp.promote_types(x.dtype, jnp.float32)) for i, x in floats.items()
+    }
     empty = jax.tree.map(lambda x: zeros(x.shape, x), (sinks, wide))
     d_sinks, gradients = jax.lax.fori_loop(0, num_blocks, step, empty)
     return d_sinks, {i: gradients[i].astype(x.dtype) for i, x in floats.items()}, None

@@ -27,8 +27,12 @@ class Implementation(NamedTuple):
   """A way to compute attention."""
 
   attention: Callable[[Inputs], Array]
-  unsupported: Callable[[Inputs], str | None] = lambda inputs: None  # why, or None if it can
-  device: str | None = None  # the only platform it compiles for; elsewhere it is interpreted
+  unsupported: Callable[[Inputs], str | None] = lambda inputs: (
+    None
+  )  # why, or None if it can
+  device: str | None = (
+    None  # the only platform it compiles for; elsewhere it is interpreted
+  )
 
 
 def _kernel(name: str, device: str) -> Implementation:
@@ -53,7 +57,9 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
 }
 
 # The names of those that are compiled for one kind of device.
-KERNELS = [name for name, implementation in IMPLEMENTATIONS.items() if implementation.device]
+KERNELS = [
+  name for name, implementation in IMPLEMENTATIONS.items() if implementation.device
+]
 
 # `implementation=` does not take this name: users can call jax.nn themselves.
 PLAIN = "jax.nn"
@@ -69,7 +75,9 @@ class Rule(NamedTuple):
 
 def _gathered_is_small(inputs: Inputs) -> bool:
   """Returns whether, on a CPU, fewer than 64 keys have gathered vectors no larger than weights."""
-  if target_platform() != "cpu" or [type(x) for x in inputs.relations] != [RelativePositions]:
+  if target_platform() != "cpu" or [type(x) for x in inputs.relations] != [
+    RelativePositions
+  ]:
     return False
   batch, _, heads, width = inputs.query.shape
   label_batch = max(len(inputs.query_positions), len(inputs.key_positions))
@@ -84,9 +92,11 @@ def _num_pairs(inputs: Inputs) -> int:
 
 
 def _is_long(inputs: Inputs) -> bool:
-  """Returns whether keys are many: 64 on a CPU (512 for few queries), else 1 GiB of weights.
+  """Returns whether keys are many: 64 on a CPU (512 for few queries), else 1 GiB of
+  weights.
 
-  Without a band, which makes `chunked` twice as fast, they are many on a CPU from 16 MiB on.
+  Without a band, which makes `chunked` twice as fast, they are many on a CPU from 16
+  MiB on.
   """
   if target_platform() == "cpu" and band.unsupported(inputs):
     return _num_pairs(inputs) >= 2**22
@@ -98,10 +108,11 @@ def _is_long(inputs: Inputs) -> bool:
 
 
 def _is_timed_on_gpu(inputs: Inputs) -> bool:
-  """Returns whether a call is causal self-attention from 1,024 tokens on, in bfloat16, on one H200.
+  """Returns whether a call is causal self-attention from 1,024 tokens on, in bfloat16,
+  on one H200.
 
-  Timed were heads of 64 numbers, without relations or with 18 rows of tables, at 1,024 to 4,096
-  tokens. The rule allows one row for 16 tokens, and 1 GiB for the band.
+  Timed were heads of 64 numbers, without relations or with 18 rows of tables, at 1,024
+  to 4,096 tokens. The rule allows one row for 16 tokens, and 1 GiB for the band.
   """
   if target_device().device_kind != "NVIDIA H200" or num_target_devices() > 1:
     return False
@@ -116,16 +127,18 @@ def _is_timed_on_gpu(inputs: Inputs) -> bool:
   )
 
 
-# The first that applies is chosen. Kernels are among them where a page in results/ shows that they
-# are right and faster on a kind of device. The lengths on CPUs are from times, forward and
-# backward: `chunked` is slower than `per_position` at 32 tokens, about as fast at 64, in a fifth
-# of the memory, and faster from 128 on: results/attention.md. Elsewhere little is timed, and the
-# rules follow the compiler for TPUs, results/tpu_costs.md: `projected` moves the fewest bytes, and
-# takes three times the weights in temporary memory, with 1 GiB of them 3 of a v5e's 16 GB.
+# The first that applies is chosen. Kernels are among them where a page in results/
+# shows that they are right and faster on a kind of device. The lengths on CPUs are from
+# times, forward and backward: `chunked` is slower than `per_position` at 32 tokens,
+# about as fast at 64, in a fifth of the memory, and faster from 128 on:
+# results/attention.md. Elsewhere little is timed, and the rules follow the compiler for
+# TPUs, results/tpu_costs.md: `projected` moves the fewest bytes, and takes three times
+# the weights in temporary memory, with 1 GiB of them 3 of a v5e's 16 GB.
 RULES: tuple[Rule, ...] = (
   Rule(
-    # Forward and backward it takes 0.54 times as long as jax.nn without relations at 1,024 tokens,
-    # and 0.40 times at 4,096; without relations 0.29 and 0.27: results/attention.md.
+    # Forward and backward it takes 0.54 times as long as jax.nn without relations at
+    # 1,024 tokens, and 0.40 times at 4,096; without relations 0.29 and 0.27:
+    # results/attention.md.
     "pallas_gpu",
     "on this GPU it is faster than jax.nn without relations and than chunked",
     _is_timed_on_gpu,
@@ -140,9 +153,10 @@ RULES: tuple[Rule, ...] = (
   Rule(
     "chunked",
     "there are no relations but many pairs, and it does not store their weights",
-    # Forward and backward, on a CPU, it takes 0.66 times as long as jax.nn at 512 tokens (causal:
-    # 0.48), and a seventh of the memory: results/attention.md. With a bias it takes three quarters
-    # to a tenth of the memory from this number of pairs on.
+    # Forward and backward, on a CPU, it takes 0.66 times as long as jax.nn at 512
+    # tokens (causal: 0.48), and a seventh of the memory: results/attention.md. With a
+    # bias it takes three quarters to a tenth of the memory from this number of pairs
+    # on.
     lambda x: not x.relations and _is_long(x) and _num_pairs(x) >= 2**20,
   ),
   Rule(
@@ -167,15 +181,21 @@ RULES: tuple[Rule, ...] = (
   Rule("projected", "weights fit into memory, and it gathers no vectors"),
 )
 
-# Set to a list, it collects the rules of the calls that are traced; the deque stays empty.
+# Set to a list, it collects the rules of the calls that are traced; the deque stays
+# empty.
 used_rules = contextvars.ContextVar("used_rules", default=collections.deque(maxlen=0))  # noqa: B039
 
 
 def choose(inputs: Inputs, implementation: str | None = None) -> Rule:
   """Returns the rule whose implementation runs; raises if the one asked for does not support it."""
   reason = "implementation= names it"
-  if implementation is None and axes_of_keys()[1] > 1:  # the others would gather the keys
-    implementation, reason = "chunked", "mesh_axes shards the keys, and it passes them round"
+  if (
+    implementation is None and axes_of_keys()[1] > 1
+  ):  # the others would gather the keys
+    implementation, reason = (
+      "chunked",
+      "mesh_axes shards the keys, and it passes them round",
+    )
   if implementation is None:
     able = (x for x in RULES if _can_run(x.implementation, inputs))
     return next(rule for rule in able if rule.applies(inputs))
@@ -185,7 +205,9 @@ def choose(inputs: Inputs, implementation: str | None = None) -> Rule:
       wanted += ". It is a name of jax.nn: leave implementation out"
     raise ValueError(f"implementation is {implementation!r}; want {wanted}")
   if why := IMPLEMENTATIONS[implementation].unsupported(inputs):
-    raise NotImplementedError(f"implementation {implementation!r} cannot do this call: {why}")
+    raise NotImplementedError(
+      f"implementation {implementation!r} cannot do this call: {why}"
+    )
   return Rule(implementation, reason)
 
 
@@ -193,7 +215,9 @@ def _can_run(name: str, inputs: Inputs) -> bool:
   """Returns whether an implementation supports the call, compiled."""
   if name == PLAIN:
     return True
-  _, unsupported, device = IMPLEMENTATIONS[name]  # a kernel's module is imported where it compiles
+  _, unsupported, device = IMPLEMENTATIONS[
+    name
+  ]  # a kernel's module is imported where it compiles
   return device in (None, target_platform()) and not unsupported(inputs)
 
 
@@ -207,8 +231,11 @@ class Explanation(NamedTuple):
     return "\n".join(f"{name}: {reason}" for name, reason in self.reasons.items())
 
 
-def explain(*arrays: Any, implementation: str | None = None, **options: Any) -> Explanation:
-  """Explains which implementation `dot_product_attention` would run, and why not the others.
+def explain(
+  *arrays: Any, implementation: str | None = None, **options: Any
+) -> Explanation:
+  """Explains which implementation `dot_product_attention` would run, and why not the
+  others.
 
   Takes its arguments and raises its errors; arrays may be `jax.ShapeDtypeStruct`s.
 
@@ -244,5 +271,7 @@ def explain(*arrays: Any, implementation: str | None = None, **options: Any) -> 
     if device and is_compiled:
       able = "can do it if implementation= names it: results/attention.md says where it was timed"
     reasons[name] = reasons.get(name, able)
-    reasons[name] += "" if is_compiled else f"; interpreted, and slow: no {device.upper()}"
+    reasons[name] += (
+      "" if is_compiled else f"; interpreted, and slow: no {device.upper()}"
+    )
   return Explanation(chosen, reasons)

@@ -1,9 +1,9 @@
 """Attention by blocks in plain XLA: never a [T, S] tensor.
 
-A few heads at a time, a block of queries attends to all of its keys (chunked_block.py). Its inputs
-are sliced out of the arrays, and its results written back: no full array is transposed or padded.
-A causal call runs in a few stretches of queries, each with the keys up to its end, so that most of
-the hidden pairs are never computed.
+A few heads at a time, a block of queries attends to all of its keys (chunked_block.py).
+Its inputs are sliced out of the arrays, and its results written back: no full array is
+transposed or padded. A causal call runs in a few stretches of queries, each with the
+keys up to its end, so that most of the hidden pairs are never computed.
 """
 
 import functools
@@ -16,20 +16,32 @@ import numpy as np
 
 from relpos_jax.attention import band as bands
 from relpos_jax.attention import blocks, chunked_block, dropout, ring
-from relpos_jax.attention.chunked_block import AXES, Arrays, ChunkPlan, Region, starts_and_sizes
+from relpos_jax.attention.chunked_block import (
+  AXES,
+  Arrays,
+  ChunkPlan,
+  Region,
+  starts_and_sizes,
+)
 from relpos_jax.attention.inputs import Inputs, is_symbolic
-from relpos_jax.attention.partitioned import axes_of_keys, axes_of_query, over_devices, zeros
+from relpos_jax.attention.partitioned import (
+  axes_of_keys,
+  axes_of_query,
+  over_devices,
+  zeros,
+)
 from relpos_jax.attention.relations import ContentBias, LinearBias
 from relpos_jax.typing import Array, ArrayLike, Float
 
-# The maximum in a causal call: n stretches compute (n + 1) / 2n of all pairs, but compile n loops.
+# The maximum in a causal call: n stretches compute (n + 1) / 2n of all pairs, but
+# compile n loops.
 _STRETCHES = 4
-# The maximum of pairs in a block, over all its heads, unless one head alone has more. Measured on
-# four cores: products of fewer than 2**17 numbers do not use them all, and twice these pairs do not
-# fit the cache.
+# The maximum of pairs in a block, over all its heads, unless one head alone has more.
+# Measured on four cores: products of fewer than 2**17 numbers do not use them all, and
+# twice these pairs do not fit the cache.
 _PAIRS = 2**21
-# The least queries in a group. Measured on two cores: 64 take 4% less time at 512 tokens, and 13%
-# more at 128.
+# The least queries in a group. Measured on two cores: 64 take 4% less time at 512
+# tokens, and 13% more at 128.
 _GROUP = 128
 
 
@@ -48,8 +60,8 @@ def attention(
 ) -> Float[Array, "B T N V"] | tuple[Array, Array]:
   """Computes attention over blocks of `block` queries, by default a size for the call.
 
-  The queries of a block are in groups (chunked_block.py) of `group` or more. A call without a band
-  has the algorithm of blocks.py.
+  The queries of a block are in groups (chunked_block.py) of `group` or more. A call
+  without a band has the algorithm of blocks.py.
   """
   if bands.unsupported(inputs):
     return blocks.attention(inputs, block)
@@ -100,7 +112,8 @@ def _with_sinks(output: Array, residual: Array, sinks: Array) -> tuple[Array, Ar
 
 
 def _default_block(inputs: Inputs, num_keys: int) -> int:
-  """Returns the queries in a block: few in a window, which hides the more pairs of a block.
+  """Returns the queries in a block: few in a window, which hides the more pairs of a
+  block.
 
   A causal block computes its longest row.
   """
@@ -128,7 +141,9 @@ def _differentiable_arrays(inputs: Inputs, tables: Arrays) -> Arrays:
   for name, x in tables.items():
     if name == "by_key_table":
       x *= jnp.asarray(inputs.scale, x.dtype)
-    if name == "value_table":  # relative to the left's row, last: it multiplies the sum of weights
+    if (
+      name == "value_table"
+    ):  # relative to the left's row, last: it multiplies the sum of weights
       x = jnp.concatenate([x[1:] - x[:1], x[:1]])
     floats[name] = jnp.swapaxes(x, 0, 1)[None]
   return floats
@@ -144,24 +159,34 @@ def _flash(plan: ChunkPlan, floats: Arrays, visibility: Arrays) -> tuple[Array, 
   return _flash_forward(plan, floats, visibility)[0]
 
 
-def _flash_forward(plan: ChunkPlan, floats: Arrays, visibility: Arrays) -> tuple[tuple, tuple]:
+def _flash_forward(
+  plan: ChunkPlan, floats: Arrays, visibility: Arrays
+) -> tuple[tuple, tuple]:
   outputs = _on_devices(plan, _forward, floats | visibility)
   inverse = outputs["inverse_total"]
-  log_total = jnp.where(inverse > 0, -jnp.log(jnp.where(inverse > 0, inverse, 1)), -jnp.inf)
+  log_total = jnp.where(
+    inverse > 0, -jnp.log(jnp.where(inverse > 0, inverse, 1)), -jnp.inf
+  )
   residual = (outputs["maximum"] + log_total).swapaxes(1, 2)
   return (outputs["output"], residual), (floats, visibility, outputs)
 
 
-def _flash_backward(plan: ChunkPlan, residuals: tuple, cotangents: tuple) -> tuple[Arrays, None]:
+def _flash_backward(
+  plan: ChunkPlan, residuals: tuple, cotangents: tuple
+) -> tuple[Arrays, None]:
   floats, visibility, outputs = residuals
   d_output, d_residual = cotangents
   # Divides each query's cotangent by its total once, instead of each of its weights.
   d_output *= outputs["inverse_total"].swapaxes(1, 2)[..., None]
   # sum_j p_ij dp_ij, with or without dropout.
-  delta = jnp.einsum("BTNV,BTNV->BNT", outputs["output"], d_output, precision=plan.precision)
+  delta = jnp.einsum(
+    "BTNV,BTNV->BNT", outputs["output"], d_output, precision=plan.precision
+  )
   if plan.has_residual:
     delta -= d_residual.swapaxes(1, 2) * outputs["inverse_total"]
-  saved = {name: x for name, x in outputs.items() if name not in ("output", "inverse_total")}
+  saved = {
+    name: x for name, x in outputs.items() if name not in ("output", "inverse_total")
+  }
   arrays = floats | visibility | saved | dict(d_output=d_output, delta=delta)
   grads = _on_devices(plan, _backward, arrays)
   return {name: grads[f"d_{name}"].astype(x.dtype) for name, x in floats.items()}, None
@@ -193,7 +218,9 @@ def _backward(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays
   """Computes the gradients of all differentiable arrays."""
   floats = {name: arrays[name] for name in chunked_block.FLOATS if name in arrays}
   grads = {f"d_{name}": zeros(x.shape, arrays["query"]) for name, x in floats.items()}
-  return _over_heads(plan, arrays, first_query, grads, chunked_block.differentiate, _add)
+  return _over_heads(
+    plan, arrays, first_query, grads, chunked_block.differentiate, _add
+  )
 
 
 def _over_heads(
@@ -201,8 +228,8 @@ def _over_heads(
 ) -> Arrays:
   """Computes results, a few heads at a time.
 
-  `step`, `attend` or `differentiate`, computes those of a block of queries; `store`, `_write` or
-  `_add`, puts them in place.
+  `step`, `attend` or `differentiate`, computes those of a block of queries; `store`,
+  `_write` or `_add`, puts them in place.
   """
   batch, num_queries, heads, _ = arrays["query"].shape
   sharing = heads // arrays["key"].shape[2]
@@ -215,11 +242,16 @@ def _over_heads(
     key_heads = first % heads // sharing, -(-num_heads // sharing)
     region = dict(B=(first // heads, 1), N=(first % heads, num_heads), K=key_heads)
     region["A"] = first // heads // batch_of_bias, 1
-    # A smaller array per group of heads: XLA would copy the full one for every group if several
-    # loops one after the other wrote into it.
-    of_heads = {name: zeros(starts_and_sizes(name, x, region)[1], x) for name, x in results.items()}
+    # A smaller array per group of heads: XLA would copy the full one for every group if
+    # several loops one after the other wrote into it.
+    of_heads = {
+      name: zeros(starts_and_sizes(name, x, region)[1], x)
+      for name, x in results.items()
+    }
     for stretch in _stretches(plan, arrays, first_query):
-      of_heads = _run_stretch(plan, arrays, first_query, region, stretch, of_heads, step, store)
+      of_heads = _run_stretch(
+        plan, arrays, first_query, region, stretch, of_heads, step, store
+      )
     return store(results, _read(of_heads, {}), region)
 
   return jax.lax.fori_loop(0, batch * heads // num_heads, run_heads, results)
@@ -233,10 +265,11 @@ def _num_heads(plan: ChunkPlan, heads: int, sharing: int) -> int:
 
 
 def _stretches(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> list[tuple]:
-  """Returns ranges of a causal call's queries, and the number of keys that each may attend to.
+  """Returns ranges of a causal call's queries, and the number of keys that each may
+  attend to.
 
-  There is one where devices share the queries: all run the same program, and the last device needs
-  all keys. There is one as well if the offset is traced.
+  There is one where devices share the queries: all run the same program, and the last
+  device needs all keys. There is one as well if the offset is traced.
   """
   num_queries = arrays["query"].shape[1]
   is_known = isinstance(first_query, int) and "query_offset" not in arrays
@@ -244,11 +277,20 @@ def _stretches(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> list[
     return [(0, num_queries, plan.num_keys)]
   step = plan.block * -(-num_queries // (plan.block * _STRETCHES))
   bounds = itertools.pairwise([*range(0, num_queries, step), num_queries])
-  return [(first, end, min(max(end + plan.offset, 1), plan.num_keys)) for first, end in bounds]
+  return [
+    (first, end, min(max(end + plan.offset, 1), plan.num_keys)) for first, end in bounds
+  ]
 
 
 def _run_stretch(
-  plan: ChunkPlan, arrays: Arrays, first_query, heads: Region, stretch, results: Arrays, step, store
+  plan: ChunkPlan,
+  arrays: Arrays,
+  first_query,
+  heads: Region,
+  stretch,
+  results: Arrays,
+  step,
+  store,
 ) -> Arrays:
   """Computes the blocks of a range of queries; the last one is moved back to end with it."""
   first, end, num_keys = stretch
@@ -258,7 +300,9 @@ def _run_stretch(
   keys = _read(keys, heads | dict(S=(0, num_keys)))
   repeats = heads["N"][1] // len(keys["key"])  # for query heads that share a key head
   keys = {name: x.repeat(repeats, 0) for name, x in keys.items()}
-  of_keys = {f"d_{name}": zeros(x.shape, x) for name, x in keys.items() if f"d_{name}" in results}
+  of_keys = {
+    f"d_{name}": zeros(x.shape, x) for name, x in keys.items() if f"d_{name}" in results
+  }
   keys = {name: _widen(x, plan.num_groups, heads["N"][0]) for name, x in keys.items()}
 
   def run_block(number, carry):
@@ -267,11 +311,15 @@ def _run_stretch(
     row = jnp.minimum(start, end - plan.block)
     queries = dict(T=(row, plan.block))
     block = _read(others, heads | queries)
-    if "delta" in block:  # of queries that were computed before, the gradients are not added again
+    if (
+      "delta" in block
+    ):  # of queries that were computed before, the gradients are not added again
       is_new = jnp.arange(plan.block) >= start - row
       block["delta"] = jnp.where(is_new[None], block["delta"], 0)
       block["d_output"] = jnp.where(is_new[None, :, None], block["d_output"], 0)
-    pairs = chunked_block.pairs_at(plan, first_query + block.get("query_offset", plan.offset) + row)
+    pairs = chunked_block.pairs_at(
+      plan, first_query + block.get("query_offset", plan.offset) + row
+    )
     of_block, of_keys = step(pairs, block, keys, of_keys)
     return store(results, of_block, queries), of_keys
 
@@ -285,8 +333,8 @@ def _widen(x: Array, groups: int, head: ArrayLike) -> Array:
   if not groups:
     return x
   room = zeros((*x.shape[:2], x.shape[2] + groups), x)
-  # A start that XLA does not know to be 0: it would make a known one a padding, and compute what x
-  # is for each of its elements, which on a CPU costs 6% of the call.
+  # A start that XLA does not know to be 0: it would make a known one a padding, and
+  # compute what x is for each of its elements, which on a CPU costs 6% of the call.
   start = jnp.minimum(jnp.int32(head), 0)
   return jax.lax.dynamic_update_slice(room, x, (start, start, start))
 
@@ -310,7 +358,10 @@ def _write(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:
 def _add(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:
   """Adds parts to a region of the arrays, summed first over query heads that share a key head."""
   old = _read({name: arrays[name] for name in parts}, region)
-  new = {name: x + parts[name].reshape(len(x), -1, *x.shape[1:]).sum(1) for name, x in old.items()}
+  new = {
+    name: x + parts[name].reshape(len(x), -1, *x.shape[1:]).sum(1)
+    for name, x in old.items()
+  }
   return _write(arrays, new, region)
 
 

@@ -1,24 +1,26 @@
 """Attention of a block of queries to its keys, and its gradients.
 
-It is plain attention but for the terms by distance. Keys left of the band (band.py) all have one
-number per query, and so do keys right of it. That of the left is added pair by pair.
+It is plain attention but for the terms by distance. Keys left of the band (band.py) all
+have one number per query, and so do keys right of it. That of the left is added pair by
+pair.
 
-A block has a few groups of queries. Keys that are right of the band for a whole group get their
-numbers in the product with the queries: every key has one more element for each group, 1 if it is
-right of the group's band and 0 otherwise, and every query has its number in the element of its own
-group. The other keys with a number are *near* keys: those on the band, and right of it up to the
-last key of the group. Their numbers are added to the product, one row of queries per key. With more
-groups there are fewer near keys, and longer products. What a `KeyBias` adds on the right, and a
-`LinearBias` to all pairs, is added pair by pair.
+A block has a few groups of queries. Keys that are right of the band for a whole group
+get their numbers in the product with the queries: every key has one more element for
+each group, 1 if it is right of the group's band and 0 otherwise, and every query has
+its number in the element of its own group. The other keys with a number are *near*
+keys: those on the band, and right of it up to the last key of the group. Their numbers
+are added to the product, one row of queries per key. With more groups there are fewer
+near keys, and longer products. What a `KeyBias` adds on the right, and a `LinearBias`
+to all pairs, is added pair by pair.
 
-Weights are [N, S, T], queries last: sums over keys then vectorise, and no product needs a
-transposed copy of them.
+Weights are [N, S, T], queries last: sums over keys then vectorise, and no product needs
+a transposed copy of them.
 
-Letters: N heads, T queries of the block, S keys that it reads, W their width H + G, G groups, D
-diagonals of the band, R its rows: one more, for the right. Tables of logits have one row more, the
-first, for the left; a value table a last one, which is weighted by the sum of all weights of a
-query. There is one table per head, or one [1, R, H] shared by all. P is the width of the queries of
-a `ContentBias`.
+Letters: N heads, T queries of the block, S keys that it reads, W their width H + G, G
+groups, D diagonals of the band, R its rows: one more, for the right. Tables of logits
+have one row more, the first, for the left; a value table a last one, which is weighted
+by the sum of all weights of a query. There is one table per head, or one [1, R, H]
+shared by all. P is the width of the queries of a `ContentBias`.
 """
 
 import functools
@@ -32,9 +34,12 @@ from relpos_jax.attention.partitioned import Arrays, Shards
 from relpos_jax.attention.skew import skew
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int, Shaped
 
-Region = dict[str, tuple[ArrayLike, int]]  # by axis letter: start and size; other axes are full
+Region = dict[
+  str, tuple[ArrayLike, int]
+]  # by axis letter: start and size; other axes are full
 
-# A letter for each axis, of size 1 if it broadcasts. First the arrays that have gradients.
+# A letter for each axis, of size 1 if it broadcasts. First the arrays that have
+# gradients.
 FLOATS = dict(
   query="BTNH",
   key="BSKH",
@@ -58,15 +63,20 @@ AXES = dict(
   output="BTNV",
   d_output="BTNV",
   **dict.fromkeys(("mask", "query_mask", "key_mask"), "BNTS"),
-  **dict.fromkeys(("maximum", "inverse_total", "right_sums", "row_sums", "delta"), "BNT"),
+  **dict.fromkeys(
+    ("maximum", "inverse_total", "right_sums", "row_sums", "delta"), "BNT"
+  ),
   **{f"d_{name}": letters for name, letters in FLOATS.items()},
 )
 
-# The tables whose products with queries are logits by row of the band, and these queries.
+# The tables whose products with queries are logits by row of the band, and these
+# queries.
 _PRODUCTS = dict(key_table="query", content_table="content")
 
 
-def starts_and_sizes(name: str, x: Array, region: Region) -> tuple[list[Int[Array, ""]], list[int]]:
+def starts_and_sizes(
+  name: str, x: Array, region: Region
+) -> tuple[list[Int[Array, ""]], list[int]]:
   """Returns where the slice of an array in a region starts, and its size, along each axis."""
   axes = zip(AXES[name], x.shape, strict=True)
   slices = [region.get(letter, (0, n)) if n > 1 else (0, n) for letter, n in axes]
@@ -76,14 +86,18 @@ def starts_and_sizes(name: str, x: Array, region: Region) -> tuple[list[Int[Arra
 def read(arrays: Arrays, region: Region) -> Arrays:
   """Returns the slice of each array in a region."""
   part_of = jax.lax.dynamic_slice
-  return {name: part_of(x, *starts_and_sizes(name, x, region)) for name, x in arrays.items()}
+  return {
+    name: part_of(x, *starts_and_sizes(name, x, region)) for name, x in arrays.items()
+  }
 
 
 def write(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:
   """Overwrites a region of the arrays."""
   starts = {name: starts_and_sizes(name, arrays[name], region)[0] for name in parts}
   put = jax.lax.dynamic_update_slice
-  return arrays | {name: put(arrays[name], x, starts[name]) for name, x in parts.items()}
+  return arrays | {
+    name: put(arrays[name], x, starts[name]) for name, x in parts.items()
+  }
 
 
 class ChunkPlan(NamedTuple):
@@ -113,7 +127,11 @@ class ChunkPlan(NamedTuple):
   @property
   def num_groups(self) -> int:
     """Returns the number of groups, of equal sizes; 0 if no key right of the band is visible."""
-    if not self.has_band or self.is_causal or (self.window and self.window[1] < self.right):
+    if (
+      not self.has_band
+      or self.is_causal
+      or (self.window and self.window[1] < self.right)
+    ):
       return 0
     at_most = max(self.block // self.group, 1)
     return max(n for n in range(1, at_most + 1) if self.block % n == 0)
@@ -155,7 +173,9 @@ def pairs_at(plan: ChunkPlan, row: Int[Array, ""]) -> Pairs:
   """Returns the pairs of the block that begins at a position."""
   start = 0 if plan.window is None else row - plan.window[0]
   start = jnp.clip(start, 0, plan.num_keys - plan.num_read)
-  return Pairs(plan, start, row + jnp.arange(plan.block), start + jnp.arange(plan.num_read))
+  return Pairs(
+    plan, start, row + jnp.arange(plan.block), start + jnp.arange(plan.num_read)
+  )
 
 
 def _read(pairs: Pairs, keys: Arrays) -> list[Float[Array, "N S W"]]:
@@ -169,12 +189,16 @@ def _read(pairs: Pairs, keys: Arrays) -> list[Float[Array, "N S W"]]:
   return found
 
 
-def attend(pairs: Pairs, block: Arrays, keys: Arrays, of_keys: Arrays) -> tuple[Arrays, Arrays]:
-  """Returns a block's output, and what `differentiate` needs to compute the weights again.
+def attend(
+  pairs: Pairs, block: Arrays, keys: Arrays, of_keys: Arrays
+) -> tuple[Arrays, Arrays]:
+  """Returns a block's output, and what `differentiate` needs to compute the weights
+  again.
 
-  A weight is exp(logit - maximum) * inverse_total. The two are stored separately: in a logsumexp
-  float32 would lose the total beside a large maximum. The sums are of exp(logit - maximum).
-  Output and inverse_total are zero for a query whose keys are all masked.
+  A weight is exp(logit - maximum) * inverse_total. The two are stored separately: in a
+  logsumexp float32 would lose the total beside a large maximum. The sums are of
+  exp(logit - maximum). Output and inverse_total are zero for a query whose keys are all
+  masked.
   """
   key, value = _read(pairs, keys)
   if "by_key_table" in block:
@@ -199,9 +223,11 @@ def attend(pairs: Pairs, block: Arrays, keys: Arrays, of_keys: Arrays) -> tuple[
 
 
 def differentiate(pairs: Pairs, block: Arrays, keys: Arrays, of_keys: Arrays) -> tuple:
-  """Returns the gradients of a block's own arrays, and adds those of its keys to `of_keys`.
+  """Returns the gradients of a block's own arrays, and adds those of its keys to
+  `of_keys`.
 
-  The cotangents `d_output` and `delta` are already divided by the total, so weights need not be.
+  The cotangents `d_output` and `delta` are already divided by the total, so weights
+  need not be.
   """
   query, d_output = block["query"], block["d_output"]
   key, value = _read(pairs, keys)
@@ -227,7 +253,8 @@ def differentiate(pairs: Pairs, block: Arrays, keys: Arrays, of_keys: Arrays) ->
     (of_block[f"d_{name}"],) = jax.linear_transpose(term, block[name])(d_logits)
   if terms is not None:
     by_row = _sum_by_row(pairs, d_logits, right)
-    # Of all keys: zero, as the weights sum to one, unless a soft cap or the residual changes it.
+    # Of all keys: zero, as the weights sum to one, unless a soft cap or the residual
+    # changes it.
     is_zero = pairs.plan.soft_cap is None and not pairs.plan.has_residual
     total = 0 if is_zero else d_logits.sum(1, keepdims=True)
     d_terms = jnp.concatenate([total - by_row.sum(1, keepdims=True), by_row], axis=1)
@@ -259,7 +286,9 @@ def differentiate(pairs: Pairs, block: Arrays, keys: Arrays, of_keys: Arrays) ->
   return of_block, {name: add(of_keys[name], dx) for name, dx in added.items()}
 
 
-def _d_kept(pairs: Pairs, block: Arrays, value: Float[Array, "N S W"]) -> Float[Array, "N S T"]:
+def _d_kept(
+  pairs: Pairs, block: Arrays, value: Float[Array, "N S W"]
+) -> Float[Array, "N S T"]:
   """Returns the gradients of a block's weights."""
   d_output = block["d_output"]
   if "value_table" not in block:
@@ -276,7 +305,9 @@ def _d_kept(pairs: Pairs, block: Arrays, value: Float[Array, "N S W"]) -> Float[
 
 def _terms(block: Arrays) -> Float[Array, "#N R #T"] | None:
   """Returns the logits of the block's queries, by row, the left's first; None if there are none."""
-  products = [(block[table], block[x]) for table, x in _PRODUCTS.items() if table in block]
+  products = [
+    (block[table], block[x]) for table, x in _PRODUCTS.items() if table in block
+  ]
   terms = [jnp.einsum("NRH,NTH->NRT", *pair) for pair in products]
   if "bias_table" in block:
     terms.append(block["bias_table"][..., None])
@@ -285,10 +316,14 @@ def _terms(block: Arrays) -> Float[Array, "#N R #T"] | None:
   return functools.reduce(jnp.add, terms) if terms else None
 
 
-def _key_bias(pairs: Pairs, table: Float[Array, "#N R H"], key: Float[Array, "N S H"]) -> Arrays:
-  """Returns what a `KeyBias` adds: to near pairs by row and query, by key to those beside them.
+def _key_bias(
+  pairs: Pairs, table: Float[Array, "#N R H"], key: Float[Array, "N S H"]
+) -> Arrays:
+  """Returns what a `KeyBias` adds: to near pairs by row and query, by key to those
+  beside them.
 
-  A few rows at a time are multiplied by the keys that they have in the block, and skewed.
+  A few rows at a time are multiplied by the keys that they have in the block, and
+  skewed.
   """
   block, num_diagonals = pairs.plan.block, pairs.plan.num_diagonals
   step = max(1, min(num_diagonals, -(-block // 4)))
@@ -301,7 +336,9 @@ def _key_bias(pairs: Pairs, table: Float[Array, "#N R H"], key: Float[Array, "N 
     near = jnp.concatenate(parts, axis=2)
   else:
     near = near[:, None]
-  rows = jnp.pad(table[:, 1:-1], [(0, 0), (0, num_steps * step - num_diagonals), (0, 0)])
+  rows = jnp.pad(
+    table[:, 1:-1], [(0, 0), (0, num_steps * step - num_diagonals), (0, 0)]
+  )
   rows = rows.reshape(len(rows), num_steps, step, -1)
   products = jnp.einsum("NXRH,NXSH->NXRS", rows, near)
   by_query = skew(products[:, :, ::-1], block)[:, :, ::-1]
@@ -322,17 +359,24 @@ def _keys_from(key: Array, start: Array, size: int) -> Float[Array, "N {size} H"
   return jax.lax.dynamic_slice_in_dim(padded, size + start - first, size, axis=1)
 
 
-def _scores(keys: Array, queries: Array, right: Array | float = 0.0) -> Float[Array, "N S T"]:
+def _scores(
+  keys: Array, queries: Array, right: Array | float = 0.0
+) -> Float[Array, "N S T"]:
   """Computes k_j . q_i, plus `right` [#N, #T] for keys right of the query's group."""
   if groups := keys.shape[2] - queries.shape[2]:
     right = jnp.broadcast_to(jnp.asarray(right, queries.dtype), queries.shape[:2])
-    of_groups = jnp.where(_is_of_group(queries.shape[1], groups)[None], right[..., None], 0)
+    of_groups = jnp.where(
+      _is_of_group(queries.shape[1], groups)[None], right[..., None], 0
+    )
     queries = jnp.concatenate([queries, of_groups], axis=-1)
   return jnp.einsum("NSW,NTW->NST", keys, queries)
 
 
 def _is_of_group(num_queries: int, groups: int) -> Bool[Array, "T G"]:
-  return jnp.arange(num_queries)[:, None] // (num_queries // groups) == jnp.arange(groups)[None]
+  return (
+    jnp.arange(num_queries)[:, None] // (num_queries // groups)
+    == jnp.arange(groups)[None]
+  )
 
 
 def _sum_over_keys(keys: Array, weights: Array, width: int) -> tuple[Array, Array]:
@@ -344,11 +388,13 @@ def _sum_over_keys(keys: Array, weights: Array, width: int) -> tuple[Array, Arra
   return sums_NWT[:, :width].swapaxes(1, 2), right.sum(1)
 
 
-def _add_near(pairs: Pairs, x: Array, rows: Float[Array, "#N R #T"]) -> Float[Array, "N S T"]:
+def _add_near(
+  pairs: Pairs, x: Array, rows: Float[Array, "#N R #T"]
+) -> Float[Array, "N S T"]:
   """Adds to near pairs the numbers of their rows.
 
-  The queries near a key follow one another: their numbers are added at once, `width` for each key,
-  which on a CPU costs a tenth of adding them one by one.
+  The queries near a key follow one another: their numbers are added at once, `width`
+  for each key, which on a CPU costs a tenth of adding them one by one.
   """
   plan, (heads, num_keys, block) = pairs.plan, x.shape
   num_near = min(block + plan.num_diagonals - 1, num_keys)
@@ -356,8 +402,12 @@ def _add_near(pairs: Pairs, x: Array, rows: Float[Array, "#N R #T"]) -> Float[Ar
   if not num_near * width:
     return x
   row, column = pairs.rows[0], pairs.columns[0]
-  key = jnp.clip(row + plan.first - column, 0, num_keys - num_near) + jnp.arange(num_near)
-  first_query = jnp.clip(column + key - row - plan.right - plan.group_size + 2, 0, block - width)
+  key = jnp.clip(row + plan.first - column, 0, num_keys - num_near) + jnp.arange(
+    num_near
+  )
+  first_query = jnp.clip(
+    column + key - row - plan.right - plan.group_size + 2, 0, block - width
+  )
   query = first_query[:, None] + jnp.arange(width)[None]
   distance = (column + key - row)[:, None] - query
   diagonal = jnp.clip(distance - plan.first, 0, plan.num_diagonals)
@@ -366,7 +416,9 @@ def _add_near(pairs: Pairs, x: Array, rows: Float[Array, "#N R #T"]) -> Float[Ar
   is_near = (distance >= plan.first) & (distance + query < last_of_group + plan.right)
   added = jnp.where(is_near[None], numbers, 0)
   added = jnp.broadcast_to(added, (heads, num_near, width))
-  start = (num_keys * jnp.arange(heads)[:, None] + key[None]) * block + first_query[None]
+  start = (num_keys * jnp.arange(heads)[:, None] + key[None]) * block + first_query[
+    None
+  ]
   by_key = jax.lax.ScatterDimensionNumbers((1,), (), (0,))
   flat = x.reshape(-1), start.reshape(-1, 1), added.reshape(-1, width)
   return jax.lax.scatter_add(*flat, by_key, mode="promise_in_bounds").reshape(x.shape)
@@ -407,7 +459,9 @@ def _sum_by_diagonal(pairs: Pairs, x: Float[Array, "N S T"]) -> Float[Array, "N 
 # Logits, masks and dropout.
 
 
-def _logits(pairs: Pairs, block: Arrays, key: Array, terms: Array | None) -> Float[Array, "N S T"]:
+def _logits(
+  pairs: Pairs, block: Arrays, key: Array, terms: Array | None
+) -> Float[Array, "N S T"]:
   """Computes logits with the relative terms by row; very low ones for hidden pairs."""
   if terms is None:
     logits = _scores(key, block["query"])
@@ -427,8 +481,12 @@ def _logits(pairs: Pairs, block: Arrays, key: Array, terms: Array | None) -> Flo
 def _added(arrays: Arrays, pairs: Pairs) -> dict[str, Float[Array, "#N #S #T"]]:
   """Returns the terms of a block's logits that are linear in one array and have no row, by name."""
   terms = dict(
-    left_logits=lambda x: jnp.where(pairs.distances < pairs.plan.first, x[..., None], 0),
-    right_logits=lambda x: jnp.where(pairs.distances >= pairs.plan.right, x[..., None], 0),
+    left_logits=lambda x: jnp.where(
+      pairs.distances < pairs.plan.first, x[..., None], 0
+    ),
+    right_logits=lambda x: jnp.where(
+      pairs.distances >= pairs.plan.right, x[..., None], 0
+    ),
     slopes=lambda x: -x[:, None, None] * jnp.abs(pairs.distances)[None],
     bias=lambda x: _slice_keys(x, pairs),
   )
@@ -450,13 +508,17 @@ def _mask(block: Arrays, pairs: Pairs) -> Bool[Array, "#N #S #T"] | None:
   return masks.combine(*found)
 
 
-def _slice_keys(x: Shaped[Array, "#N #T #C"], pairs: Pairs) -> Shaped[Array, "#N #S #T"]:
+def _slice_keys(
+  x: Shaped[Array, "#N #T #C"], pairs: Pairs
+) -> Shaped[Array, "#N #S #T"]:
   """Returns the block's slice of an array over all pairs, queries last."""
   x_NCT = x.swapaxes(1, 2)
   return x_NCT if x_NCT.shape[1] == 1 else x_NCT[:, pairs.columns]
 
 
-def _drop(block: Arrays, pairs: Pairs, x: Float[Array, "N S T"]) -> Float[Array, "N S T"]:
+def _drop(
+  block: Arrays, pairs: Pairs, x: Float[Array, "N S T"]
+) -> Float[Array, "N S T"]:
   """Applies dropout: zero where a weight is dropped, elsewhere divided by 1 - rate."""
   if "seeds" not in block:
     return x

@@ -1,8 +1,8 @@
 """Dropout: a hash of the head's seed and the weight's row and column decides.
 
-Every implementation drops the same weights, the backward pass can recompute any tile, and nothing
-is stored. The hash is one multiply-xorshift finaliser of 32 bits per row and one per weight, in
-int32, which every kernel language has.
+Every implementation drops the same weights, the backward pass can recompute any tile,
+and nothing is stored. The hash is one multiply-xorshift finaliser of 32 bits per row
+and one per weight, in int32, which every kernel language has.
 """
 
 import jax
@@ -11,7 +11,9 @@ import numpy as np
 
 from relpos_jax.typing import Array, Bool, Int
 
-_WEYL = np.int32(-1640531527)  # 32 bits of the golden ratio, to spread consecutive numbers
+_WEYL = np.int32(
+  -1640531527
+)  # 32 bits of the golden ratio, to spread consecutive numbers
 
 
 def keep(seeds: Array, rows: Array, columns: Array, rate: float) -> Bool[Array, "..."]:

@@ -38,31 +38,33 @@ def edge_attention(
 
   $$z_i = \sum_{j \to i} \mathrm{softmax}_j(e_{ij}) (v_j + a^V_{ij})$$
 
-  Shaw et al. 2018, section 3.1; pairs without an edge are hidden. The receiver is the query i, the
-  sender the key j. Several edges may join a pair: its a_ij adds the row of each distinct label
-  and the mean of its edges' features times the kernel. Repeating an edge changes only that mean. A
-  node sees itself only if it has an edge to itself. A node that receives no edge gets zero output
-  and zero gradient. Equals `dot_product_attention` with the relations and mask of `pair_features`.
+  Shaw et al. 2018, section 3.1; pairs without an edge are hidden. The receiver is the
+  query i, the sender the key j. Several edges may join a pair: its a_ij adds the row of
+  each distinct label and the mean of its edges' features times the kernel. Repeating an
+  edge changes only that mean. A node sees itself only if it has an edge to itself. A
+  node that receives no edge gets zero output and zero gradient. Equals
+  `dot_product_attention` with the relations and mask of `pair_features`.
 
   Takes O(M log M) comparisons, and O(M N H) memory and arithmetic for M edges.
 
   Args:
-    query: `[B, T, N, H]`, or `[T, N, H]` without a batch (then B is absent everywhere below).
+    query: `[B, T, N, H]`, or `[T, N, H]` without a batch (then B is absent everywhere
+      below).
     key: `[B, S, K, H]`; N is a multiple of K. T = S for a graph's attention to itself.
     value: `[B, S, K, V]`, of any width V; value tables are as wide.
     senders: integers `[B, M]`, rows of key and value; -1 is padding.
-    receivers: integers `[B, M]`, rows of query; -1 is padding. Nodes out of range raise if they are
-      concrete and are padding if they are traced.
-    labels: `EdgeLabels(labels, key, value)` with labels `[B, M]`; -1 is an edge without label,
-      whose sender is still seen. Labels out of range are as in the operator.
+    receivers: integers `[B, M]`, rows of query; -1 is padding. Nodes out of range raise
+      if they are concrete and are padding if they are traced.
+    labels: `EdgeLabels(labels, key, value)` with labels `[B, M]`; -1 is an edge without
+      label, whose sender is still seen. Labels out of range are as in the operator.
     features: `EdgeFeatures(features, key, value)` with features `[B, M, F]`.
     scale: factor of the content and of the relative term, `H**-0.5` by default.
     dropout_rate: the share of pairs dropped, for v_j and aV_ij alike.
     dropout_key: `jax.random.key`; needed if the rate is positive.
 
   Returns:
-    `[B, T, N, V]`, in the value's dtype. Softmax and sums are in float32, or in float64 for
-    float64 inputs.
+    `[B, T, N, V]`, in the value's dtype. Softmax and sums are in float32, or in float64
+    for float64 inputs.
 
   >>> father, mother = 0, 1
   >>> labels = EdgeLabels(jnp.array([father, mother]), jnp.ones((2, 64)), None)
@@ -77,7 +79,16 @@ def edge_attention(
 
 
 def _edge_attention(
-  query, key, value, senders, receivers, labels, features, scale, dropout_rate, dropout_key
+  query,
+  key,
+  value,
+  senders,
+  receivers,
+  labels,
+  features,
+  scale,
+  dropout_rate,
+  dropout_key,
 ):
   arrays = dict(query=query, key=key, value=value)
   query, key, value = (validation.as_array(name, x) for name, x in arrays.items())
@@ -115,13 +126,19 @@ def _edge_attention(
   highest = jax.ops.segment_max(
     jax.lax.stop_gradient(logits), edges.receivers, num_queries, indices_are_sorted=True
   )
-  powers = jnp.exp(jnp.where(edges.is_edge, logits - _at(highest, edges.receivers), -jnp.inf))
+  powers = jnp.exp(
+    jnp.where(edges.is_edge, logits - _at(highest, edges.receivers), -jnp.inf)
+  )
   totals = _sum(jnp.where(edges.is_first, powers, 0), edges.receivers, num_queries)
   weights = powers / _at(jnp.where(totals > 0, totals, 1), edges.receivers)
   if dropout_rate:
-    kept = jax.random.bernoulli(dropout_key, 1 - dropout_rate, weights.shape)[edges.pair]
+    kept = jax.random.bernoulli(dropout_key, 1 - dropout_rate, weights.shape)[
+      edges.pair
+    ]
     weights = jnp.where(kept, weights / (1 - dropout_rate), 0)
-  messages = jnp.where(edges.is_first, weights, 0)[..., None] * _at(nodes(value), edges.senders)
+  messages = jnp.where(edges.is_first, weights, 0)[..., None] * _at(
+    nodes(value), edges.senders
+  )
   for a_MNH in _vectors("value", edges, labels, features, wide):
     messages += weights[..., None] * a_MNH
   output = _sum(messages, edges.receivers, num_queries)
@@ -139,10 +156,11 @@ def pair_features(
 ) -> tuple[Float[Array, "*B T T R"], Bool[Array, "*B T T"]]:
   """Returns the features of every pair of nodes, for `EdgeFeatures`, and the mask.
 
-  The features of a pair are the multi-hot vector of its labels and the mean of its edges' features,
-  so the kernels are the tables and kernels of `edge_attention`, concatenated. Takes O(T T (E + F))
-  memory. Labels of -1, and features of width 0, stand for none. Other labels out of range
-  are clamped; traced ones may make NaN, as in `EdgeLabels`.
+  The features of a pair are the multi-hot vector of its labels and the mean of its
+  edges' features, so the kernels are the tables and kernels of `edge_attention`,
+  concatenated. Takes O(T T (E + F)) memory. Labels of -1, and features of width 0,
+  stand for none. Other labels out of range are clamped; traced ones may make NaN, as in
+  `EdgeLabels`.
 
   >>> senders, receivers, labels = jnp.array([[0, 0], [1, 1], [0, 2]])
   >>> features, mask = pair_features(
@@ -203,7 +221,11 @@ class _Edges(NamedTuple):
 
 
 def _sorted(
-  senders: Array, receivers: Array, relation: EdgeLabels | None, num_queries: int, num_keys: int
+  senders: Array,
+  receivers: Array,
+  relation: EdgeLabels | None,
+  num_queries: int,
+  num_keys: int,
 ) -> _Edges:
   mask = _edge_mask(senders, receivers, num_queries, num_keys)
   graph = jnp.arange(senders.size // senders.shape[-1]).reshape(*senders.shape[:-1], 1)
@@ -232,9 +254,13 @@ def _sorted(
   )
 
 
-def _edge_mask(senders, receivers, num_queries: int, num_keys: int) -> Bool[Array, "*B M"]:
+def _edge_mask(
+  senders, receivers, num_queries: int, num_keys: int
+) -> Bool[Array, "*B M"]:
   """Returns False for padding."""
-  return (senders >= 0) & (senders < num_keys) & (receivers >= 0) & (receivers < num_queries)
+  return (
+    (senders >= 0) & (senders < num_keys) & (receivers >= 0) & (receivers < num_queries)
+  )
 
 
 def _vectors(name: str, edges: _Edges, labels, features, dtype):

@@ -53,10 +53,11 @@ class AttentionOptions(TypedDict, total=False):
 
 
 class Inputs(NamedTuple):
-  """The checked arguments of a call, with one batch axis, defaults and tables `[R, 1 or N, H]`.
+  """The checked arguments of a call, with one batch axis, defaults and tables `[R, 1 or
+  N, H]`.
 
-  A table of `DistanceBias` has no last axis. The terms of all relations are added. Each of A biases
-  belongs to B / A consecutive sequences.
+  A table of `DistanceBias` has no last axis. The terms of all relations are added. Each
+  of A biases belongs to B / A consecutive sequences.
   """
 
   query: Float[Array, "B T N H"]
@@ -70,7 +71,9 @@ class Inputs(NamedTuple):
   sinks: Float[Array, " N"] | None
   is_causal: bool
   window: tuple[int, int] | None  # how far a query sees to the left and to the right
-  linear_positions: bool  # 0, 1, 2, ... for keys, query_offset + 0, 1, 2, ... for queries
+  linear_positions: (
+    bool  # 0, 1, 2, ... for keys, query_offset + 0, 1, 2, ... for queries
+  )
   query_offset: int | Int[Array, "#B"]  # an int is static
   query_positions: Int[Array, "#B T"]
   key_positions: Int[Array, "#B S"]
@@ -90,10 +93,15 @@ class Inputs(NamedTuple):
       found.append(masks.causal(self.query_positions, self.key_positions))
     if self.window is not None:
       left, right = self.window
-      distance = self.key_positions[:, None, None] - self.query_positions[:, None, :, None]
+      distance = (
+        self.key_positions[:, None, None] - self.query_positions[:, None, :, None]
+      )
       found.append((-left <= distance) & (distance <= right))
     if self.query_segment_ids is not None:
-      segments = self.query_segment_ids[:, None, :, None], self.key_segment_ids[:, None, None]
+      segments = (
+        self.query_segment_ids[:, None, :, None],
+        self.key_segment_ids[:, None, None],
+      )
       found.append(jnp.equal(*segments))
     return masks.combine(*found)
 
@@ -170,7 +178,9 @@ def gather_inputs(
   if has_offset and not linear:
     raise ValueError("query_offset is given with positions; want it or query_positions")
   window = _window(local_window_size)
-  checked = validation.check_relations(relations, logits, (width, value_width), query.dtype)
+  checked = validation.check_relations(
+    relations, logits, (width, value_width), query.dtype
+  )
   goes_by_distance = any(isinstance(relation, ByDistance) for relation in checked)
   if goes_by_distance and not is_symbolic(query, key):
     _warn_of_another_layout(query.shape, num_keys)
@@ -240,9 +250,13 @@ def _of_logits(name: str, x: ArrayLike | None, logits: tuple[int, ...]) -> Array
   x, batch = validation.as_array(name, x), logits[:-3]
   sizes = zip(x.shape[::-1], logits[::-1], strict=False)
   if x.ndim > len(logits) or any(n not in (1, m) for n, m in sizes):
-    raise ValueError(f"{name} has shape {x.shape}; want one that broadcasts to {logits}")
+    raise ValueError(
+      f"{name} has shape {x.shape}; want one that broadcasts to {logits}"
+    )
   if name == "mask" and x.dtype != bool:
-    raise ValueError(f"mask has dtype {x.dtype}; want bool, True where a key may be seen")
+    raise ValueError(
+      f"mask has dtype {x.dtype}; want bool, True where a key may be seen"
+    )
   if name == "bias" and not jnp.issubdtype(x.dtype, jnp.floating):
     want = "give it as mask=" if x.dtype == bool else "want floating numbers"
     raise ValueError(f"bias has dtype {x.dtype}; {want}")
@@ -255,10 +269,14 @@ def _of_logits(name: str, x: ArrayLike | None, logits: tuple[int, ...]) -> Array
   return x.reshape(math.prod(batch[:num_own]), *rest)
 
 
-def _given(name: str, x: ArrayLike | None, rank: int, *shapes: tuple[int, ...]) -> Array | None:
-  """Returns an optional argument as a checked array with a batch axis before its last `rank`.
+def _given(
+  name: str, x: ArrayLike | None, rank: int, *shapes: tuple[int, ...]
+) -> Array | None:
+  """Returns an optional argument as a checked array with a batch axis before its last
+  `rank`.
 
-  Integers become int32, unless they are traced in 64 bits: then their values are not checked.
+  Integers become int32, unless they are traced in 64 bits: then their values are not
+  checked.
   """
   if x is None:
     return None
@@ -293,7 +311,9 @@ def _window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
   """Returns the distances to the left and right, clipped to the largest one possible."""
   if size is None:
     return None
-  left, right = map(operator.index, size if isinstance(size, tuple | list) else (size, size))
+  left, right = map(
+    operator.index, size if isinstance(size, tuple | list) else (size, size)
+  )
   if min(left, right) < 0:
     raise ValueError(f"local_window_size is {size}; want None, or one or two distances")
   return min(left, _FARTHEST), min(right, _FARTHEST)

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 
 from relpos_jax.typing import Array, Bool, Float, Int
 
-# The logit of a hidden pair. It is finite, so that a query that sees no key does not become NaN.
-# Logits below half of it count as hidden.
+# The logit of a hidden pair. It is finite, so that a query that sees no key does not
+# become NaN. Logits below half of it count as hidden.
 LOWEST = 0.7 * float(jnp.finfo(jnp.float32).min)
 
 
@@ -24,13 +24,17 @@ def cap(logits: Float[Array, "..."], soft_cap: float | None) -> Float[Array, "..
   return jnp.where(logits <= LOWEST / 2, logits, soft_cap * jnp.tanh(logits / soft_cap))
 
 
-def causal(queries: Int[Array, "#B T"], keys: Int[Array, "#B S"]) -> Bool[Array, "#B 1 T S"]:
+def causal(
+  queries: Int[Array, "#B T"], keys: Int[Array, "#B S"]
+) -> Bool[Array, "#B 1 T S"]:
   """Returns True where the position of the key is not later than that of the query."""
   # By the distance: positions across 2**31 wrap around, and their distances do not.
   return keys[:, None, None, :] - queries[:, None, :, None] <= 0
 
 
-def within(lengths: Int[Array, " B"] | None, size: int) -> Bool[Array, "B 1 1 {size}"] | None:
+def within(
+  lengths: Int[Array, " B"] | None, size: int
+) -> Bool[Array, "B 1 1 {size}"] | None:
   """Returns True for the first `lengths` of `size` tokens, or None without lengths."""
   if lengths is None:
     return None

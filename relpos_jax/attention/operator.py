@@ -12,7 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import masks, projected, reference
-from relpos_jax.attention.choice import IMPLEMENTATIONS, KERNELS, PLAIN, choose, used_rules
+from relpos_jax.attention.choice import (
+  IMPLEMENTATIONS,
+  KERNELS,
+  PLAIN,
+  choose,
+  used_rules,
+)
 from relpos_jax.attention.inputs import AttentionOptions, Inputs, gather_inputs
 from relpos_jax.attention.pair_program import as_program
 from relpos_jax.attention.partitioned import (
@@ -82,63 +88,76 @@ def dot_product_attention(
       e_ij = scale * q_i . (k_j + aK_ij)
       z_i = sum_j softmax_j(e_ij + bias_ij) (v_j + aV_ij)
 
-  Shaw et al. 2018, equations 3 and 4. With `relations=None` it is `jax.nn.dot_product_attention`.
-  A query that sees no key gets zero output and zero gradient. B, T and S may be 0. A NaN or an
-  infinity in a hidden key or value may still reach the result, as in jax.nn: zero times it is NaN.
+  Shaw et al. 2018, equations 3 and 4. With `relations=None` it is
+  `jax.nn.dot_product_attention`. A query that sees no key gets zero output and zero
+  gradient. B, T and S may be 0. A NaN or an infinity in a hidden key or value may still
+  reach the result, as in jax.nn: zero times it is NaN.
 
-  Outside of `jax.jit`, JAX compiles a call once for its shapes and options. On a CPU another scale
-  compiles nothing (elsewhere a kernel may be chosen, which has one), nor does another offset.
+  Outside of `jax.jit`, JAX compiles a call once for its shapes and options. On a CPU
+  another scale compiles nothing (elsewhere a kernel may be chosen, which has one), nor
+  does another offset.
 
   Args:
-    query: `[B, T, N, H]`. For B, here and below, there may be no axis or several: `[T, N, H]` or
-      `[B, R, T, N, H]`.
+    query: `[B, T, N, H]`. For B, here and below, there may be no axis or several: `[T,
+      N, H]` or `[B, R, T, N, H]`.
     key: `[B, S, K, H]`; N is a multiple of K: consecutive query heads share a key head.
     value: `[B, S, K, V]`, of any width V; value tables are as wide.
     bias: floating numbers added to the scaled logits, of any rank that broadcasts to
       `[B, N, T, S]`; below -1.2e38 it hides.
-    mask: bool, True where the key may be seen; broadcasts to `[B, N, T, S]`, as a bias does.
-    relations: `RelativePositions`, `EdgeLabels` or `EdgeFeatures`, which define a_ij; or a term
-      of the logits: `DistanceBias`, `LinearBias`, `ContentBias`, `KeyBias`, `LabelBias` or
-      `FunctionBias`; or a tuple of any of them, whose terms are added. For rotary positions,
-      `rotate` the queries and keys.
+    mask: bool, True where the key may be seen; broadcasts to `[B, N, T, S]`, as a bias
+      does.
+    relations: `RelativePositions`, `EdgeLabels` or `EdgeFeatures`, which define a_ij;
+      or a term of the logits: `DistanceBias`, `LinearBias`, `ContentBias`, `KeyBias`,
+      `LabelBias` or `FunctionBias`; or a tuple of any of them, whose terms are added.
+      For rotary positions, `rotate` the queries and keys.
     scale: factor of the content, of q_i . aK_ij and of `KeyBias`, `H**-0.5` by default.
-    logits_soft_cap: c, if logits become c tanh(logits / c) (Gemma 2), as in tokamax: after the
-      scale, the relative term and the bias, before the masks. So a bias of -1e9 hides nothing.
-    sinks: `[N]`, logits that take weight and give no value, as in gpt-oss: exp(sink) is added to
-      the sum that divides a query's weights. After scale and soft cap, and never masked.
+    logits_soft_cap: c, if logits become c tanh(logits / c) (Gemma 2), as in tokamax:
+      after the scale, the relative term and the bias, before the masks. So a bias of
+      -1e9 hides nothing.
+    sinks: `[N]`, logits that take weight and give no value, as in gpt-oss: exp(sink) is
+      added to the sum that divides a query's weights. After scale and soft cap, and
+      never masked.
     is_causal: hide the keys whose position is later than the query's.
-    query_positions: integers `[B, T]` or `[T]`, `arange(T)` by default. Rows packed with several
-      sequences need segment ids and no positions: distances within a segment are the same. Any
-      32-bit integers whose differences fit in 32 bits; traced ones may wrap around.
-    key_positions: integers `[B, S]` or `[S]`, `arange(S)` by default. Mask unused slots.
-    query_offset: an integer or integers `[B]`, instead of positions: queries are at query_offset,
-      query_offset + 1, ..., keys at 0, 1, ... Every implementation supports it, so prefer it for
-      chunked prefill, decoding with a cache, and shards of a sequence. Within `jax.jit` a Python
-      int is static. From -2**30 to 2**30; traced ones may be any whose distances fit in 32 bits.
-      One causal query without it is at 0, as in jax.nn; with relations there is a warning.
-    query_seq_lengths: integers `[B]`; queries past their row's length get zero, as in jax.nn.
+    query_positions: integers `[B, T]` or `[T]`, `arange(T)` by default. Rows packed
+      with several sequences need segment ids and no positions: distances within a
+      segment are the same. Any 32-bit integers whose differences fit in 32 bits; traced
+      ones may wrap around.
+    key_positions: integers `[B, S]` or `[S]`, `arange(S)` by default. Mask unused
+      slots.
+    query_offset: an integer or integers `[B]`, instead of positions: queries are at
+      query_offset, query_offset + 1, ..., keys at 0, 1, ... Every implementation
+      supports it, so prefer it for chunked prefill, decoding with a cache, and shards
+      of a sequence. Within `jax.jit` a Python int is static. From -2**30 to 2**30;
+      traced ones may be any whose distances fit in 32 bits. One causal query without it
+      is at 0, as in jax.nn; with relations there is a warning.
+    query_seq_lengths: integers `[B]`; queries past their row's length get zero, as in
+      jax.nn.
     key_value_seq_lengths: integers `[B]`; keys past their row's length are hidden.
-    local_window_size: the distance, or (left, right) distances, beyond which keys are hidden.
+    local_window_size: the distance, or (left, right) distances, beyond which keys are
+      hidden.
     query_segment_ids: integers `[B, T]` or `[T]`; a query sees its own segment's keys.
     key_segment_ids: integers `[B, S]` or `[S]`, given together with the queries'.
     dropout_rate: the share of weights dropped, for v_j and aV_ij alike.
     dropout_key: `jax.random.key`, or an old `PRNGKey`; needed if the rate is positive.
-    implementation: a name, or None to choose one; see `explain`. None chooses "pallas_gpu" on
-      one H200 for causal self-attention in bfloat16 from 1,024 tokens on, with heads of 64 numbers,
-      and no other kernel. The kernels, and "chunked", which None chooses for long sequences (on
-      CPUs from 64 keys on), have first reverse-mode derivatives only. For jvp or second derivatives
-      name "projected" or "skew", and for arrays on the CPU of an H200's machine, too.
-    return_residual: whether to return the logarithm of the sum of exp(logit), too, as in jax.nn.
+    implementation: a name, or None to choose one; see `explain`. None chooses
+      "pallas_gpu" on one H200 for causal self-attention in bfloat16 from 1,024 tokens
+      on, with heads of 64 numbers, and no other kernel. The kernels, and "chunked",
+      which None chooses for long sequences (on CPUs from 64 keys on), have first
+      reverse-mode derivatives only. For jvp or second derivatives name "projected" or
+      "skew", and for arrays on the CPU of an H200's machine, too.
+    return_residual: whether to return the logarithm of the sum of exp(logit), too, as
+      in jax.nn.
 
   Returns:
-    `[B, T, N, V]`, in the value's dtype; with `return_residual` also `[B, T, N]`, in float32 or
-    float64, -inf where a query sees no key: `merge` joins parts of the keys by it. Softmax and sums
-    of weights are in float32, or in float64 for float64 inputs (without relations always in
-    float32, as in jax.nn).
+    `[B, T, N, V]`, in the value's dtype; with `return_residual` also `[B, T, N]`, in
+    float32 or float64, -inf where a query sees no key: `merge` joins parts of the keys
+    by it. Softmax and sums of weights are in float32, or in float64 for float64 inputs
+    (without relations always in float32, as in jax.nn).
 
   Raises:
     ValueError: an argument is wrong, or `implementation` is not a known name.
-    NotImplementedError: `implementation` does not support this call; `explain` lists those that do.
+    NotImplementedError: `implementation` does not support this call; `explain` lists
+      those that do.
 
   >>> from relpos_jax import RelativePositions
   >>> q = k = v = jnp.ones((2, 10, 8, 64))
@@ -175,7 +194,9 @@ def dot_product_attention(
   except TypeError as error:
     if "custom_vjp" not in str(error):
       raise
-    raise NotImplementedError(FIRST_DERIVATIVES_ONLY) from error  # jax.jvp, outside of jax.jit
+    raise NotImplementedError(
+      FIRST_DERIVATIVES_ONLY
+    ) from error  # jax.jvp, outside of jax.jit
   batch = jnp.shape(query)[:-3]
   return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), output)
 
@@ -192,8 +213,8 @@ def attention_weights(
   Takes its arguments except `value` and `implementation`.
 
   Returns:
-    `[B, N, T, S]` (or `[N, T, S]`), float32, or float64 for float64 inputs. A row sums to one, to
-    less with `sinks`, or to zero if the query sees no key.
+    `[B, N, T, S]` (or `[N, T, S]`), float32, or float64 for float64 inputs. A row sums
+    to one, to less with `sinks`, or to zero if the query sees no key.
 
   >>> q = k = jnp.ones((2, 4, 1, 8))
   >>> attention_weights(q, k, is_causal=True)[0, 0]
@@ -212,9 +233,9 @@ def merge(
 ) -> tuple[Float[Array, "*B T N V"], Float[Array, "*B T N"]]:
   """Merges attention to parts of the keys into attention to all of them.
 
-  Takes the outputs and the residuals of `dot_product_attention` with `return_residual`, for the
-  same queries and any split of the keys (give sinks to one part only), and returns both for all
-  keys. Gradients are exact, too.
+  Takes the outputs and the residuals of `dot_product_attention` with `return_residual`,
+  for the same queries and any split of the keys (give sinks to one part only), and
+  returns both for all keys. Gradients are exact, too.
 
   >>> q, k = jnp.ones((2, 1, 8)), jnp.linspace(0.0, 1.0, 4 * 8).reshape(4, 1, 8)
   >>> parts = [dot_product_attention(q, x, x, return_residual=True) for x in (k[:1], k[1:])]
@@ -241,7 +262,9 @@ class _Program:
   implementation: str | None
   result: str | tuple[str, ...]  # the letters of the axes of each result
   structure: jax.tree_util.PyTreeDef  # of the inputs
-  static: tuple  # the leaves of the inputs that are no arrays; None in the place of an array
+  static: (
+    tuple  # the leaves of the inputs that are no arrays; None in the place of an array
+  )
 
 
 def _compute(
@@ -251,15 +274,18 @@ def _compute(
   *,
   result: str | tuple[str, ...],
 ) -> Any:
-  """Returns `function(inputs, implementation)`; a call outside of `jax.jit` is compiled.
+  """Returns `function(inputs, implementation)`; a call outside of `jax.jit` is
+  compiled.
 
-  It is compiled once for its shapes and for the values that are no arrays. The axes of each result
-  have the letters of `result`.
+  It is compiled once for its shapes and for the values that are no arrays. The axes of
+  each result have the letters of `result`.
   """
   # New arrays are concrete under jax.grad and jax.vmap, too.
   is_in_jit = isinstance(jnp.zeros(()), jax.core.Tracer)
   if is_in_jit:
-    return with_automatic_axes(function, inputs.query, inputs, implementation, result=result)
+    return with_automatic_axes(
+      function, inputs.query, inputs, implementation, result=result
+    )
   inputs = _with_traced_numbers(inputs, implementation)
   leaves, structure = jax.tree.flatten(inputs)
   arrays, static = [], []
@@ -278,7 +304,9 @@ def _run(arrays: list[Array | None], program: _Program) -> Any:
     leaves.append(static if array is None else array)
   inputs = jax.tree.unflatten(program.structure, leaves)
   arguments = inputs, program.implementation
-  return with_automatic_axes(program.function, inputs.query, *arguments, result=program.result)
+  return with_automatic_axes(
+    program.function, inputs.query, *arguments, result=program.result
+  )
 
 
 def _with_traced_numbers(inputs: Inputs, implementation: str | None) -> Inputs:
@@ -306,8 +334,12 @@ def _attend(inputs: Inputs, implementation: str | None) -> Array | tuple[Array, 
   """Calls the implementation of that name, or the one chosen for the call."""
   used_rules.get().append(rule := choose(inputs, implementation))
   if not inputs.query.size or not inputs.key.size:
-    output = jnp.zeros((*inputs.query.shape[:3], inputs.value.shape[3]), inputs.value.dtype)
-    none = jnp.full(inputs.query.shape[:3], -jnp.inf, jnp.promote_types(output.dtype, jnp.float32))
+    output = jnp.zeros(
+      (*inputs.query.shape[:3], inputs.value.shape[3]), inputs.value.dtype
+    )
+    none = jnp.full(
+      inputs.query.shape[:3], -jnp.inf, jnp.promote_types(output.dtype, jnp.float32)
+    )
     return (output, none) if inputs.return_residual else output
   if rule.implementation == PLAIN:
     return _plain(inputs)
@@ -329,7 +361,9 @@ def _plain(inputs: Inputs) -> Array:
     bias = jnp.maximum(bias.astype(jnp.float32), masks.LOWEST)  # -inf becomes finite
   arrays = inputs.query, inputs.key, inputs.value, bias, mask
   output = jax.nn.dot_product_attention(*arrays, scale=inputs.scale)  # pyright: ignore
-  not_hidden = None if bias is None else ~(bias <= masks.LOWEST / 2)  # a NaN hides nothing
+  not_hidden = (
+    None if bias is None else ~(bias <= masks.LOWEST / 2)
+  )  # a NaN hides nothing
   mask = masks.combine(mask, not_hidden)
   if mask is None:
     return output

@@ -16,8 +16,8 @@ from relpos_jax.typing import Array
 class PairProgram:
   """A function of a pair that equals every other one of the same program.
 
-  A function itself would be compared by its identity: what it reads around it, such as the
-  weights of a module, would stay as at the first call.
+  A function itself would be compared by its identity: what it reads around it, such as
+  the weights of a module, would stay as at the first call.
   """
 
   def __init__(self, jaxpr: core.Jaxpr):

@@ -1,7 +1,8 @@
-"""Attention by fused kernels for GPUs, Pallas through Triton: never [T, S], forward or backward.
+"""Attention by fused kernels for GPUs, Pallas through Triton: never [T, S], forward or
+backward.
 
-This module pads to blocks, computes the thin products with the tables, and defines the derivative
-around the kernels of `pallas_gpu_kernels`.
+This module pads to blocks, computes the thin products with the tables, and defines the
+derivative around the kernels of `pallas_gpu_kernels`.
 """
 
 import functools
@@ -35,8 +36,9 @@ def attention(
 ) -> Float[Array, "B T N H"]:
   """Computes attention by the kernels.
 
-  `interpret` selects Pallas' interpret mode, by default if the platform is not a GPU. `block` has
-  the queries and keys of a tile: powers of 2, on a GPU at least 16. Its default was not tuned.
+  `interpret` selects Pallas' interpret mode, by default if the platform is not a GPU.
+  `block` has the queries and keys of a tile: powers of 2, on a GPU at least 16. Its
+  default was not tuned.
   """
   length, width = inputs.query.shape[1], inputs.query.shape[3]
   if block is None:
@@ -48,7 +50,9 @@ def attention(
   output, weights = _attend(plan, _floats(inputs, tables, block), masks)
   output = output[:, :length, :, :width]
   if plan.has_values:
-    output += reference.product("BNTR,RNH->BTNH", weights[:, :, :length], tables["value_table"])
+    output += reference.product(
+      "BNTR,RNH->BTNH", weights[:, :, :length], tables["value_table"]
+    )
   if inputs.query_mask is not None:
     output = jnp.where(jnp.moveaxis(inputs.query_mask, 1, 2), output, 0)
   return output.astype(inputs.value.dtype)
@@ -63,7 +67,9 @@ def _floats(inputs: Inputs, tables: Arrays, block: tuple[int, int]) -> Arrays:
   """Returns the operands that have gradients, padded to whole tiles."""
   # Wide, so that the gradient is rounded once, after its two terms are added.
   query = inputs.query.astype(jnp.promote_types(inputs.query.dtype, jnp.float32))
-  arrays = dict(query=(query, block[0]), key=(inputs.key, block[1]), value=(inputs.value, block[1]))
+  arrays = dict(
+    query=(query, block[0]), key=(inputs.key, block[1]), value=(inputs.value, block[1])
+  )
   floats = {
     name: band.pad(band.pad(x, 1, size), 3, _power_of_2(x.shape[3]))
     for name, (x, size) in arrays.items()
@@ -71,14 +77,18 @@ def _floats(inputs: Inputs, tables: Arrays, block: tuple[int, int]) -> Arrays:
   terms = []
   if "key_table" in tables:
     logits = reference.product("BTNH,RNH->BNTR", query, tables["key_table"])
-    terms.append(band.pad(logits * jnp.asarray(inputs.scale, logits.dtype), 2, block[0]))
+    terms.append(
+      band.pad(logits * jnp.asarray(inputs.scale, logits.dtype), 2, block[0])
+    )
   if "bias_table" in tables:
     terms.append(tables["bias_table"].T[None, :, None])
   return floats | (dict(band_logits=sum(terms[1:], terms[0])) if terms else {})
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: KernelPlan, floats: Arrays, masks: Arrays) -> tuple[Array, Array | None]:
+def _attend(
+  plan: KernelPlan, floats: Arrays, masks: Arrays
+) -> tuple[Array, Array | None]:
   """Returns the output without the value table's term, and the weights by row of the tables."""
   return _attend_forward(plan, floats, masks)[0]
 
@@ -89,11 +99,15 @@ def _attend_forward(plan: KernelPlan, floats: Arrays, masks: Arrays) -> tuple:
   return (outputs["output"], outputs.get("band_weights")), (operands, outputs)
 
 
-def _attend_backward(plan: KernelPlan, residuals: tuple, d_results: tuple) -> tuple[Arrays, None]:
+def _attend_backward(
+  plan: KernelPlan, residuals: tuple, d_results: tuple
+) -> tuple[Arrays, None]:
   operands, outputs = residuals
   d_output, d_weights = d_results
   # Of a wide output: an error of delta enters all of a query's gradients.
-  delta = jnp.einsum("BTNH,BTNH->BNT", d_output, outputs["output"], precision=plan.precision)
+  delta = jnp.einsum(
+    "BTNH,BTNH->BNT", d_output, outputs["output"], precision=plan.precision
+  )
   if plan.has_values:
     delta += (d_weights * outputs["band_weights"]).sum(-1)
     operands = operands | dict(d_band_weights=d_weights)

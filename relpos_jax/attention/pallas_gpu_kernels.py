@@ -1,16 +1,19 @@
-"""The kernels for GPUs: the output, the gradient of queries and band, that of keys and values.
+"""The kernels for GPUs: the output, the gradient of queries and band, that of keys and
+values.
 
-For a block of queries the keys fall into three runs of tiles: all of a tile is left of the band, or
-right of it, where all keys of a query have the same relative term; or the tile is *mixed*.
+For a block of queries the keys fall into three runs of tiles: all of a tile is left of
+the band, or right of it, where all keys of a query have the same relative term; or the
+tile is *mixed*.
 
-What queries have for each row of a table is in an array [T, R]. A pair (i, j) has column
-clip(j - i - low, 0, R - 1), gathered through a reference in a mixed tile. Every (i, r) of the band
-has one j, so what is summed by rows of the table is scattered there without atomics; the first and
-the last column, of all keys beside the band, are sums.
+What queries have for each row of a table is in an array [T, R]. A pair (i, j) has
+column clip(j - i - low, 0, R - 1), gathered through a reference in a mixed tile. Every
+(i, r) of the band has one j, so what is summed by rows of the table is scattered there
+without atomics; the first and the last column, of all keys beside the band, are sums.
 
 A hidden pair has a very low logit, so that nothing is ever infinite. A weight is
-exp(logit - maximum) * inverse_total, forward and backward, in this order: float32 loses a small
-summand beside a large logit, and rounds a large one that is multiplied with log2(e).
+exp(logit - maximum) * inverse_total, forward and backward, in this order: float32 loses
+a small summand beside a large logit, and rounds a large one that is multiplied with
+log2(e).
 """
 
 import functools
@@ -30,8 +33,12 @@ from relpos_jax.typing import Array, ArrayLike, Int
 
 # A letter for each axis of each array, see `over_devices`: small ones are not sharded.
 AXES = dict.fromkeys(("query", "output", "d_output", "d_query"), "BtNh")
-AXES |= dict(key="BSKh", value="BSKh", d_key="BSNh", d_value="BSNh")  # gradients per query head
-AXES |= dict.fromkeys(("band_logits", "d_band_logits"), "BNtr")  # of size 1 where all are the same
+AXES |= dict(
+  key="BSKh", value="BSKh", d_key="BSNh", d_value="BSNh"
+)  # gradients per query head
+AXES |= dict.fromkeys(
+  ("band_logits", "d_band_logits"), "BNtr"
+)  # of size 1 where all are the same
 AXES |= dict.fromkeys(("band_weights", "d_band_weights"), "BNtr")  # after dropout
 AXES |= dict(key_mask="BS", query_segments="Bt", key_segments="BS", seeds="BN")
 AXES |= dict.fromkeys(("maximum", "inverse_total", "delta"), "BNt")
@@ -79,23 +86,36 @@ def backward(plan: KernelPlan, operands: Arrays, _: ArrayLike) -> Arrays:
 
 
 def _call(
-  kernel, plan: KernelPlan, blocked: str, operands: Arrays, results: Arrays, in_place: Arrays
+  kernel,
+  plan: KernelPlan,
+  blocked: str,
+  operands: Arrays,
+  results: Arrays,
+  in_place: Arrays,
 ) -> Arrays:
-  """Runs a kernel for every block of one axis of every head; it reads all of the other axes.
+  """Runs a kernel for every block of one axis of every head; it reads all of the other
+  axes.
 
-  Its results have these shapes. It writes some entries of the arrays `in_place`, results, too.
+  Its results have these shapes. It writes some entries of the arrays `in_place`,
+  results, too.
   """
   query, key = operands["query"], operands["key"]
   batch, length, heads, width = query.shape
-  size, total = (plan.block[0], length) if blocked == "t" else (plan.block[1], key.shape[1])
+  size, total = (
+    (plan.block[0], length) if blocked == "t" else (plan.block[1], key.shape[1])
+  )
   group = heads // key.shape[2]
   operands = align_manual_axes(operands | in_place)
-  results |= {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in in_place.items()}
+  results |= {
+    name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in in_place.items()
+  }
 
   def spec(name, x):
     axes = list(zip(AXES[name], x.shape, strict=True))
     squeezed = dict.fromkeys("BNK")  # axes that the kernel does not see
-    shape = [min(size, n) if axis == blocked else squeezed.get(axis, n) for axis, n in axes]
+    shape = [
+      min(size, n) if axis == blocked else squeezed.get(axis, n) for axis, n in axes
+    ]
 
     def index(i, n, b):
       at = {"B": b, "N": n, "K": lax.div(n, jnp.int32(group)), blocked: i}
@@ -112,13 +132,16 @@ def _call(
     input_output_aliases={
       sorted(operands).index(name): sorted(results).index(name) for name in in_place
     },
-    compiler_params=plgpu.CompilerParams(num_warps=8 if width > 64 else 4, num_stages=2),
+    compiler_params=plgpu.CompilerParams(
+      num_warps=8 if width > 64 else 4, num_stages=2
+    ),
     interpret=plan.interpret,
     name=kernel.__name__.strip("_"),
   )(operands)
 
 
-# The kernels --------------------------------------------------------------------------------------
+# The kernels
+# --------------------------------------------------------------------------------------
 
 
 def _output_kernel(plan: KernelPlan, operands: Arrays, outputs: Arrays):
@@ -134,17 +157,29 @@ def _output_kernel(plan: KernelPlan, operands: Arrays, outputs: Arrays):
     weights = jnp.exp(logits - maximum[:, None])
     total = total * correction + weights.sum(1)
     if plan.dropout_rate:
-      is_kept = dropout.keep(operands["seeds"][...], tile.rows, tile.columns, plan.dropout_rate)
-      weights, logits = jnp.where(is_kept, weights, 0), jnp.where(is_kept, logits, masks.LOWEST)
+      is_kept = dropout.keep(
+        operands["seeds"][...], tile.rows, tile.columns, plan.dropout_rate
+      )
+      weights, logits = (
+        jnp.where(is_kept, weights, 0),
+        jnp.where(is_kept, logits, masks.LOWEST),
+      )
     if plan.has_values:
       _scatter(plan, outputs["band_weights"], tile, logits)
       beside = _add_beside(plan, tile, tuple(x * correction for x in beside), weights)
     value = operands["value"][tile.keys]
-    output = output * correction[:, None] + _dot(weights.astype(value.dtype), value, 1, 0)
+    output = output * correction[:, None] + _dot(
+      weights.astype(value.dtype), value, 1, 0
+    )
     return maximum, total, output, beside
 
   beside = (zeros, zeros) if plan.has_values else None
-  state = jnp.full_like(zeros, masks.LOWEST), zeros, jnp.zeros(query.shape, dtype), beside
+  state = (
+    jnp.full_like(zeros, masks.LOWEST),
+    zeros,
+    jnp.zeros(query.shape, dtype),
+    beside,
+  )
   maximum, total, output, beside = _over_tiles(plan, operands, "t", visit, state)
   has_key = maximum > masks.LOWEST / 2
   inverse_total = jnp.where(has_key, 1 / jnp.where(has_key, total, 1), 0)
@@ -181,7 +216,10 @@ def _d_key_kernel(plan: KernelPlan, operands: Arrays, gradients: Arrays):
   key, value = operands["key"][...], operands["value"][...]
 
   def visit(tile: _Tile, carry: tuple) -> tuple:
-    query, d_output = operands["query"][tile.queries], operands["d_output"][tile.queries]
+    query, d_output = (
+      operands["query"][tile.queries],
+      operands["d_output"][tile.queries],
+    )
     weights, d_logits = _d_logits(plan, operands, tile, query, key, value, d_output)
     return (
       carry[0] + _dot(d_logits.astype(query.dtype), query, 0, 0),
@@ -194,22 +232,29 @@ def _d_key_kernel(plan: KernelPlan, operands: Arrays, gradients: Arrays):
   gradients["d_value"][...] = d_value.astype(gradients["d_value"].dtype)
 
 
-def _d_logits(plan: KernelPlan, operands: Arrays, tile: "_Tile", query, key, value, d_output):
+def _d_logits(
+  plan: KernelPlan, operands: Arrays, tile: "_Tile", query, key, value, d_output
+):
   """Computes a tile's weights after dropout, and the gradient of its logits."""
   names = "maximum", "inverse_total", "delta"
-  maximum, inverse_total, delta = (operands[name][tile.queries][:, None] for name in names)
+  maximum, inverse_total, delta = (
+    operands[name][tile.queries][:, None] for name in names
+  )
   weights = jnp.exp(_logits(plan, operands, tile, query, key) - maximum) * inverse_total
   d_weights = _dot(d_output, value, 1, 1)
   if plan.has_values:
     d_weights += _terms(plan, operands["d_band_weights"], tile)
   if not plan.dropout_rate:
     return weights, weights * (d_weights - delta)
-  is_kept = dropout.keep(operands["seeds"][...], tile.rows, tile.columns, plan.dropout_rate)
+  is_kept = dropout.keep(
+    operands["seeds"][...], tile.rows, tile.columns, plan.dropout_rate
+  )
   factor = jnp.where(is_kept, 1 / (1 - plan.dropout_rate), 0).astype(weights.dtype)
   return weights * factor, weights * (d_weights * factor - delta)
 
 
-# Tiles --------------------------------------------------------------------------------------------
+# Tiles
+# --------------------------------------------------------------------------------------------
 
 
 class _Tile(NamedTuple):
@@ -250,7 +295,8 @@ def _over_tiles(
   def floor(x):
     return lax.div(jnp.clip(x, 0, num_tiles * size), jnp.int32(size))
 
-  # Differences from the block are at most `low` in the first tiles, at least `high` in the last.
+  # Differences from the block are at most `low` in the first tiles, at least `high` in
+  # the last.
   low_end = floor(start + (low + 1))
   high_begin = jnp.maximum(floor(start + (block + high + size - 2)), low_end)
   runs = (0, low_end), (low_end, high_begin), (high_begin, num_tiles)
@@ -270,7 +316,9 @@ def _over_tiles(
   return carry
 
 
-def _logits(plan: KernelPlan, operands: Arrays, tile: _Tile, query: Array, key: Array) -> Array:
+def _logits(
+  plan: KernelPlan, operands: Arrays, tile: _Tile, query: Array, key: Array
+) -> Array:
   """Computes a tile's logits."""
   logits = _dot(query, key, 1, 1) * plan.scale
   if "band_logits" in operands:
@@ -292,7 +340,9 @@ def _terms(plan: KernelPlan, reference: Any, tile: _Tile) -> Array:
   """Reads each pair's entry of [T, R]; off the band it is one number per query."""
   if tile.side == "mixed":
     rows, columns = _indices(plan, tile)
-    return plgpu.load(reference.at[rows if reference.shape[0] > 1 else 0 * rows, columns])
+    return plgpu.load(
+      reference.at[rows if reference.shape[0] > 1 else 0 * rows, columns]
+    )
   queries = tile.queries if reference.shape[0] > 1 else slice(None)
   return reference[queries, 0 if tile.side == "left" else plan.num_rows - 1][:, None]
 
@@ -304,7 +354,9 @@ def _scatter(plan: KernelPlan, reference: Any, tile: _Tile, x: Array) -> None:
     plgpu.store(reference.at[_indices(plan, tile)], x, mask=on_band)
 
 
-def _add_beside(plan: KernelPlan, tile: _Tile, sides: tuple, x: Array) -> tuple[Array, Array]:
+def _add_beside(
+  plan: KernelPlan, tile: _Tile, sides: tuple, x: Array
+) -> tuple[Array, Array]:
   """Adds a tile to the sums left and right of the band."""
   left, right = sides
   if tile.side == "mixed":
@@ -314,7 +366,9 @@ def _add_beside(plan: KernelPlan, tile: _Tile, sides: tuple, x: Array) -> tuple[
   return (left + x.sum(1), right) if tile.side == "left" else (left, right + x.sum(1))
 
 
-def _indices(plan: KernelPlan, tile: _Tile) -> tuple[Int[Array, "Q S"], Int[Array, "Q S"]]:
+def _indices(
+  plan: KernelPlan, tile: _Tile
+) -> tuple[Int[Array, "Q S"], Int[Array, "Q S"]]:
   """Returns the indices of a tile's pairs in [T, R]."""
   rows = tile.queries.start + jnp.arange(tile.size[0], dtype=jnp.int32)[:, None]
   columns = jnp.clip(tile.distances - plan.low, 0, plan.num_rows - 1)

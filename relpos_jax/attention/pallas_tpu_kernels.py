@@ -1,16 +1,16 @@
 """The kernels for TPUs: the output, and all gradients in one pass over the tiles.
 
-A tile is `block` queries by `block` keys. All of it is left of the band, or right of it, where all
-keys of a query have the same relative term; or the tile is *mixed*.
+A tile is `block` queries by `block` keys. All of it is left of the band, or right of
+it, where all keys of a query have the same relative term; or the tile is *mixed*.
 
-Keys are along sublanes and queries along lanes, of tiles and of arrays in memory: heads narrower
-than a vector waste none of it, and one number per query is a row.
+Keys are along sublanes and queries along lanes, of tiles and of arrays in memory: heads
+narrower than a vector waste none of it, and one number per query is a row.
 
-What a block of queries has for each row of a table is stored *skewed*, `[period, block]`: that of
-query i (counted from its block's start) and distance d is in row (i + d) % period. This is the row
-j % period of key j, whatever the query. So a mixed tile reads its terms, and adds its gradients, by
-slices, without a lookup. They are skewed and unskewed once per block of queries, by a rotation
-whose shift grows with the column.
+What a block of queries has for each row of a table is stored *skewed*, `[period,
+block]`: that of query i (counted from its block's start) and distance d is in row (i +
+d) % period. This is the row j % period of key j, whatever the query. So a mixed tile
+reads its terms, and adds its gradients, by slices, without a lookup. They are skewed
+and unskewed once per block of queries, by a rotation whose shift grows with the column.
 """
 
 import functools
@@ -29,12 +29,14 @@ from relpos_jax.typing import Array, ArrayLike
 
 # A letter for each axis of each array, see `over_devices`: small ones are not sharded.
 AXES = dict(key_table="Nrh", value_table="Nrh", bias_table="Nro")
-# All sequences share these, and heads may; the kernel's gradients are per sequence and head.
+# All sequences share these, and heads may; the kernel's gradients are per sequence and
+# head.
 TABLES = tuple(AXES)
 AXES |= {f"d_{name}": "B" + axes for name, axes in AXES.items()}
 AXES |= dict.fromkeys(("query", "d_output", "output", "d_query"), "BNht")
 AXES |= dict.fromkeys(("key", "value", "d_key", "d_value"), "BKhS")
-# A weight is exp(logit - maximum) * inverse_total: in a logsumexp float32 would lose the total.
+# A weight is exp(logit - maximum) * inverse_total: in a logsumexp float32 would lose
+# the total.
 AXES |= dict.fromkeys(("maximum", "inverse_total", "delta"), "BNot")
 AXES |= dict(seeds="BNop", key_mask="BSo", query_segments="Bot", key_segments="BSo")
 
@@ -50,10 +52,13 @@ class TpuPlan(KernelPlan):
   def period(self) -> int:
     """Returns the rows of a skewed array: a divisor or a multiple of the block."""
     period = max(8, 1 << (self.num_rows - 1).bit_length())
-    return period if period <= self.block else -(-self.num_rows // self.block) * self.block
+    return (
+      period if period <= self.block else -(-self.num_rows // self.block) * self.block
+    )
 
 
-# The output ---------------------------------------------------------------------------------------
+# The output
+# ---------------------------------------------------------------------------------------
 
 
 def forward(plan: TpuPlan, operands: Arrays, _: ArrayLike) -> Arrays:
@@ -63,15 +68,21 @@ def forward(plan: TpuPlan, operands: Arrays, _: ArrayLike) -> Arrays:
   row = jax.ShapeDtypeStruct((batch, heads, 1, length), wide)
   output = row.update(shape=operands["query"].shape)
   outputs = dict(output=output, maximum=row, inverse_total=row)
-  scratch = dict(output=(width, plan.block), maximum=(1, plan.block), total=(1, plan.block))
+  scratch = dict(
+    output=(width, plan.block), maximum=(1, plan.block), total=(1, plan.block)
+  )
   if _has_logits(operands):
     scratch |= _by_row(plan, "key")
   if "value_table" in operands:
     scratch |= _by_row(plan, "weights")
-  return _call(plan, _forward_kernel, operands, outputs, scratch, num_parallel=4, num_products=2)
+  return _call(
+    plan, _forward_kernel, operands, outputs, scratch, num_parallel=4, num_products=2
+  )
 
 
-def _forward_kernel(plan: TpuPlan, operands: Arrays, outputs: Arrays, scratch: Arrays) -> None:
+def _forward_kernel(
+  plan: TpuPlan, operands: Arrays, outputs: Arrays, scratch: Arrays
+) -> None:
   query_block, key_block = pl.program_id(3), pl.program_id(4)
 
   @pl.when(key_block == 0)
@@ -82,12 +93,17 @@ def _forward_kernel(plan: TpuPlan, operands: Arrays, outputs: Arrays, scratch: A
 
   def add(offset: Array, side: str) -> None:
     """Adds a tile to an online softmax."""
-    value, logits = operands["value"][0, 0], _logits(plan, operands, scratch, offset, side)
+    value, logits = (
+      operands["value"][0, 0],
+      _logits(plan, operands, scratch, offset, side),
+    )
     maximum = jnp.maximum(scratch["maximum"][...], logits.max(0, keepdims=True))
     correction = jnp.exp(scratch["maximum"][...] - maximum)
     scratch["maximum"][...] = maximum
     weights = jnp.exp(logits - maximum)
-    scratch["total"][...] = scratch["total"][...] * correction + weights.sum(0, keepdims=True)
+    scratch["total"][...] = scratch["total"][...] * correction + weights.sum(
+      0, keepdims=True
+    )
     if plan.dropout_rate:
       weights = jnp.where(_keep(plan, operands, query_block, key_block), weights, 0)
     added = _product(value, weights.astype(value.dtype), (1, 0))
@@ -111,7 +127,8 @@ def _forward_kernel(plan: TpuPlan, operands: Arrays, outputs: Arrays, scratch: A
     outputs["inverse_total"][0, 0] = inverse_total
 
 
-# Gradients ----------------------------------------------------------------------------------------
+# Gradients
+# ----------------------------------------------------------------------------------------
 
 
 def backward(plan: TpuPlan, operands: Arrays, _: ArrayLike) -> Arrays:
@@ -123,19 +140,27 @@ def backward(plan: TpuPlan, operands: Arrays, _: ArrayLike) -> Arrays:
   batch, heads, width, _ = query.shape
   wide = jnp.promote_types(query.dtype, jnp.float32)
   names = "query", "key", "value"
-  outputs = {f"d_{x}": jax.ShapeDtypeStruct(operands[x].shape, query.dtype) for x in names}
+  outputs = {
+    f"d_{x}": jax.ShapeDtypeStruct(operands[x].shape, query.dtype) for x in names
+  }
   for name in [x for x in TABLES if x in operands]:
     of_heads = batch, heads, *operands[name].shape[1:]
     outputs[f"d_{name}"] = jax.ShapeDtypeStruct(of_heads, wide)
-  scratch = dict(query=(width, plan.block)) | dict.fromkeys(("key", "value"), key.shape[2:])
+  scratch = dict(query=(width, plan.block)) | dict.fromkeys(
+    ("key", "value"), key.shape[2:]
+  )
   if _has_logits(operands):
     scratch |= _by_row(plan, "key") | _by_row(plan, "d_logits")
   if "value_table" in operands:
     scratch |= _by_row(plan, "value") | _by_row(plan, "weights")
-  return _call(plan, _backward_kernel, operands, outputs, scratch, num_parallel=2, num_products=5)
+  return _call(
+    plan, _backward_kernel, operands, outputs, scratch, num_parallel=2, num_products=5
+  )
 
 
-def _backward_kernel(plan: TpuPlan, operands: Arrays, outputs: Arrays, scratch: Arrays) -> None:
+def _backward_kernel(
+  plan: TpuPlan, operands: Arrays, outputs: Arrays, scratch: Arrays
+) -> None:
   group, query_block, key_block = (pl.program_id(axis) for axis in (2, 3, 4))
   last_group, last_query, last_key = (pl.num_programs(axis) - 1 for axis in (2, 3, 4))
   of_keys = {name: scratch[name] for name in ("key", "value")}
@@ -157,7 +182,9 @@ def _backward_kernel(plan: TpuPlan, operands: Arrays, outputs: Arrays, scratch: 
     names = "query", "key", "value", "d_output"
     query, key, value, d_output = (operands[name][0, 0] for name in names)
     logits = _logits(plan, operands, scratch, offset, side)
-    weights = jnp.exp(logits - operands["maximum"][0, 0]) * operands["inverse_total"][0, 0]
+    weights = (
+      jnp.exp(logits - operands["maximum"][0, 0]) * operands["inverse_total"][0, 0]
+    )
     d_weights = _product(value, d_output, (0, 0))
     if "value_table" in operands:
       d_weights += _terms(plan, scratch, "value", offset, side)
@@ -171,7 +198,10 @@ def _backward_kernel(plan: TpuPlan, operands: Arrays, outputs: Arrays, scratch: 
       _collect(plan, scratch, "weights", kept_weights, offset, side)
     if _has_logits(operands):
       _collect(plan, scratch, "d_logits", d_logits, offset, side)
-    kept_weights, d_logits = kept_weights.astype(query.dtype), d_logits.astype(query.dtype)
+    kept_weights, d_logits = (
+      kept_weights.astype(query.dtype),
+      d_logits.astype(query.dtype),
+    )
     keys = pl.ds(pl.multiple_of(key_block * plan.block, plan.block), plan.block)
     scratch["value"][:, keys] += _product(d_output, kept_weights, (1, 1))
     scratch["key"][:, keys] += _product(query, d_logits, (1, 1))
@@ -190,22 +220,33 @@ def _backward_kernel(plan: TpuPlan, operands: Arrays, outputs: Arrays, scratch: 
       outputs["d_bias_table"][0, 0] += d_logits.sum(1, keepdims=True)
     if "value_table" in operands:
       weights = _unskewed(plan, scratch, "weights")
-      outputs["d_value_table"][0, 0] += _product(weights, operands["d_output"][0, 0], (1, 1))
+      outputs["d_value_table"][0, 0] += _product(
+        weights, operands["d_output"][0, 0], (1, 1)
+      )
     outputs["d_query"][0, 0] = (d_query * plan.scale).astype(outputs["d_query"].dtype)
 
-  @pl.when((group == last_group) & (query_block == last_query) & (key_block == last_key))
+  @pl.when(
+    (group == last_group) & (query_block == last_query) & (key_block == last_key)
+  )
   def _():
-    outputs["d_key"][0, 0] = (scratch["key"][...] * plan.scale).astype(outputs["d_key"].dtype)
+    outputs["d_key"][0, 0] = (scratch["key"][...] * plan.scale).astype(
+      outputs["d_key"].dtype
+    )
     outputs["d_value"][0, 0] = scratch["value"][...].astype(outputs["d_value"].dtype)
 
 
-# Tiles --------------------------------------------------------------------------------------------
+# Tiles
+# --------------------------------------------------------------------------------------------
 
 
-def _on_its_side(plan: TpuPlan, offset: Array, add: Callable[[Array, str], None]) -> None:
-  """Runs `add(offset, side)` for a tile `offset` blocks right of the diagonal, if any pair is seen.
+def _on_its_side(
+  plan: TpuPlan, offset: Array, add: Callable[[Array, str], None]
+) -> None:
+  """Runs `add(offset, side)` for a tile `offset` blocks right of the diagonal, if any
+  pair is seen.
 
-  The side of the band is "left", "right" or "mixed"; in a causal call all to the right is hidden.
+  The side of the band is "left", "right" or "mixed"; in a causal call all to the right
+  is hidden.
   """
   is_left = (offset + 1) * plan.block - 1 <= plan.low
   is_right = (offset - 1) * plan.block + 1 >= plan.high
@@ -218,11 +259,15 @@ def _on_its_side(plan: TpuPlan, offset: Array, add: Callable[[Array, str], None]
 
 def _distances(plan: TpuPlan, offset: Array) -> Array:
   """Returns j - i in a tile."""
-  iota = functools.partial(jax.lax.broadcasted_iota, jnp.int32, (plan.block, plan.block))
+  iota = functools.partial(
+    jax.lax.broadcasted_iota, jnp.int32, (plan.block, plan.block)
+  )
   return offset * plan.block + iota(0) - iota(1)
 
 
-def _logits(plan: TpuPlan, operands: Arrays, scratch: Arrays, offset: Array, side: str) -> Array:
+def _logits(
+  plan: TpuPlan, operands: Arrays, scratch: Arrays, offset: Array, side: str
+) -> Array:
   """Computes a tile's logits, LOWEST for hidden pairs."""
   logits = _product(operands["key"][0, 0], operands["query"][0, 0], (0, 0)) * plan.scale
   if _has_logits(operands):
@@ -239,7 +284,9 @@ def _logits(plan: TpuPlan, operands: Arrays, scratch: Arrays, offset: Array, sid
   return logits
 
 
-def _keep(plan: TpuPlan, operands: Arrays, query_block: Array, key_block: Array) -> Array:
+def _keep(
+  plan: TpuPlan, operands: Arrays, query_block: Array, key_block: Array
+) -> Array:
   """Returns the dropout mask of a tile, True where a weight is kept."""
   iota = functools.partial(jax.lax.broadcasted_iota, jnp.int32)
   keys = key_block * plan.block + iota((plan.block, 1), 0)
@@ -247,7 +294,8 @@ def _keep(plan: TpuPlan, operands: Arrays, query_block: Array, key_block: Array)
   return dropout.keep(operands["seeds"][0, 0], queries, keys, plan.dropout_rate)
 
 
-# The rows of the tables ---------------------------------------------------------------------------
+# The rows of the tables
+# ---------------------------------------------------------------------------
 
 
 def _has_logits(operands: Arrays) -> bool:
@@ -258,7 +306,11 @@ def _has_logits(operands: Arrays) -> bool:
 def _by_row(plan: TpuPlan, name: str) -> dict[str, tuple[int, int]]:
   """Returns the shapes of numbers by query and row: beside the band, and in it, skewed."""
   row = 1, plan.block
-  return {f"{name}_left": row, f"{name}_right": row, f"{name}_band": (plan.period, plan.block)}
+  return {
+    f"{name}_left": row,
+    f"{name}_right": row,
+    f"{name}_band": (plan.period, plan.block),
+  }
 
 
 def _store_logits(plan: TpuPlan, operands: Arrays, scratch: Arrays) -> None:
@@ -267,7 +319,9 @@ def _store_logits(plan: TpuPlan, operands: Arrays, scratch: Arrays) -> None:
     return
   rows = 0
   if "key_table" in operands:
-    rows = _product(operands["key_table"][0], operands["query"][0, 0], (1, 0)) * plan.scale
+    rows = (
+      _product(operands["key_table"][0], operands["query"][0, 0], (1, 0)) * plan.scale
+    )
   if "bias_table" in operands:
     rows += jnp.broadcast_to(operands["bias_table"][0], (plan.period, plan.block))
   _store(plan, scratch, "key", rows)
@@ -280,7 +334,9 @@ def _store(plan: TpuPlan, scratch: Arrays, name: str, rows: Array) -> None:
   scratch[f"{name}_band"][...] = _skew(plan, rows)
 
 
-def _terms(plan: TpuPlan, scratch: Arrays, name: str, offset: Array, side: str) -> Array:
+def _terms(
+  plan: TpuPlan, scratch: Arrays, name: str, offset: Array, side: str
+) -> Array:
   """Returns a tile's relative terms, `[block, block]`, or `[1, block]` beside the band."""
   if side != "mixed":
     return scratch[f"{name}_{side}"][...]
@@ -291,7 +347,9 @@ def _terms(plan: TpuPlan, scratch: Arrays, name: str, offset: Array, side: str) 
   return jnp.where(distances >= plan.high, scratch[f"{name}_right"][...], terms)
 
 
-def _collect(plan: TpuPlan, scratch: Arrays, name: str, tile: Array, offset: Array, side: str):
+def _collect(
+  plan: TpuPlan, scratch: Arrays, name: str, tile: Array, offset: Array, side: str
+):
   """Adds a tile to the sums by query and row."""
   if side != "mixed":
     scratch[f"{name}_{side}"][...] += tile.sum(0, keepdims=True)
@@ -328,11 +386,14 @@ def _skew(plan: TpuPlan, x: Array, sign: int = 1) -> Array:
   """
   column = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
   for bit in range((min(plan.period, plan.block) - 1).bit_length()):
-    x = jnp.where(column & 2**bit != 0, pltpu.roll(x, sign * 2**bit % plan.period, 0), x)
+    x = jnp.where(
+      column & 2**bit != 0, pltpu.roll(x, sign * 2**bit % plan.period, 0), x
+    )
   return x
 
 
-# Pallas -------------------------------------------------------------------------------------------
+# Pallas
+# -------------------------------------------------------------------------------------------
 
 
 def _clear(arrays: Arrays) -> None:
@@ -347,26 +408,44 @@ def _product(x: Array, y: Array, contract: tuple[int, int]) -> Array:
   """
   dtype = jnp.promote_types(x.dtype, y.dtype)
   wide = jnp.promote_types(dtype, jnp.float32)
-  # Not None, the default in force: the compiler refuses a higher one for bfloat16, which is exact.
-  precision = jax.lax.Precision.DEFAULT if dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
+  # Not None, the default in force: the compiler refuses a higher one for bfloat16,
+  # which is exact.
+  precision = (
+    jax.lax.Precision.DEFAULT if dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
+  )
   dimensions = ((contract[:1], contract[1:]), ((), ()))
   x, y = x.astype(dtype), y.astype(dtype)
-  return jax.lax.dot_general(x, y, dimensions, precision=precision, preferred_element_type=wide)
+  return jax.lax.dot_general(
+    x, y, dimensions, precision=precision, preferred_element_type=wide
+  )
 
 
 def _call(
-  plan: TpuPlan, kernel, operands: Arrays, outputs: Arrays, scratch, *, num_parallel, num_products
+  plan: TpuPlan,
+  kernel,
+  operands: Arrays,
+  outputs: Arrays,
+  scratch,
+  *,
+  num_parallel,
+  num_products,
 ) -> Arrays:
   """Runs `kernel(plan, operands, outputs, scratch)` for every tile.
 
-  The grid is of the batch, key heads, query heads of a key head, blocks of queries, and blocks of
-  keys; the first `num_parallel` of these are parallel. `scratch` has shapes; a tile takes
-  `num_products` products of [block, H] by [block, block].
+  The grid is of the batch, key heads, query heads of a key head, blocks of queries, and
+  blocks of keys; the first `num_parallel` of these are parallel. `scratch` has shapes;
+  a tile takes `num_products` products of [block, H] by [block, block].
   """
   query, key = operands["query"], operands["key"]
   batch, heads, width, length = query.shape
   key_heads, num_keys = key.shape[1], key.shape[3]
-  grid = batch, key_heads, heads // key_heads, length // plan.block, num_keys // plan.block
+  grid = (
+    batch,
+    key_heads,
+    heads // key_heads,
+    length // plan.block,
+    num_keys // plan.block,
+  )
   sizes = dict(B=1, N=1, K=1, t=plan.block, S=plan.block)
   # The gradients of all keys stay on the chip.
   axes = AXES | dict.fromkeys(("d_key", "d_value"), "BKhs")
@@ -379,14 +458,18 @@ def _call(
       at = dict(B=b, N=m * grid[2] + g, K=m, t=i, S=j)
       return tuple(at.get(letter, 0) if size > 1 else 0 for letter, size in pairs)
 
-    return pl.BlockSpec([min(sizes.get(letter, size), size) for letter, size in pairs], index)
+    return pl.BlockSpec(
+      [min(sizes.get(letter, size), size) for letter, size in pairs], index
+    )
 
   wide = jnp.promote_types(query.dtype, jnp.float32)
   num_pairs = batch * heads * length * num_keys // (2 if plan.is_causal else 1)
   cost = pl.CostEstimate(
     flops=2 * num_products * num_pairs * width,
     transcendentals=num_pairs,
-    bytes_accessed=sum(x.size * x.dtype.itemsize for x in (operands | outputs).values()),
+    bytes_accessed=sum(
+      x.size * x.dtype.itemsize for x in (operands | outputs).values()
+    ),
   )
   return pl.pallas_call(
     functools.partial(kernel, plan),
@@ -396,7 +479,8 @@ def _call(
     out_shape=shapes_like(query, outputs),
     scratch_shapes=[{name: pltpu.VMEM(shape, wide) for name, shape in scratch.items()}],
     compiler_params=pltpu.CompilerParams(
-      dimension_semantics=["parallel"] * num_parallel + ["arbitrary"] * (len(grid) - num_parallel),
+      dimension_semantics=["parallel"] * num_parallel
+      + ["arbitrary"] * (len(grid) - num_parallel),
       vmem_limit_bytes=_VMEM_BYTES,
     ),
     cost_estimate=cost,

@@ -1,12 +1,15 @@
-"""Attention over a mesh: explicit, automatic and manual axes, and kernels on each device's shard.
+"""Attention over a mesh: explicit, automatic and manual axes, and kernels on each
+device's shard.
 
-XLA cannot partition a kernel, so each device runs it on its own shard. Only batch, heads and
-queries may be sharded, evenly: every other axis is gathered first. If queries are sharded, every
-device gathers all keys of its sequences, unless `mesh_axes` shards these, too (ring.py).
+XLA cannot partition a kernel, so each device runs it on its own shard. Only batch,
+heads and queries may be sharded, evenly: every other axis is gathered first. If queries
+are sharded, every device gathers all keys of its sequences, unless `mesh_axes` shards
+these, too (ring.py).
 
-On CPUs and GPUs the shards follow the query's, in a callback of the partitioner. This does not work
-on TPUs (JAX's issue 38196). There the mesh must be in context (`jax.set_mesh`), and the shards
-follow the query's explicit sharding, or the names of the mesh's automatic axes: see `mesh_axes`.
+On CPUs and GPUs the shards follow the query's, in a callback of the partitioner. This
+does not work on TPUs (JAX's issue 38196). There the mesh must be in context
+(`jax.set_mesh`), and the shards follow the query's explicit sharding, or the names of
+the mesh's automatic axes: see `mesh_axes`.
 """
 
 import functools
@@ -34,7 +37,9 @@ _USUAL = dict(
 _GIVEN = jax.make_user_context(None)
 
 Arrays = dict[str, Array]
-ShardAxes = Mapping[str, tuple[str, ...]]  # the mesh axes that shard the axis of a letter
+ShardAxes = Mapping[
+  str, tuple[str, ...]
+]  # the mesh axes that shard the axis of a letter
 Shards = tuple[tuple[str, tuple[str, ...]], ...]  # the same, as a static value
 
 
@@ -44,20 +49,23 @@ def mesh_axes(
   queries: str | tuple[str, ...] | None = None,
   keys: str | tuple[str, ...] | None = None,
 ):
-  """Returns a context in which attention is sharded over these axes of the mesh in context.
+  """Returns a context in which attention is sharded over these axes of the mesh in
+  context.
 
-  Without it, CPUs and GPUs follow the sharding of the query. TPUs need it for "chunked" and
-  "pallas_tpu" if automatic axes of the mesh have other names than the usual ones; so does a
-  `jax.shard_map` that leaves axes automatic, on any device. The layers of `relpos_jax.models`
-  shard their activations over the same axes.
+  Without it, CPUs and GPUs follow the sharding of the query. TPUs need it for "chunked"
+  and "pallas_tpu" if automatic axes of the mesh have other names than the usual ones;
+  so does a `jax.shard_map` that leaves axes automatic, on any device. The layers of
+  `relpos_jax.models` shard their activations over the same axes.
 
   Args:
-    batch: axes that shard the batch, () for none; None for those of "data", "fsdp", "dp", "batch"
-      and "replica" that the mesh has.
+    batch: axes that shard the batch, () for none; None for those of "data", "fsdp",
+      "dp", "batch" and "replica" that the mesh has.
     heads: axes that shard the heads; None for "tensor", "model", "tp" and "heads".
-    queries: axes that shard the queries; None for "sequence", "seq", "sp" and "context".
-    keys: the axes of queries again, so that keys are sharded, too, and go round the devices
-      (ring.py) instead of being gathered; None otherwise. The mesh must be in context.
+    queries: axes that shard the queries; None for "sequence", "seq", "sp" and
+      "context".
+    keys: the axes of queries again, so that keys are sharded, too, and go round the
+      devices (ring.py) instead of being gathered; None otherwise. The mesh must be in
+      context.
 
   A name that the mesh in context lacks raises ValueError when attention is called.
 
@@ -67,7 +75,9 @@ def mesh_axes(
   if keys is not None and (queries is None or _tuple(keys) != _tuple(queries)):
     raise ValueError(f"keys is {keys!r}; want None or the axes of queries, {queries!r}")
   given = dict(B=batch, N=heads, T=queries, S=keys)
-  return _GIVEN(tuple((x, _tuple(names)) for x, names in given.items() if names is not None))
+  return _GIVEN(
+    tuple((x, _tuple(names)) for x, names in given.items() if names is not None)
+  )
 
 
 def axes_in_context() -> dict[str, tuple[str, ...]]:
@@ -77,9 +87,13 @@ def axes_in_context() -> dict[str, tuple[str, ...]]:
   given = dict(_GIVEN.value or ())
   missing = {*itertools.chain(*given.values())}.difference(mesh.axis_names)
   if missing and mesh.axis_names:
-    raise ValueError(f"mesh_axes has {sorted(missing)}; the mesh in context {mesh.axis_names}")
+    raise ValueError(
+      f"mesh_axes has {sorted(missing)}; the mesh in context {mesh.axis_names}"
+    )
   known = _USUAL | given
-  return {letter: tuple(x for x in names if x in free) for letter, names in known.items()}
+  return {
+    letter: tuple(x for x in names if x in free) for letter, names in known.items()
+  }
 
 
 def axes_of_keys() -> tuple[tuple[str, ...], int]:
@@ -117,11 +131,16 @@ def explicit_axes(query: ArrayLike) -> Shards:
   if not sharding.mesh.explicit_axes:
     return ()
   letters = "BTNH"[-jnp.ndim(query) :]
-  return tuple((x, _tuple(names)) for x, names in zip(letters, sharding.spec, strict=True))
+  return tuple(
+    (x, _tuple(names)) for x, names in zip(letters, sharding.spec, strict=True)
+  )
 
 
 def with_automatic_axes(
-  attend: Callable, query: ArrayLike, *arguments: Any, result: str | tuple[str, ...] = "BTNH"
+  attend: Callable,
+  query: ArrayLike,
+  *arguments: Any,
+  result: str | tuple[str, ...] = "BTNH",
 ) -> Any:
   """Returns `attend(*arguments)`, run with automatic axes if arrays have explicit ones.
 
@@ -137,10 +156,14 @@ def with_automatic_axes(
 
   def sharding(letters: str) -> NamedSharding:
     names = [spec.get(letter) or None for letter in letters]
-    return NamedSharding(mesh, PartitionSpec(*names[jnp.ndim(query) == 3 :]))  # [T, N, H]: no B
+    return NamedSharding(
+      mesh, PartitionSpec(*names[jnp.ndim(query) == 3 :])
+    )  # [T, N, H]: no B
 
   out = jax.tree.map(sharding, result)
-  return jax.sharding.auto_axes(automatic, axes=mesh.explicit_axes, out_sharding=out)(arrays)
+  return jax.sharding.auto_axes(automatic, axes=mesh.explicit_axes, out_sharding=out)(
+    arrays
+  )
 
 
 def of_arrays(
@@ -160,7 +183,8 @@ def axes_of_query(explicit: Shards) -> Shards | None:
   """Returns the mesh axes that shard the query; None to follow it, in XLA's partitioner."""
   mesh, is_given = jax.sharding.get_abstract_mesh(), _GIVEN.value is not None
   if not is_given:
-    # Its callback does not work on TPUs, nor where `jax.shard_map` left some axes automatic.
+    # Its callback does not work on TPUs, nor where `jax.shard_map` left some axes
+    # automatic.
     is_followed = not mesh.manual_axes and target_platform() != "tpu"
     if is_followed or not mesh.auto_axes:
       return None
@@ -182,7 +206,9 @@ def align_manual_axes(x: Any) -> Any:
   varying = frozenset().union(*(_varying(leaf) for leaf in jax.tree.leaves(x)))
 
   def cast(leaf):
-    missing = tuple(sorted(varying - _varying(leaf))) if isinstance(leaf, jax.Array) else ()
+    missing = (
+      tuple(sorted(varying - _varying(leaf))) if isinstance(leaf, jax.Array) else ()
+    )
     return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
 
   return jax.tree.map(cast, x)
@@ -207,21 +233,28 @@ def _tuple(names: str | tuple[str, ...] | None) -> tuple[str, ...]:
   return (names,) if isinstance(names, str) else tuple(names or ())
 
 
-def over_devices(kernel: Callable, axes: Mapping[str, str], operands: Arrays, plan: Any) -> Arrays:
+def over_devices(
+  kernel: Callable, axes: Mapping[str, str], operands: Arrays, plan: Any
+) -> Arrays:
   """Returns `kernel(plan, operands, 0)`, sharded over the batch, heads and queries.
 
   Args:
-    kernel: a function of the plan, the arrays and the index of their first query, which computes
-      each sequence, head and query by itself. Results are summed over these where they have size 1
-      and the query has not, or no axis of queries: the gradients of a shared bias, and of keys.
-    axes: a letter for each axis of each operand and result; only B, N, K and T are sharded in
-      operands, where they are larger than 1, and S if the plan's shards have it.
+    kernel: a function of the plan, the arrays and the index of their first query, which
+      computes each sequence, head and query by itself. Results are summed over these
+      where they have size 1 and the query has not, or no axis of queries: the gradients
+      of a shared bias, and of keys.
+    axes: a letter for each axis of each operand and result; only B, N, K and T are
+      sharded in operands, where they are larger than 1, and S if the plan's shards have
+      it.
     operands: the arrays, including "query" and "key".
-    plan: its `shards` are the mesh axes that shard the query by letter; None follows its sharding.
-      Its `precision` is the default of the kernel's products, or None for the one in force now:
-      partitioning may trace the kernel later, where another is in force.
+    plan: its `shards` are the mesh axes that shard the query by letter; None follows
+      its sharding. Its `precision` is the default of the kernel's products, or None for
+      the one in force now: partitioning may trace the kernel later, where another is in
+      force.
   """
-  default = jax.default_matmul_precision(plan.precision or jax.config.jax_default_matmul_precision)
+  default = jax.default_matmul_precision(
+    plan.precision or jax.config.jax_default_matmul_precision
+  )
   compute = default(functools.partial(kernel, plan))
   # Traced once, for its shapes and for its results.
   unsharded = jax.jit(lambda operands: compute(operands, 0), inline=True)
@@ -230,7 +263,9 @@ def over_devices(kernel: Callable, axes: Mapping[str, str], operands: Arrays, pl
   def shard(mesh, wanted):
     """Returns what one device runs on its shards, and the specs of operands and results."""
     shards = _even_shards(wanted, mesh, axes, operands)
-    reductions = {name: _reduction(shards, axes[name], x, mesh) for name, x in results.items()}
+    reductions = {
+      name: _reduction(shards, axes[name], x, mesh) for name, x in results.items()
+    }
 
     def on_one_device(arrays):
       if shards["T"]:
@@ -240,8 +275,14 @@ def over_devices(kernel: Callable, axes: Mapping[str, str], operands: Arrays, pl
         outputs = unsharded(arrays)
       return {name: reduce(outputs[name]) for name, (_, reduce) in reductions.items()}
 
-    in_specs = {name: _spec(shards, axes[name], x.shape) for name, x in operands.items()}
-    return on_one_device, (in_specs,), {name: spec for name, (spec, _) in reductions.items()}
+    in_specs = {
+      name: _spec(shards, axes[name], x.shape) for name, x in operands.items()
+    }
+    return (
+      on_one_device,
+      (in_specs,),
+      {name: spec for name, (spec, _) in reductions.items()},
+    )
 
   context = jax.sharding.get_abstract_mesh()
 
@@ -251,10 +292,14 @@ def over_devices(kernel: Callable, axes: Mapping[str, str], operands: Arrays, pl
       mesh, spec = _mesh_and_spec(sharding, context, rank)
     else:
       spec = sharding.spec
-    function, *specs = shard(mesh, dict(zip(axes["query"], map(_tuple, spec), strict=True)))
+    function, *specs = shard(
+      mesh, dict(zip(axes["query"], map(_tuple, spec), strict=True))
+    )
     ins, outs = jax.tree.map(functools.partial(NamedSharding, mesh), specs)
 
-    def without_mesh(arrays):  # the context still has explicit axes; these arrays have none
+    def without_mesh(
+      arrays,
+    ):  # the context still has explicit axes; these arrays have none
       with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
         return function(arrays)
 
@@ -262,13 +307,19 @@ def over_devices(kernel: Callable, axes: Mapping[str, str], operands: Arrays, pl
 
   if plan.shards is not None and context.auto_axes:
     function, in_specs, out_specs = shard(context, dict(plan.shards))
-    # All automatic axes: kernels for TPUs refuse a mesh with any left, even one of size 1.
+    # All automatic axes: kernels for TPUs refuse a mesh with any left, even one of size
+    # 1.
     names = {*context.auto_axes}
     on_shards = jax.shard_map(
-      function, in_specs=in_specs, out_specs=out_specs, axis_names=names, check_vma=False
+      function,
+      in_specs=in_specs,
+      out_specs=out_specs,
+      axis_names=names,
+      check_vma=False,
     )
 
-    # Unchecked, it forgets which axes of a `jax.shard_map` around it the results vary over.
+    # Unchecked, it forgets which axes of a `jax.shard_map` around it the results vary
+    # over.
     def function(arrays):
       return align_manual_axes((on_shards(arrays), arrays))[0]
   elif context.manual_axes:
@@ -281,10 +332,15 @@ def over_devices(kernel: Callable, axes: Mapping[str, str], operands: Arrays, pl
   @function.def_vmap
   def map_over(size, is_mapped, arrays):
     """Merges the mapped axis into the batch; maps arrays without a batch one by one."""
-    call, (mapped,) = functools.partial(over_devices, kernel, axes, plan=plan), is_mapped
+    call, (mapped,) = (
+      functools.partial(over_devices, kernel, axes, plan=plan),
+      is_mapped,
+    )
     if all(axes[name][0] in "AB" for name in operands if mapped[name]):
       merged = _merge(axes, operands, results, size, mapped, arrays)
-      outputs = {name: _split(x, size, results[name]) for name, x in call(merged).items()}
+      outputs = {
+        name: _split(x, size, results[name]) for name, x in call(merged).items()
+      }
     else:  # tables of the kernels for TPUs
       in_axes = {name: 0 if mapped[name] else None for name in operands}
       outputs = jax.vmap(sequential_vmap(call), (in_axes,))(arrays)
@@ -314,7 +370,12 @@ def first_derivatives_only(function: Callable) -> Callable:
 
 
 def _merge(
-  axes: Mapping, operands: Arrays, results: Mapping, size: int, mapped: Mapping, arrays: Arrays
+  axes: Mapping,
+  operands: Arrays,
+  results: Mapping,
+  size: int,
+  mapped: Mapping,
+  arrays: Arrays,
 ) -> Arrays:
   """Merges the first axis of mapped arrays into the batch, B or A; the others are repeated."""
 
@@ -336,7 +397,9 @@ def _split(x: Array, size: int, result: jax.ShapeDtypeStruct) -> Array:
   return x.sum(1, keepdims=True) if result.shape[0] < x.shape[1] else x
 
 
-def _mesh_and_spec(sharding: Sharding, context: AbstractMesh, rank: int) -> tuple[Mesh, list]:
+def _mesh_and_spec(
+  sharding: Sharding, context: AbstractMesh, rank: int
+) -> tuple[Mesh, list]:
   """Returns the mesh in context with the devices of a sharding, and its spec on that mesh."""
   shape = (sharding.num_devices,) * rank  # divisible however it is sharded
   devices, indices = zip(*sharding.devices_indices_map(shape).items(), strict=True)
@@ -355,7 +418,10 @@ def _mesh_and_spec(sharding: Sharding, context: AbstractMesh, rank: int) -> tupl
 
 
 def _even_shards(
-  wanted: ShardAxes, mesh: Mesh | AbstractMesh, axes: Mapping[str, str], operands: Arrays
+  wanted: ShardAxes,
+  mesh: Mesh | AbstractMesh,
+  axes: Mapping[str, str],
+  operands: Arrays,
 ) -> ShardAxes:
   """Returns the wanted mesh axes that shard the query, the key heads and the biases evenly."""
 
@@ -374,19 +440,29 @@ def _even_shards(
 
 
 def _spec(shards: ShardAxes, letters: str, shape: tuple[int, ...]) -> PartitionSpec:
-  sharded = (shards.get(x) or None if n > 1 else None for x, n in zip(letters, shape, strict=True))
+  sharded = (
+    shards.get(x) or None if n > 1 else None
+    for x, n in zip(letters, shape, strict=True)
+  )
   return PartitionSpec(*sharded)
 
 
 def _reduction(
-  shards: ShardAxes, letters: str, result: jax.ShapeDtypeStruct, mesh: Mesh | AbstractMesh
+  shards: ShardAxes,
+  letters: str,
+  result: jax.ShapeDtypeStruct,
+  mesh: Mesh | AbstractMesh,
 ) -> tuple[PartitionSpec, Callable[[Array], Array]]:
   """Returns the spec of a result, and its sum over devices, rounded once.
 
-  The gradients of keys are summed over the devices that share the queries. If the keys divide
-  evenly the sum is scattered, which is half the traffic.
+  The gradients of keys are summed over the devices that share the queries. If the keys
+  divide evenly the sum is scattered, which is half the traffic.
   """
-  shape, keys, spec = result.shape, letters.find("S"), _spec(shards, letters, result.shape)
+  shape, keys, spec = (
+    result.shape,
+    letters.find("S"),
+    _spec(shards, letters, result.shape),
+  )
   shared = (shards.get(x, ()) for x, n in zip(letters, shape, strict=True) if n == 1)
   summed, scattered = tuple(itertools.chain(*shared)), ()
   of_queries = () if "T" in letters or (keys >= 0 and shards["S"]) else shards["T"]
@@ -404,10 +480,13 @@ def _reduction(
   return spec, reduce
 
 
-def _rule(axes: Mapping[str, str], operands: Mapping, results: Mapping) -> dict[str, Any]:
+def _rule(
+  axes: Mapping[str, str], operands: Mapping, results: Mapping
+) -> dict[str, Any]:
   """Returns the propagation rule: along B, T, N and K; an axis N has K groups if K < N.
 
-  Biases that are fewer than the sequences have an axis of their own: they may not divide evenly.
+  Biases that are fewer than the sequences have an axis of their own: they may not
+  divide evenly.
   """
   num_heads = operands["query"].shape[axes["query"].index("N")]
   key_heads = operands["key"].shape[axes["key"].index("K")]
@@ -425,7 +504,9 @@ def _rule(axes: Mapping[str, str], operands: Mapping, results: Mapping) -> dict[
     return factors.get(letter, letter)
 
   def mapping(arrays: Mapping) -> str:
-    shapes = [(axes[name], arrays[name].shape) for name in sorted(arrays)]  # as leaves of a tree
+    shapes = [
+      (axes[name], arrays[name].shape) for name in sorted(arrays)
+    ]  # as leaves of a tree
     return ", ".join(" ".join(map(factor, letters, shape)) for letters, shape in shapes)
 
   rule = f"{mapping(operands)} -> {mapping(results)}"

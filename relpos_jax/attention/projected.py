@@ -1,7 +1,7 @@
 """Projection on the R rows of the table, then lookup by label: no [T, S, H] tensor.
 
-q_i . aK_ij = (q_i . table)[label_ij], and sum_j p_ij aV_ij = (sum of p_ij by label) . table.
-With features instead of labels, the lookup and the sum are products with them.
+q_i . aK_ij = (q_i . table)[label_ij], and sum_j p_ij aV_ij = (sum of p_ij by label) .
+table. With features instead of labels, the lookup and the sum are products with them.
 """
 
 import dataclasses
@@ -51,19 +51,25 @@ def relative_logits(inputs: Inputs, relation: Relation) -> Float[Array, "#B #N T
   return look_up(numbers, edges)
 
 
-def project(inputs: Inputs, relation: Vectors | Numbers | ContentBias | KeyBias) -> Array:
+def project(
+  inputs: Inputs, relation: Vectors | Numbers | ContentBias | KeyBias
+) -> Array:
   """Computes the terms of each query, [#B, #N, T, R]; those of each key for a `KeyBias`."""
   if isinstance(relation, ProjectedKeys):
     return relation.table
   if isinstance(relation, Numbers):
-    finite = jnp.maximum(relation.table, masks.LOWEST)  # `multiply` would make NaN of -inf
+    finite = jnp.maximum(
+      relation.table, masks.LOWEST
+    )  # `multiply` would make NaN of -inf
     shape = 1, finite.shape[1], inputs.query.shape[1], finite.shape[0]
     return jnp.broadcast_to(finite.T[None, :, None], shape)
   axes, x, table = reference.content(inputs, relation)
   return reference.product(f"{axes},RNH->BN{axes[1]}R", x, table)
 
 
-def relative_values(inputs: Inputs, relation: Vectors, weights: Array) -> Float[Array, "B T N V"]:
+def relative_values(
+  inputs: Inputs, relation: Vectors, weights: Array
+) -> Float[Array, "B T N V"]:
   """Computes sum_j p_ij aV_ij from the weights [B, N, T, S]."""
   edges, table = inputs.edges(relation), relation.value
   if jnp.issubdtype(edges.dtype, jnp.floating):
@@ -75,20 +81,27 @@ def relative_values(inputs: Inputs, relation: Vectors, weights: Array) -> Float[
   return reference.product("BNTR,RNH->BTNH", sums_BNTR, table)
 
 
-def look_up(x: Float[Array, "#B N T R"], labels: Int[Array, "#B T S"]) -> Float[Array, "#B N T S"]:
+def look_up(
+  x: Float[Array, "#B N T R"], labels: Int[Array, "#B T S"]
+) -> Float[Array, "#B N T S"]:
   """Returns x[b, n, i, labels[i, j]], zero where the label is -1."""
-  # TPUs gather slowly, and GPUs would sum by label one weight after the other. By the compiler for
-  # TPUs, products move about half of the bytes or less: results/tpu_costs.md.
+  # TPUs gather slowly, and GPUs would sum by label one weight after the other. By the
+  # compiler for TPUs, products move about half of the bytes or less:
+  # results/tpu_costs.md.
   return jax.lax.platform_dependent(labels, x, cpu=gather, default=multiply)
 
 
-def multiply(labels: Int[Array, "#B T S"], x: Float[Array, "#B N T R"]) -> Float[Array, "#B N T S"]:
+def multiply(
+  labels: Int[Array, "#B T S"], x: Float[Array, "#B N T R"]
+) -> Float[Array, "#B N T S"]:
   """Looks up by products with one-hot labels, at a precision that keeps the numbers of x."""
   one_hot = jax.nn.one_hot(labels, x.shape[-1], dtype=x.dtype)
   return jnp.einsum("BNTR,BTSR->BNTS", x, one_hot, precision=jax.lax.Precision.HIGHEST)
 
 
-def gather(labels: Int[Array, "#B T S"], x: Float[Array, "#B N T R"]) -> Float[Array, "#B N T S"]:
+def gather(
+  labels: Int[Array, "#B T S"], x: Float[Array, "#B N T R"]
+) -> Float[Array, "#B N T S"]:
   """Looks up by index: x[b, n, i, labels[i, j]], zero where the label is -1."""
   *_, length, num_rows = x.shape
   # One index into the flattened [T R] is twice as fast on a CPU as a pair of indices.

@@ -1,8 +1,9 @@
-"""Attention with its [B, N, T, S] weights in memory, and the paper's two ways to add relations.
+"""Attention with its [B, N, T, S] weights in memory, and the paper's two ways to add
+relations.
 
-`attention` is Shaw et al. 2018, equations 3 and 4, on gathered [T, S, H] vectors: slow and simple,
-for tests to compare with. `per_position` is section 3.3. Skew and projected differ in the same two
-functions: a relation's terms of the logits and of the output.
+`attention` is Shaw et al. 2018, equations 3 and 4, on gathered [T, S, H] vectors: slow
+and simple, for tests to compare with. `per_position` is section 3.3. Skew and projected
+differ in the same two functions: a relation's terms of the logits and of the output.
 """
 
 import functools
@@ -34,7 +35,10 @@ def relative_logits(inputs: Inputs, relation: Relation) -> Float[Array, "#B #N T
   """Computes a relation's term of the logits, before any scale: q_i . aK_ij for most."""
   match relation:
     case LinearBias():
-      keys, queries = inputs.key_positions[:, None, None], inputs.query_positions[:, None, :, None]
+      keys, queries = (
+        inputs.key_positions[:, None, None],
+        inputs.query_positions[:, None, :, None],
+      )
       distance = (keys - queries).astype(relation.slopes.dtype)
       return -relation.slopes[None, :, None, None] * jnp.abs(distance)
     case FunctionBias():
@@ -45,7 +49,9 @@ def relative_logits(inputs: Inputs, relation: Relation) -> Float[Array, "#B #N T
   return product(f"{axes},BTSNH->BNTS", x, _vectors(table, inputs.edges(relation)))
 
 
-def _function_terms(inputs: Inputs, relation: FunctionBias) -> Float[Array, "#B #N T S"]:
+def _function_terms(
+  inputs: Inputs, relation: FunctionBias
+) -> Float[Array, "#B #N T S"]:
   """Computes a function of every pair, once if no sequence has data of its own."""
   of_pair = functools.partial(relation.function, relation.params)
   of_row = jax.vmap(of_pair, (None, 0, None, 0, 0))
@@ -60,13 +66,17 @@ def _function_terms(inputs: Inputs, relation: FunctionBias) -> Float[Array, "#B 
   return terms[:, None] if terms.ndim == 3 else jnp.moveaxis(terms, -1, 1)
 
 
-def relative_values(inputs: Inputs, relation: Vectors, weights: Array) -> Float[Array, "B T N V"]:
+def relative_values(
+  inputs: Inputs, relation: Vectors, weights: Array
+) -> Float[Array, "B T N V"]:
   """Computes sum_j p_ij aV_ij from the weights [B, N, T, S]."""
   a_BTSNH = _vectors(relation.value, inputs.edges(relation))
   return product("BNTS,BTSNH->BTNH", weights, a_BTSNH)
 
 
-def content(inputs: Inputs, relation: Vectors | ContentBias | KeyBias) -> tuple[str, Array, Array]:
+def content(
+  inputs: Inputs, relation: Vectors | ContentBias | KeyBias
+) -> tuple[str, Array, Array]:
   """Returns the vectors that rows of the relation's table multiply, their axes, and the table."""
   match relation:
     case KeyBias():
@@ -87,7 +97,9 @@ def _vectors(table: Array, edges: Array) -> Float[Array, "#B T S #N *H"]:
 
 
 def attention(
-  inputs: Inputs, logits_of: Logits = relative_logits, values_of: Values = relative_values
+  inputs: Inputs,
+  logits_of: Logits = relative_logits,
+  values_of: Values = relative_values,
 ) -> Array | tuple[Array, Array]:
   """Computes z_i = sum_j p_ij (v_j + aV_ij), with dropout of the p_ij, and any residual."""
   weights, residual = attention_weights(inputs, logits_of)
@@ -95,7 +107,9 @@ def attention(
   return output if residual is None else (output, residual)
 
 
-def weighted_sum(inputs: Inputs, weights: Array, values_of: Values) -> Float[Array, "B T N V"]:
+def weighted_sum(
+  inputs: Inputs, weights: Array, values_of: Values
+) -> Float[Array, "B T N V"]:
   """Computes the output from the weights [B, N, T, S], of which some are dropped."""
   if inputs.dropout_seeds is not None:
     _, _, rows, columns = jnp.ogrid[:1, :1, : weights.shape[2], : weights.shape[3]]
@@ -105,7 +119,9 @@ def weighted_sum(inputs: Inputs, weights: Array, values_of: Values) -> Float[Arr
   batch, _, num_queries, num_keys = weights.shape
   weights_BKGTS = weights.reshape(batch, inputs.key.shape[2], -1, num_queries, num_keys)
   weights_BKGTS = weights_BKGTS.astype(inputs.value.dtype)
-  output = product("BKGTS,BSKV->BTKGV", weights_BKGTS, inputs.value, has_few_queries(inputs))
+  output = product(
+    "BKGTS,BSKV->BTKGV", weights_BKGTS, inputs.value, has_few_queries(inputs)
+  )
   output = output.reshape(*inputs.query.shape[:3], inputs.value.shape[3])
   for relation in inputs.value_terms():
     output += values_of(inputs, relation, weights)
@@ -115,8 +131,8 @@ def weighted_sum(inputs: Inputs, weights: Array, values_of: Values) -> Float[Arr
 def attention_weights(inputs: Inputs, logits_of: Logits) -> tuple[Array, Array | None]:
   """Computes p_ij = softmax_j(logits), [B, N, T, S]; zero for a query that sees no key.
 
-  Also returns the residual [B, T, N] if the call asks for it: the logarithm of a query's sum of
-  exp(logit), sinks included, -inf without a key.
+  Also returns the residual [B, T, N] if the call asks for it: the logarithm of a
+  query's sum of exp(logit), sinks included, -inf without a key.
   """
   logits, hides = masked_logits(inputs, logits_of), may_hide(inputs)
   if hides:  # a query whose keys are all hidden is not NaN
@@ -141,15 +157,21 @@ def may_hide(inputs: Inputs) -> bool:
 
 
 def masked_logits(inputs: Inputs, logits_of: Logits) -> Float[Array, "B N T S"]:
-  """Computes scale * q_i . (k_j + aK_ij) + bias_ij in float32 or wider; masked ones are `LOWEST`.
+  """Computes scale * q_i . (k_j + aK_ij) + bias_ij in float32 or wider; masked ones are
+  `LOWEST`.
 
-  Relations without vectors add their own terms, before the scale or after it. Numbers of -inf stay.
+  Relations without vectors add their own terms, before the scale or after it. Numbers
+  of -inf stay.
   """
   batch, num_queries, heads, width = inputs.query.shape
   query_BTKGH = inputs.query.reshape(batch, num_queries, inputs.key.shape[2], -1, width)
-  logits_BKGTS = product("BTKGH,BSKH->BKGTS", query_BTKGH, inputs.key, has_few_queries(inputs))
+  logits_BKGTS = product(
+    "BTKGH,BSKH->BKGTS", query_BTKGH, inputs.key, has_few_queries(inputs)
+  )
   logits = logits_BKGTS.reshape(batch, heads, num_queries, -1)
-  terms = [x for x in inputs.relations if not isinstance(x, Vectors) or x.key is not None]
+  terms = [
+    x for x in inputs.relations if not isinstance(x, Vectors) or x.key is not None
+  ]
   for relation in terms:
     if not isinstance(relation, Unscaled):
       logits += logits_of(inputs, relation)
@@ -167,7 +189,8 @@ def masked_logits(inputs: Inputs, logits_of: Logits) -> Float[Array, "B N T S"]:
 def product(subscripts: str, x: Array, y: Array, few: bool = False) -> Array:
   """Computes the einsum of x and y in x's dtype, accumulated in float32 or wider.
 
-  With `few`, y is the first operand, and XLA's CPU compiler does not transpose a large y.
+  With `few`, y is the first operand, and XLA's CPU compiler does not transpose a large
+  y.
   """
   wide = jnp.promote_types(x.dtype, jnp.float32)
   if few:
@@ -195,17 +218,20 @@ def has_few_queries(inputs: Inputs) -> bool:
 def per_position(inputs: Inputs) -> Array | tuple[Array, Array]:
   """Computes attention with T batched products in each relative term.
 
-  Batch elements and heads share the vectors [S, H] of query position i, so a relative term is T
-  products of (B N, H) with (H, S). Shaw et al. 2018, section 3.3. Relations without vectors are
-  added as in `attention`.
+  Batch elements and heads share the vectors [S, H] of query position i, so a relative
+  term is T products of (B N, H) with (H, S). Shaw et al. 2018, section 3.3. Relations
+  without vectors are added as in `attention`.
   """
-  # Keeps a transpose out of the adjacent product. XLA's CPU compiler would fuse the two into one
-  # with strided memory access; with the barrier, forward and backward are a sixth faster.
+  # Keeps a transpose out of the adjacent product. XLA's CPU compiler would fuse the two
+  # into one with strided memory access; with the barrier, forward and backward are a
+  # sixth faster.
   apart = jax.lax.optimization_barrier
 
   def by_position(subscripts, x, table, relation):
     products = jax.vmap(functools.partial(product, subscripts))
-    return apart(products(apart(x), _vectors(table, inputs.edges(relation)).swapaxes(0, 1)))
+    return apart(
+      products(apart(x), _vectors(table, inputs.edges(relation)).swapaxes(0, 1))
+    )
 
   def logits_by_position(inputs, relation):
     if not isinstance(relation, Vectors):

@@ -1,6 +1,8 @@
-"""Relations between query i and key j: frozen pytrees that define a_ij, or a term of the logits.
+"""Relations between query i and key j: frozen pytrees that define a_ij, or a term of
+the logits.
 
-Positions without a table, turned into queries and keys before the call, are in `rotary.py`.
+Positions without a table, turned into queries and keys before the call, are in
+`rotary.py`.
 """
 
 import dataclasses
@@ -63,16 +65,18 @@ def _deberta_table(buckets: ArrayLike, max_distance: int) -> Float[Array, "R ...
 class RelativePositions(ByDistance):
   """The signed distance j - i from query i to key j, with a vector for each in a table.
 
-  a_ij is row `clip(j - i, -left, right) + left` of a table of R = left + 1 + right rows. With the
-  default symmetric table, R = 2k + 1, row 0 is "k or more to the left", row k is "same position"
-  and row 2k is "k or more to the right". Shaw et al. 2018, section 3.2.
+  a_ij is row `clip(j - i, -left, right) + left` of a table of R = left + 1 + right
+  rows. With the default symmetric table, R = 2k + 1, row 0 is "k or more to the left",
+  row k is "same position" and row 2k is "k or more to the right". Shaw et al. 2018,
+  section 3.2.
 
   Attributes:
-    key, value: tables of aK and aV, `[R, H]` shared by the heads or `[R, N, H]` one per head; None
-      for no such term.
-    beyond: "clip" gives a pair beyond the table the nearest end row; "zero" gives it no term
-      (Huang et al. 2018, Music Transformer).
-    left: the number of rows before "same position". None: R must be odd, and left is (R - 1) / 2.
+    key, value: tables of aK and aV, `[R, H]` shared by the heads or `[R, N, H]` one per
+      head; None for no such term.
+    beyond: "clip" gives a pair beyond the table the nearest end row; "zero" gives it no
+      term (Huang et al. 2018, Music Transformer).
+    left: the number of rows before "same position". None: R must be odd, and left is (R
+      - 1) / 2.
 
   >>> import jax.numpy as jnp
   >>> table = jnp.ones((2 * 3 + 1, 64))
@@ -88,14 +92,17 @@ class RelativePositions(ByDistance):
 
   @classmethod
   def deberta(cls, buckets: ArrayLike, max_distance: int = 512) -> "RelativePositions":
-    """Returns DeBERTa's content-to-position term, with a row for each distance it tells apart.
+    """Returns DeBERTa's content-to-position term, with a row for each distance it tells
+    apart.
 
-    A row for each small distance, then rows that grow with the logarithm of the distance, as in
-    DeBERTa v2 and v3; `KeyBias.deberta` is the other term, and the scale is (3 H)**-0.5.
+    A row for each small distance, then rows that grow with the logarithm of the
+    distance, as in DeBERTa v2 and v3; `KeyBias.deberta` is the other term, and the
+    scale is (3 H)**-0.5.
 
     Args:
-      buckets: `[R, N, H]` or `[R, H]`, the projected embeddings in the order of the authors' code:
-        row 0 is for keys far after the query. R is twice their `position_buckets`.
+      buckets: `[R, N, H]` or `[R, H]`, the projected embeddings in the order of the
+        authors' code: row 0 is for keys far after the query. R is twice their
+        `position_buckets`.
       max_distance: their `max_relative_positions`.
 
     >>> import jax.numpy as jnp
@@ -107,17 +114,19 @@ class RelativePositions(ByDistance):
 
 @dataclasses.dataclass(frozen=True)
 class EdgeLabels:
-  """The label of the edge from i to j in a directed graph, with a vector for each in a table.
+  """The label of the edge from i to j in a directed graph, with a vector for each in a
+  table.
 
-  a_ij is row `labels[i, j]` of the table. Shaw et al. 2018, section 3.1: relative positions are
-  the special case of a linear graph whose labels are clipped distances.
+  a_ij is row `labels[i, j]` of the table. Shaw et al. 2018, section 3.1: relative
+  positions are the special case of a linear graph whose labels are clipped distances.
 
   Attributes:
-    labels: integers `[B, T, S]`, or `[T, S]` for all of the batch; -1 is "no relation", the zero
-      vector. Other labels out of range raise if they are concrete. Traced ones are
-      clamped, but in a function that is traced under `jax.debug_nans(True)`, or with
-      JAX_DEBUG_NANS=1, they make NaN, at which JAX raises.
-    key, value: tables of aK and aV, as in `RelativePositions`: `[E, H]`, `[E, N, H]` or None.
+    labels: integers `[B, T, S]`, or `[T, S]` for all of the batch; -1 is "no relation",
+      the zero vector. Other labels out of range raise if they are concrete. Traced ones
+      are clamped, but in a function that is traced under `jax.debug_nans(True)`, or
+      with JAX_DEBUG_NANS=1, they make NaN, at which JAX raises.
+    key, value: tables of aK and aV, as in `RelativePositions`: `[E, H]`, `[E, N, H]` or
+      None.
 
   >>> import jax.numpy as jnp
   >>> from relpos_jax import dot_product_attention
@@ -158,12 +167,13 @@ class EdgeFeatures:
 
 @dataclasses.dataclass(frozen=True)
 class DistanceBias(ByDistance):
-  """A number for each signed distance j - i, added to the logit and not multiplied by the scale.
+  """A number for each signed distance j - i, added to the logit and not multiplied by
+  the scale.
 
   Attributes:
     table: `[R]`, shared by the heads, or `[R, N]`.
-    beyond, left: as in `RelativePositions`, where pairs find their rows; "zero" adds nothing to
-      pairs beyond the table.
+    beyond, left: as in `RelativePositions`, where pairs find their rows; "zero" adds
+      nothing to pairs beyond the table.
 
   >>> import jax.numpy as jnp
   >>> from relpos_jax import attention_weights
@@ -181,15 +191,17 @@ class DistanceBias(ByDistance):
   def t5(
     cls, buckets: ArrayLike, bidirectional: bool = True, max_distance: int = 128
   ) -> "DistanceBias":
-    """Returns T5's bias, with a row for each distance up to `max_distance`, where it is constant.
+    """Returns T5's bias, with a row for each distance up to `max_distance`, where it is
+    constant.
 
-    A bucket for each small distance, then buckets that grow with the logarithm of the distance.
-    T5 uses no scale: give the operator `scale=1.0`. Raffel et al. 2020, section 2.1.
+    A bucket for each small distance, then buckets that grow with the logarithm of the
+    distance. T5 uses no scale: give the operator `scale=1.0`. Raffel et al. 2020,
+    section 2.1.
 
     Args:
       buckets: `[num_buckets, N]`, or `[num_buckets]`; T5X stores the transpose.
-      bidirectional: whether later keys have their own half of the buckets, the second (encoders);
-        otherwise they share the bucket of distance 0 (decoders).
+      bidirectional: whether later keys have their own half of the buckets, the second
+        (encoders); otherwise they share the bucket of distance 0 (decoders).
       max_distance: the distance from which on all keys share the last bucket.
 
     >>> import jax.numpy as jnp
@@ -205,8 +217,12 @@ class DistanceBias(ByDistance):
         f"{4 if bidirectional else 2} rows, and a max_distance above {exact}"
       )
     distances = np.arange(max_distance + 1)
-    logarithm = np.log(np.maximum(distances, exact) / exact) / math.log(max_distance / exact)
-    growing = exact + np.floor(logarithm * (number - exact) + 1e-9).astype(int)  # 2.999... is 3
+    logarithm = np.log(np.maximum(distances, exact) / exact) / math.log(
+      max_distance / exact
+    )
+    growing = exact + np.floor(logarithm * (number - exact) + 1e-9).astype(
+      int
+    )  # 2.999... is 3
     before = np.where(distances < exact, distances, np.minimum(growing, number - 1))
     after = before[1:] + number if bidirectional else before[:0]
     return cls(buckets[np.concatenate([before[::-1], after])], left=max_distance)
@@ -214,7 +230,8 @@ class DistanceBias(ByDistance):
 
 @dataclasses.dataclass(frozen=True)
 class LinearBias:
-  """The distance times a negative slope, -slope abs(j - i): ALiBi, of any reach and not scaled.
+  """The distance times a negative slope, -slope abs(j - i): ALiBi, of any reach and not
+  scaled.
 
   Press et al. 2022, section 3. The term is added to the logit after the scale.
 
@@ -234,14 +251,17 @@ class LinearBias:
   def alibi(cls, num_heads: int) -> "LinearBias":
     """Returns the paper's slopes: a geometric sequence that ends at 2**-8.
 
-    It starts at its own ratio, 2**(-8 / N). If N is no power of two, the heads that exceed one
-    take every second slope of the sequence for twice that power, as in the authors' code.
+    It starts at its own ratio, 2**(-8 / N). If N is no power of two, the heads that
+    exceed one take every second slope of the sequence for twice that power, as in the
+    authors' code.
 
     >>> LinearBias.alibi(3).slopes
     Array([0.0625    , 0.00390625, 0.25      ], dtype=float32)
     """
     power = 2 ** int(math.log2(num_heads))
-    steps = np.concatenate([np.arange(1, power + 1), np.arange(num_heads - power) + 0.5])
+    steps = np.concatenate(
+      [np.arange(1, power + 1), np.arange(num_heads - power) + 0.5]
+    )
     return cls(jnp.asarray(2 ** (-8 * steps / power)))
 
 
@@ -249,15 +269,16 @@ class LinearBias:
 class ContentBias(ByDistance):
   """The product p_i . w[row(j - i)] of another query vector and a table; not scaled.
 
-  Pairs find their rows as in `RelativePositions`. Transformer-XL (Dai et al. 2019, section 3.3):
-  its q + u is the operator's query, (q + v) times the scale is p, and the rows are its projected
-  sinusoids by distance.
+  Pairs find their rows as in `RelativePositions`. Transformer-XL (Dai et al. 2019,
+  section 3.3): its q + u is the operator's query, (q + v) times the scale is p, and the
+  rows are its projected sinusoids by distance.
 
   Attributes:
-    query: p, `[B, T, N, P]` (or `[T, N, P]` if the operator's query has no batch), in the query's
-      dtype. Multiply it by the scale.
+    query: p, `[B, T, N, P]` (or `[T, N, P]` if the operator's query has no batch), in
+      the query's dtype. Multiply it by the scale.
     table: `[R, P]`, shared by the heads, or `[R, N, P]`.
-    beyond, left: as in `RelativePositions`; "zero" adds nothing to pairs beyond the table.
+    beyond, left: as in `RelativePositions`; "zero" adds nothing to pairs beyond the
+      table.
 
   >>> import jax.numpy as jnp
   >>> from relpos_jax import dot_product_attention
@@ -276,12 +297,13 @@ class ContentBias(ByDistance):
 class KeyBias(ByDistance):
   """The product k_j . w[row(j - i)] of the key and a table, multiplied by the scale.
 
-  Pairs find their rows as in `RelativePositions`. DeBERTa's position-to-content term (He et al.
-  2021, section 3.1, equation 4), whose scale is (3 H)**-0.5.
+  Pairs find their rows as in `RelativePositions`. DeBERTa's position-to-content term
+  (He et al. 2021, section 3.1, equation 4), whose scale is (3 H)**-0.5.
 
   Attributes:
     table: `[R, H]`, shared by the heads, or `[R, N, H]`, one per query head.
-    beyond, left: as in `RelativePositions`; "zero" adds nothing to pairs beyond the table.
+    beyond, left: as in `RelativePositions`; "zero" adds nothing to pairs beyond the
+      table.
 
   >>> import jax.numpy as jnp
   >>> from relpos_jax import dot_product_attention
@@ -297,7 +319,8 @@ class KeyBias(ByDistance):
 
   @classmethod
   def deberta(cls, buckets: ArrayLike, max_distance: int = 512) -> "KeyBias":
-    """Returns DeBERTa's position-to-content term, of buckets as in `RelativePositions.deberta`.
+    """Returns DeBERTa's position-to-content term, of buckets as in
+    `RelativePositions.deberta`.
 
     A pair has the same row of both, as in the authors' code.
     """
@@ -306,14 +329,16 @@ class KeyBias(ByDistance):
 
 @dataclasses.dataclass(frozen=True)
 class LabelBias:
-  """A number for the label of each pair, added to the logit and not multiplied by the scale.
+  """A number for the label of each pair, added to the logit and not multiplied by the
+  scale.
 
-  Swin (Liu et al. 2021, section 3.2) labels a pair of patches by its two offsets, Graphormer (Ying
-  et al. 2021, section 3.1.2) a pair of nodes by their distance in the graph.
+  Swin (Liu et al. 2021, section 3.2) labels a pair of patches by its two offsets,
+  Graphormer (Ying et al. 2021, section 3.1.2) a pair of nodes by their distance in the
+  graph.
 
   Attributes:
-    labels: integers `[B, T, S]`, or `[T, S]` for all of the batch, as in `EdgeLabels`; -1 adds
-      nothing.
+    labels: integers `[B, T, S]`, or `[T, S]` for all of the batch, as in `EdgeLabels`;
+      -1 adds nothing.
     table: `[E]`, shared by the heads, or `[E, N]`.
 
   >>> import jax.numpy as jnp
@@ -330,16 +355,17 @@ class LabelBias:
 
 @dataclasses.dataclass(frozen=True)
 class FunctionBias:
-  """Any function of a query's and a key's positions and data, added to the logit and not scaled.
+  """Any function of a query's and a key's positions and data, added to the logit and
+  not scaled.
 
-  Adds `function(params, i, j, x_i, y_j, z_ij)` to the logit of query i and key j: a number, or
-  numbers `[N]`, one per head. It is written for one pair, and mapped over all pairs with
-  `jax.vmap`. Its gradients are exact, for the parameters and for the data, and the same in every
-  run.
+  Adds `function(params, i, j, x_i, y_j, z_ij)` to the logit of query i and key j: a
+  number, or numbers `[N]`, one per head. It is written for one pair, and mapped over
+  all pairs with `jax.vmap`. Its gradients are exact, for the parameters and for the
+  data, and the same in every run.
 
   Attributes:
-    function: takes the parameters, the positions i and j (integers), and the data of the query, the
-      key and the pair, each None if there are none.
+    function: takes the parameters, the positions i and j (integers), and the data of
+      the query, the key and the pair, each None if there are none.
     params: a tree of arrays.
     of_query: a tree of arrays `[B, T, ...]`; for all of the batch `[1, T, ...]`, with a
       1 for each batch axis, or `[T, ...]`. A shape that fits both, such as `[T, T]` for
@@ -348,7 +374,8 @@ class FunctionBias:
     of_key: a tree of arrays `[B, S, ...]`, `[1, S, ...]` or `[S, ...]`.
     of_pair: a tree of arrays `[B, T, S, ...]`, `[1, T, S, ...]` or `[T, S, ...]`.
 
-  KERPLE (Chi et al. 2022, equation 6) has a logarithm of the distance with two parameters:
+  KERPLE (Chi et al. 2022, equation 6) has a logarithm of the distance with two
+  parameters:
 
   >>> import jax.numpy as jnp
   >>> from relpos_jax import dot_product_attention
@@ -366,8 +393,12 @@ class FunctionBias:
   of_pair: Any = None
 
 
-Vectors = RelativePositions | EdgeLabels | EdgeFeatures  # with a_ij for keys, values or both
-Numbers = DistanceBias | LabelBias  # whose tables have a number in each row, and no vector
+Vectors = (
+  RelativePositions | EdgeLabels | EdgeFeatures
+)  # with a_ij for keys, values or both
+Numbers = (
+  DistanceBias | LabelBias
+)  # whose tables have a number in each row, and no vector
 # Those whose term of the logits is not scaled.
 Unscaled = Numbers | LinearBias | ContentBias | FunctionBias
 Relation = Vectors | Unscaled | KeyBias

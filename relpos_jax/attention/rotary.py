@@ -12,22 +12,25 @@ def rotate(
   base: float = 10_000.0,
   frequencies: ArrayLike | None = None,
 ) -> Float[Array, "*B T N H"]:
-  """Rotates queries or keys by their positions, so that products depend on distances alone.
+  """Rotates queries or keys by their positions, so that products depend on distances
+  alone.
 
       angle = position * base**(-2 d / H)
       x_d, x_(d + H/2) become
       x_d cos(angle) - x_(d + H/2) sin(angle), x_(d + H/2) cos(angle) + x_d sin(angle)
 
-  Su et al. 2021 (RoFormer), section 3.2.2, in the half-split layout of GPT-NeoX and Gemma: d and
-  d + H/2 are a pair. The paper pairs 2d and 2d + 1, as GPT-J does; weights for that layout need
-  their columns reordered. It is computed in float32, or in float64 for float64.
+  Su et al. 2021 (RoFormer), section 3.2.2, in the half-split layout of GPT-NeoX and
+  Gemma: d and d + H/2 are a pair. The paper pairs 2d and 2d + 1, as GPT-J does; weights
+  for that layout need their columns reordered. It is computed in float32, or in float64
+  for float64.
 
   Args:
     x: queries or keys `[B, T, N, H]` or `[T, N, H]`; H is even.
     positions: integers or numbers `[B, T]`, or `[T]` for all of the batch.
     base: the wavelengths are 2 pi base**(2 d / H) positions.
-    frequencies: `[F]`, radians per position, instead of those of the base. The first 2 F elements
-      of x are turned, with d and d + F a pair, and the others stay as they are.
+    frequencies: `[F]`, radians per position, instead of those of the base. The first 2
+      F elements of x are turned, with d and d + F a pair, and the others stay as they
+      are.
 
   Returns:
     An array of x's shape and dtype.
@@ -51,7 +54,9 @@ def rotate(
     frequencies = base ** (-jnp.arange(width // 2, dtype=wide) / (width // 2))
   frequencies = jnp.asarray(frequencies, wide)
   if frequencies.ndim != 1 or 2 * len(frequencies) > width:
-    raise ValueError(f"frequencies has shape {frequencies.shape}; want at most ({width // 2},)")
+    raise ValueError(
+      f"frequencies has shape {frequencies.shape}; want at most ({width // 2},)"
+    )
   angles = jnp.multiply.outer(positions.astype(wide), frequencies)
   angles = jnp.expand_dims(angles, (*range(x.ndim - angles.ndim - 1), -2))
   cos, sin = jnp.cos(angles), jnp.sin(angles)

@@ -33,14 +33,17 @@ Shape = tuple[int, ...]
 def as_array(name: str, x: ArrayLike) -> Array:
   """Returns an array or nested lists of numbers as an array.
 
-  Raises if concrete integers do not fit in int32: jnp.asarray would truncate them silently.
+  Raises if concrete integers do not fit in int32: jnp.asarray would truncate them
+  silently.
   """
   if isinstance(x, Relation):
     raise ValueError(f"{name} is {_describe(x)}; want an array: give relations=")
   leaves, dtype = jax.tree.leaves(x), getattr(x, "dtype", None)
   if not leaves or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
     return jnp.asarray(x)
-  if dtype is None or (jnp.issubdtype(dtype, jnp.integer) and not np.can_cast(dtype, np.int32)):
+  if dtype is None or (
+    jnp.issubdtype(dtype, jnp.integer) and not np.can_cast(dtype, np.int32)
+  ):
     found = np.asarray(x)
     if found.dtype.kind in "iuO" and found.size:
       low, high = found.min(), found.max()
@@ -58,12 +61,18 @@ def check_shapes(query: Array, key: Array, value: Array) -> None:
   *batch, _, heads, width = query.shape
   if key.ndim != query.ndim or [*key.shape[:-3], key.shape[-1]] != [*batch, width]:
     want = ", ".join(str(n) for n in [*batch, "S", "K", width])
-    raise ValueError(f"key has shape {key.shape}; want [{want}] for query of shape {query.shape}")
+    raise ValueError(
+      f"key has shape {key.shape}; want [{want}] for query of shape {query.shape}"
+    )
   if heads % key.shape[-2]:
-    raise ValueError(f"key has {key.shape[-2]} heads; want a divisor of the query's {heads} heads")
+    raise ValueError(
+      f"key has {key.shape[-2]} heads; want a divisor of the query's {heads} heads"
+    )
   if value.shape[:-1] != key.shape[:-1]:
     want = ", ".join(str(n) for n in [*key.shape[:-1], "V"])
-    raise ValueError(f"value has shape {value.shape}; want [{want}] for key of shape {key.shape}")
+    raise ValueError(
+      f"value has shape {value.shape}; want [{want}] for key of shape {key.shape}"
+    )
   if {key.dtype, value.dtype} != {query.dtype}:
     found = f"key and value have dtypes {key.dtype} and {value.dtype}"
     raise ValueError(f"{found}; want the query's, {query.dtype}")
@@ -81,7 +90,10 @@ def check_array(name: str, x: ArrayLike, kind: type, *shapes: Shape) -> Array:
 
 
 def check_relations(
-  relations: Relations | None, logits: Shape, widths: tuple[int, int | None], dtype: np.dtype
+  relations: Relations | None,
+  logits: Shape,
+  widths: tuple[int, int | None],
+  dtype: np.dtype,
 ) -> tuple[Relation, ...]:
   """Returns relations as arrays, checked against logits of shape [*B, N, T, S].
 
@@ -98,17 +110,24 @@ def check_relations(
     if not isinstance(relation, Relation):
       wanted = ", ".join(kind.__name__ for kind in typing.get_args(Relation))
       wanted += "" if several else ", a tuple of them or None"
-      remedy = ": call it" if callable(relation) else ""  # positions of a layer, or a class
+      remedy = (
+        ": call it" if callable(relation) else ""
+      )  # positions of a layer, or a class
       raise ValueError(f"{name} is {_describe(relation)}{remedy}; want {wanted}")
     if isinstance(relation, FunctionBias):
       checked.append(_check_function(name, relation, logits))
       continue
     relation = _with_arrays(name, relation, heads, widths, (*batch, *pairs), pairs)
     if isinstance(relation, ContentBias):
-      vectors, shape = relation.query, (*batch, num_queries, heads, relation.table.shape[-1])
+      vectors, shape = (
+        relation.query,
+        (*batch, num_queries, heads, relation.table.shape[-1]),
+      )
       check_array(f"{name}.query", vectors, jnp.floating, shape)
       if vectors.dtype != dtype:
-        raise ValueError(f"{name}.query has dtype {vectors.dtype}; want the query's, {dtype}")
+        raise ValueError(
+          f"{name}.query has dtype {vectors.dtype}; want the query's, {dtype}"
+        )
     checked.append(relation)
   return tuple(checked)
 
@@ -116,7 +135,9 @@ def check_relations(
 def _check_function(name: str, relation: FunctionBias, logits: Shape) -> FunctionBias:
   """Returns a function's data as arrays with one batch axis, checked as its result is."""
   *batch, heads, num_queries, num_keys = logits
-  sizes = dict(of_query=(num_queries,), of_key=(num_keys,), of_pair=(num_queries, num_keys))
+  sizes = dict(
+    of_query=(num_queries,), of_key=(num_keys,), of_pair=(num_queries, num_keys)
+  )
 
   def with_batch(field: str, x: ArrayLike) -> Array:
     x = as_array(f"{name}.{field}", x)
@@ -140,7 +161,8 @@ def _check_function(name: str, relation: FunctionBias, logits: Shape) -> Functio
     raise ValueError(
       f"{name}.function returns {_describe(found)}; want a number, or [{heads}], one per head"
     )
-  # Arrays of the code around it become parameters: `jax.custom_vjp` refuses to differentiate them.
+  # Arrays of the code around it become parameters: `jax.custom_vjp` refuses to
+  # differentiate them.
   function, around = jax.closure_convert(relation.function, params, *pair)
   if not around:
     return relation
@@ -188,7 +210,9 @@ def check_edge_relation(
   wanted = EdgeLabels if name == "labels" else EdgeFeatures
   if not isinstance(relation, wanted | None):
     raise ValueError(f"{name} is {_describe(relation)}; want {wanted.__name__} or None")
-  return None if relation is None else _with_arrays(name, relation, heads, widths, edges)
+  return (
+    None if relation is None else _with_arrays(name, relation, heads, widths, edges)
+  )
 
 
 def check_numbers(
@@ -200,17 +224,25 @@ def check_numbers(
   if not isinstance(rate, numbers.Real) or not 0 <= rate < 1:
     raise ValueError(f"dropout_rate is {rate!r}; want 0 <= rate < 1")
   if rate > 0 and key is None:
-    raise ValueError(f"dropout_rate is {rate} and dropout_key is None; want a jax.random.key")
+    raise ValueError(
+      f"dropout_rate is {rate} and dropout_key is None; want a jax.random.key"
+    )
   is_positive = isinstance(soft_cap, numbers.Real) and 0 < soft_cap < float("inf")
   if soft_cap is not None and not is_positive:
     raise ValueError(f"logits_soft_cap is {soft_cap!r}; want a positive number or None")
 
 
 def _with_arrays(
-  name: str, relation: Relation, heads: int, widths: tuple[int, int | None], *shapes: Shape
+  name: str,
+  relation: Relation,
+  heads: int,
+  widths: tuple[int, int | None],
+  *shapes: Shape,
 ) -> Relation:
   """Returns a relation as arrays, checked against the shapes that the edges may have."""
-  fields = [f.name for f in dataclasses.fields(relation) if not f.metadata.get("static")]
+  fields = [
+    f.name for f in dataclasses.fields(relation) if not f.metadata.get("static")
+  ]
   given = {f: getattr(relation, f) for f in fields if getattr(relation, f) is not None}
   arrays = {field: as_array(f"{name}.{field}", x) for field, x in given.items()}
   if missing := [field for field in fields if field not in ("key", "value", *arrays)]:
@@ -230,7 +262,9 @@ def _with_arrays(
       row = relation.query.shape[-1:]
     else:
       row = table.shape[-1:] if width is None else (width,)
-    shaped = table.ndim > len(row) and table.shape[1:] in (row, (heads, *row)) and len(table)
+    shaped = (
+      table.ndim > len(row) and table.shape[1:] in (row, (heads, *row)) and len(table)
+    )
     if not shaped or not jnp.issubdtype(table.dtype, jnp.floating):
       want = ["R", *row], ["R", heads, *row]
       shared, own = ("[" + ", ".join(map(str, shape)) + "]" for shape in want)
@@ -241,13 +275,19 @@ def _with_arrays(
   num_rows, *others = {len(table) for table in tables.values()}
   if others:
     found = " and ".join(str(table.shape) for table in tables.values())
-    raise ValueError(f"{name}.key and {name}.value have shapes {found}; want as many rows")
+    raise ValueError(
+      f"{name}.key and {name}.value have shapes {found}; want as many rows"
+    )
   match relation:
     case ByDistance(beyond=beyond, left=left):
       if left is None and num_rows % 2 == 0:
-        raise ValueError(f"{name} has {num_rows} rows; want an odd number, 2k + 1, or give left=")
+        raise ValueError(
+          f"{name} has {num_rows} rows; want an odd number, 2k + 1, or give left="
+        )
       if left is not None and not (isinstance(left, int) and left in range(num_rows)):
-        raise ValueError(f"{name}.left is {left!r}; want 0 to {num_rows - 1}, a table row")
+        raise ValueError(
+          f"{name}.left is {left!r}; want 0 to {num_rows - 1}, a table row"
+        )
       if beyond not in ("clip", "zero"):
         raise ValueError(f'{name}.beyond is {beyond!r}; want "clip" or "zero"')
     case EdgeLabels() | LabelBias():
@@ -267,7 +307,9 @@ def check_range(name: str, x: Array, number: int) -> None:
   """Checks that concrete numbers go from -1 to number - 1."""
   low, high = _range_of(x)
   if low < -1 or high >= number:
-    raise ValueError(f"{name} go from {low} to {high}; want 0 to {number - 1}, or -1 for none")
+    raise ValueError(
+      f"{name} go from {low} to {high}; want 0 to {number - 1}, or -1 for none"
+    )
 
 
 def check_offset(offset: ArrayLike) -> None:

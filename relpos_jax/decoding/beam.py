@@ -1,11 +1,11 @@
 """Beam search as a pure function of a step-wise decoder and its cache.
 
-Every step takes the 2W most probable extensions of the live hypotheses, as in Tensor2Tensor. Those
-that end are stored with their final score, and the W best of the others go on. With W = 1 it takes
-one extension, which is greedy decoding.
+Every step takes the 2W most probable extensions of the live hypotheses, as in
+Tensor2Tensor. Those that end are stored with their final score, and the W best of the
+others go on. With W = 1 it takes one extension, which is greedy decoding.
 
-`beam_search` returns when all sentences of a batch are done. To replace sentences as they are done,
-call `begin`, and `extend` in a loop of your own.
+`beam_search` returns when all sentences of a batch are done. To replace sentences as
+they are done, call `begin`, and `extend` in a loop of your own.
 """
 
 import functools
@@ -18,13 +18,16 @@ import jax.numpy as jnp
 
 from relpos_jax.typing import Array, Bool, Float, Int, PyTree
 
-# The score of no hypothesis: it loses every comparison, and adding log-probabilities keeps it.
+# The score of no hypothesis: it loses every comparison, and adding log-probabilities
+# keeps it.
 _NONE = -jnp.inf
-# Sizes of a block of the vocabulary, whose best token is found first. The first that divides the
-# vocabulary's size is taken; if there is none, the logits are copied with padding.
+# Sizes of a block of the vocabulary, whose best token is found first. The first that
+# divides the vocabulary's size is taken; if there is none, the logits are copied with
+# padding.
 _BLOCKS = range(128, 15, -1)
 
-# Maps the latest tokens and the cache to the logits of the next tokens, and the new cache.
+# Maps the latest tokens and the cache to the logits of the next tokens, and the new
+# cache.
 Decode = Callable[[Int[Array, "B W"], PyTree], tuple[Float[Array, "B W V"], PyTree]]
 
 
@@ -76,35 +79,42 @@ def beam_search(
   eos: int,
   pad: int,
 ) -> tuple[Int[Array, "B W L"], Float[Array, "B W"]]:
-  """Finds the W best continuations of `bos` by log P(tokens) / ((5 + length) / 6)**length_penalty.
+  """Finds the W best continuations of `bos` by log P(tokens) / ((5 + length) /
+  6)**length_penalty.
 
-  The score is that of Wu et al. 2016, section 7, without coverage; the length counts `eos`.
-  Sentences do not influence one another. `pad` is never chosen.
+  The score is that of Wu et al. 2016, section 7, without coverage; the length counts
+  `eos`. Sentences do not influence one another. `pad` is never chosen.
 
-  On many devices, call it in `jax.shard_map(..., check_vma=False)`: each then stops when its own
-  sentences are done. Automatic partitioning would gather the logits at every step.
+  On many devices, call it in `jax.shard_map(..., check_vma=False)`: each then stops
+  when its own sentences are done. Automatic partitioning would gather the logits at
+  every step.
 
   Args:
-    decode: maps the latest tokens [B, W] and the cache to the logits [B, W, V] of the next tokens
-      and the new cache.
-    cache: a pytree that has not read `bos` yet. `decode` reads at most `max_length` tokens.
-    reorder: maps a cache, and which hypothesis each of the next W extends, to the cache of these.
-      By default a cache has arrays [B, W, ...], whose rows are gathered.
+    decode: maps the latest tokens [B, W] and the cache to the logits [B, W, V] of the
+      next tokens and the new cache.
+    cache: a pytree that has not read `bos` yet. `decode` reads at most `max_length`
+      tokens.
+    reorder: maps a cache, and which hypothesis each of the next W extends, to the cache
+      of these. By default a cache has arrays [B, W, ...], whose rows are gathered.
     beam_size: W.
     max_length: L, the static length of the result.
-    length_limits: the most tokens of each sentence, `eos` included, and L at most: the paper's
-      is the source's length + 50. Rows that only fill up a batch have limit 0 and no hypotheses.
+    length_limits: the most tokens of each sentence, `eos` included, and L at most: the
+      paper's is the source's length + 50. Rows that only fill up a batch have limit 0
+      and no hypotheses.
     length_penalty: 0 compares log-probabilities; the larger, the longer the output.
-    stop: when the search for a sentence ends. "bound", the rule of Tensor2Tensor: once no live
-      hypothesis can beat the best one that ended, so that the best is exact. "present" also
-      stops once none, at its present length, beats the W-th best that ended, the rule of Hugging
-      Face, which takes fewer steps. (fairseq stops once W have ended, which favours short ones.)
+    stop: when the search for a sentence ends. "bound", the rule of Tensor2Tensor: once
+      no live hypothesis can beat the best one that ended, so that the best is exact.
+      "present" also stops once none, at its present length, beats the W-th best that
+      ended, the rule of Hugging Face, which takes fewer steps. (fairseq stops once W
+      have ended, which favours short ones.)
     bos: the token that starts every hypothesis and is not in the result.
-    eos, pad: the token that ends a hypothesis, and the one that follows it in the result.
+    eos, pad: the token that ends a hypothesis, and the one that follows it in the
+      result.
 
   Returns:
-    Tokens and their float32 scores, best first. If no hypothesis ended within the limit, those that
-    reached it are returned without `eos`. A missing hypothesis has score -inf and only `pad`.
+    Tokens and their float32 scores, best first. If no hypothesis ended within the
+    limit, those that reached it are returned without `eos`. A missing hypothesis has
+    score -inf and only `pad`.
 
   >>> def count(tokens, cache):  # 3, 4, 5, ... and then 0, which is eos
   ...   return 9.0 * jax.nn.one_hot((tokens + 1) % 6, 7), cache
@@ -114,7 +124,9 @@ def beam_search(
   [[3, 4, 5, 0, 6, 6], [3, 4, 6, 6, 6, 6]]
   """
   limits = jnp.minimum(length_limits, max_length)
-  first = begin(cache, limits, beam_size=beam_size, max_length=max_length, bos=bos, pad=pad)
+  first = begin(
+    cache, limits, beam_size=beam_size, max_length=max_length, bos=bos, pad=pad
+  )
   rules = dict(length_penalty=length_penalty, stop=stop, eos=eos, pad=pad)
   step = functools.partial(extend, decode=decode, reorder=reorder, **rules)
   last = jax.lax.while_loop(lambda search: jnp.any(search.is_live), step, first)
@@ -122,7 +134,13 @@ def beam_search(
 
 
 def begin(
-  cache: PyTree, limits: Int[Array, " B"], *, beam_size: int, max_length: int, bos: int, pad: int
+  cache: PyTree,
+  limits: Int[Array, " B"],
+  *,
+  beam_size: int,
+  max_length: int,
+  bos: int,
+  pad: int,
 ) -> Search:
   """Returns a search of hypotheses that have only `bos`; see `beam_search`."""
   none = jnp.full((len(limits), beam_size), _NONE, jnp.float32)
@@ -154,7 +172,9 @@ def extend(
   if stop not in ("bound", "present"):
     raise ValueError(f"stop is {stop!r}; want bound or present")
 
-  def score(log_probs: Float[Array, "B C"], length: Int[Array, "B 1"]) -> Float[Array, "B C"]:
+  def score(
+    log_probs: Float[Array, "B C"], length: Int[Array, "B 1"]
+  ) -> Float[Array, "B C"]:
     return log_probs / ((5.0 + length) / 6.0) ** length_penalty
 
   length, limits = search.length[:, None] + 1, search.limits[:, None]
@@ -166,15 +186,21 @@ def extend(
   goes_on = score(new.scores, limits) > ended.scores[:, :1]
   if stop == "present":
     goes_on &= scored.scores > ended.scores[:, -1:]
-  scores, best = jax.lax.top_k(_keep(new, goes_on & ~is_end & ~is_last).scores, beam_size)
+  scores, best = jax.lax.top_k(
+    _keep(new, goes_on & ~is_end & ~is_last).scores, beam_size
+  )
   live = Hypotheses(_pick(new.tokens, best), scores)
   cache = reorder(cache, _pick(beams, best))
   extended = Search(length[:, 0], search.limits, live, ended, cache=None)
   where_live = functools.partial(jax.vmap(jnp.where), search.is_live)
-  return jax.tree.map(where_live, extended, search._replace(cache=None))._replace(cache=cache)
+  return jax.tree.map(where_live, extended, search._replace(cache=None))._replace(
+    cache=cache
+  )
 
 
-def _candidates(search: Search, decode: Decode, pad: int) -> tuple[Hypotheses, Array, PyTree]:
+def _candidates(
+  search: Search, decode: Decode, pad: int
+) -> tuple[Hypotheses, Array, PyTree]:
   """Returns the 2W best extensions by one token, the hypotheses that they extend, and the cache."""
   tokens, scores = search.live
   beam_size = scores.shape[1]
@@ -189,22 +215,28 @@ def _candidates(search: Search, decode: Decode, pad: int) -> tuple[Hypotheses, A
   return Hypotheses(tokens, scores), beams, cache
 
 
-def _best(logits: Array, scores: Array, count: int, pad: int) -> tuple[Array, Array, Array]:
-  """Returns the C best sums of scores [B, W] and log-probabilities, their beams and tokens.
+def _best(
+  logits: Array, scores: Array, count: int, pad: int
+) -> tuple[Array, Array, Array]:
+  """Returns the C best sums of scores [B, W] and log-probabilities, their beams and
+  tokens.
 
-  The best C are in the C blocks of tokens with the highest maxima, so that two short searches find
-  them, among the maxima and in these blocks, instead of one in the whole vocabulary.
+  The best C are in the C blocks of tokens with the highest maxima, so that two short
+  searches find them, among the maxima and in these blocks, instead of one in the whole
+  vocabulary.
   """
   vocabulary = logits.shape[-1]
   block = next((n for n in _BLOCKS if vocabulary % n == 0), _BLOCKS[0])
-  # A beam's score and the normaliser of its logits are added to what is left of them at the end:
-  # an array of all sums would be written and read once more.
+  # A beam's score and the normaliser of its logits are added to what is left of them at
+  # the end: an array of all sums would be written and read once more.
   added = scores - jax.nn.logsumexp(logits, axis=-1)
   highest = _highest_of_blocks(logits, pad, block)
   num = highest.shape[2]  # blocks of a beam
   highest = (highest + added[:, :, None]).reshape(len(logits), -1)
   _, blocks = jax.lax.top_k(highest, min(count, highest.shape[1]))
-  beams, firsts = jnp.divmod(jnp.sort(blocks), num)  # sorted: of equal sums the first are taken
+  beams, firsts = jnp.divmod(
+    jnp.sort(blocks), num
+  )  # sorted: of equal sums the first are taken
   tokens = (firsts * block)[:, :, None] + jnp.arange(block)
   found = jax.vmap(lambda x, *at: x.at[at].get(mode="fill", fill_value=_NONE))(
     logits, beams[:, :, None], tokens
@@ -214,18 +246,26 @@ def _best(logits: Array, scores: Array, count: int, pad: int) -> tuple[Array, Ar
   return best, _pick(beams, at // block), _pick(tokens.reshape(len(sums), -1), at)
 
 
-def _highest_of_blocks(logits: Array, pad: int, block: int) -> Float[Array, "B W blocks"]:
+def _highest_of_blocks(
+  logits: Array, pad: int, block: int
+) -> Float[Array, "B W blocks"]:
   """Returns the highest logit of each block of tokens, `pad` excluded."""
   room = (0, 0), (0, 0), (0, -logits.shape[2] % block)
-  in_blocks = jnp.pad(logits, room, constant_values=_NONE).reshape(*logits.shape[:2], -1, block)
+  in_blocks = jnp.pad(logits, room, constant_values=_NONE).reshape(
+    *logits.shape[:2], -1, block
+  )
   own, at = in_blocks[:, :, pad // block], jnp.arange(block)
-  own = jnp.where(at == pad % block, _NONE, own)  # of the one block, as masking all would copy them
+  own = jnp.where(
+    at == pad % block, _NONE, own
+  )  # of the one block, as masking all would copy them
   return in_blocks.max(-1).at[:, :, pad // block].set(own.max(-1))
 
 
 def _add_ended(ended: Hypotheses, new: Hypotheses, is_end, at_limit) -> Hypotheses:
   """Returns the W best hypotheses that have ended; at the limit, live ones if none has ended."""
-  any_ended = jnp.any(ended.scores > _NONE, axis=1) | jnp.any(is_end & (new.scores > _NONE), axis=1)
+  any_ended = jnp.any(ended.scores > _NONE, axis=1) | jnp.any(
+    is_end & (new.scores > _NONE), axis=1
+  )
   new = _keep(new, is_end | (at_limit & ~any_ended[:, None]))
   tokens, scores = jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=1), ended, new)
   # Of equal scores the first are taken, so that missing hypotheses stay padding.

@@ -18,8 +18,8 @@ class SamplingParams(NamedTuple):
   Attributes:
     temperature: divides the logits; 0 takes the most probable token.
     top_k: samples from the k most probable tokens; 0 or less means all.
-    top_p: then from the smallest set of most probable tokens whose probabilities add up to it
-      (Holtzman et al. 2020, section 3.1); 1 means all, 0 the most probable token.
+    top_p: then from the smallest set of most probable tokens whose probabilities add up
+      to it (Holtzman et al. 2020, section 3.1); 1 means all, 0 the most probable token.
   """
 
   temperature: float = 1.0
@@ -55,12 +55,12 @@ def sample(
 ) -> Int[Array, "B L"]:
   """Samples a continuation of each prime, token by token.
 
-  The n-th new token of row i is drawn with `key` folded with i, then with n, so that a row does not
-  depend on the others.
+  The n-th new token of row i is drawn with `key` folded with i, then with n, so that a
+  row does not depend on the others.
 
   Args:
-    decode: reads at most P + L columns of tokens, and of `pad`, which is none: in primes, and in
-      rows that have ended.
+    decode: reads at most P + L columns of tokens, and of `pad`, which is none: in
+      primes, and in rows that have ended.
     cache: empty.
     primes: padded with `pad` on either side; at least one token in each row.
     limits: the most new tokens of each row, `eos` included; L at most.
@@ -89,7 +89,9 @@ def sample(
     # A model may give -inf to all others: they stay above the banned ones.
     logits = jnp.nan_to_num(logits.astype(jnp.float32), nan=lowest)
     logits = logits.at[:, banned].set(-jnp.inf)
-    drawn = jax.vmap(jax.random.categorical)(fold_in(keys, step), filter_logits(logits, sampling))
+    drawn = jax.vmap(jax.random.categorical)(
+      fold_in(keys, step), filter_logits(logits, sampling)
+    )
     latest = jnp.where(sampling.temperature > 0, drawn, jnp.argmax(logits, axis=-1))
     latest = jnp.where(is_live & ~is_broken, latest, pad)
     is_live &= ~is_broken & (latest != eos) & (step + 1 < limits)
@@ -105,13 +107,19 @@ def sample(
 
 
 def prefill(
-  decode: Decode, cache: PyTree, tokens: Int[Array, "B P"], *, pad: int, piece: int = 128
+  decode: Decode,
+  cache: PyTree,
+  tokens: Int[Array, "B P"],
+  *,
+  pad: int,
+  piece: int = 128,
 ) -> tuple[Float[Array, "B V"], PyTree]:
   """Reads rows of tokens and returns the logits after the last of each, and the cache.
 
-  Reads `piece` tokens at a time, so that weights are [B, N, piece, S] and memory grows with the
-  length, not with its square. The result is the same as reading all at once. `pad` may be anywhere
-  in a row, besides one token or more; the cache may have read tokens already.
+  Reads `piece` tokens at a time, so that weights are [B, N, piece, S] and memory grows
+  with the length, not with its square. The result is the same as reading all at once.
+  `pad` may be anywhere in a row, besides one token or more; the cache may have read
+  tokens already.
 
   >>> def count(tokens, cache):
   ...   return jax.nn.one_hot(tokens + 1, 9), cache + tokens.shape[1]
@@ -136,7 +144,9 @@ def prefill(
   return jax.lax.scan(read, state, pieces.swapaxes(0, 1))[0]
 
 
-def filter_logits(logits: Float[Array, "B V"], sampling: SamplingParams) -> Float[Array, "B V"]:
+def filter_logits(
+  logits: Float[Array, "B V"], sampling: SamplingParams
+) -> Float[Array, "B V"]:
   """Divides logits by the temperature and sets those that `sampling` excludes to -inf.
 
   Raises ValueError for options out of range.

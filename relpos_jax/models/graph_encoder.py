@@ -20,17 +20,18 @@ from relpos_jax.typing import Array, Float, Int
 class GraphEncoderConfig(LayersConfig):
   """Options of the model, in addition to those of its layers.
 
-  `relative_keys` and `relative_values` add vectors of edge labels to keys and to values; without
-  both, edges only determine which nodes see each other. `tables_per_head` and `tables_per_layer`
-  apply to the label tables. Nodes have no positions. `implementation` "edge_list" takes memory
-  for edges only, any other for all pairs of nodes.
+  `relative_keys` and `relative_values` add vectors of edge labels to keys and to
+  values; without both, edges only determine which nodes see each other.
+  `tables_per_head` and `tables_per_layer` apply to the label tables. Nodes have no
+  positions. `implementation` "edge_list" takes memory for edges only, any other for all
+  pairs of nodes.
 
   Attributes:
     num_node_labels, num_edge_labels, num_classes: numbers of labels and classes.
-    num_node_features, num_edge_features: numbers of float features of a node and of an edge.
-      Several edges from one node to another are averaged.
-    head: "graph" classifies graphs, "node" nodes, and "pair" the query of each graph, a pair of
-      nodes that the model is given.
+    num_node_features, num_edge_features: numbers of float features of a node and of an
+      edge. Several edges from one node to another are averaged.
+    head: "graph" classifies graphs, "node" nodes, and "pair" the query of each graph, a
+      pair of nodes that the model is given.
     readout: "mean" or "sum" over the nodes of a graph, for head "graph".
     sees: a node sees itself and its "neighbours", or "all" nodes of its graph.
     reverse_edges: an edge is also added backwards, with a label and kernels of its own
@@ -50,7 +51,9 @@ class GraphEncoderConfig(LayersConfig):
   def __post_init__(self):
     super().__post_init__()
     if self.sees == "all" and self.implementation == "edge_list":
-      raise ValueError("sees is 'all' and implementation 'edge_list'; want sees 'neighbours'")
+      raise ValueError(
+        "sees is 'all' and implementation 'edge_list'; want sees 'neighbours'"
+      )
 
   @property
   def num_directions(self) -> int:
@@ -87,8 +90,8 @@ class GraphBatch(NamedTuple):
 class GraphEncoder(nnx.Module):
   """Maps graphs to logits of each graph, each node, or each graph's query.
 
-  Padding has no effect and gets no gradient. Permuting the nodes of a graph permutes their logits.
-  Dropout is applied if `rngs` are given.
+  Padding has no effect and gets no gradient. Permuting the nodes of a graph permutes
+  their logits. Dropout is applied if `rngs` are given.
 
   >>> config = GraphEncoderConfig(num_node_labels=2, num_edge_labels=4, num_classes=6, head="pair",
   ...                             num_layers=1, width=16, num_heads=2, feed_forward=16)
@@ -112,7 +115,9 @@ class GraphEncoder(nnx.Module):
     self.norm = last_norm(config, rngs)
     self.head = Head(config, rngs=rngs)
 
-  def __call__(self, graphs: GraphBatch, rngs: nnx.Rngs | None = None) -> Float[Array, "B *T C"]:
+  def __call__(
+    self, graphs: GraphBatch, rngs: nnx.Rngs | None = None
+  ) -> Float[Array, "B *T C"]:
     """Returns float32 logits of the graphs or queries, [B, C], or of the nodes, [B, T, C]."""
     x = self.embedding(graphs, rngs)
     options = self._options(*complete(graphs, self.config), is_node=graphs.nodes >= 0)
@@ -124,7 +129,9 @@ class GraphEncoder(nnx.Module):
     """Returns the options of attention for each set of tables, or for all layers without tables."""
     if self.config.implementation == "edge_list":
       ends = dict(senders=senders, receivers=receivers)
-      return [ends | tables.of_list(labels, features) for tables in self.tables] or [ends]
+      return [ends | tables.of_list(labels, features) for tables in self.tables] or [
+        ends
+      ]
     sizes = dict(num_labels=self.config.num_table_rows, num_nodes=is_node.shape[1])
     features, mask = pair_features(senders, receivers, labels, features, **sizes)
     if self.config.sees == "all":
@@ -140,15 +147,21 @@ class NodeEmbedding(nnx.Module):
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
     options = dict(embedding_init=jax.nn.initializers.normal(1.0), rngs=rngs)
     self.table = nnx.Embed(config.num_node_labels, config.width, **options)
-    self.places = nnx.Embed(2, config.width, **options) if config.head == "pair" else None
+    self.places = (
+      nnx.Embed(2, config.width, **options) if config.head == "pair" else None
+    )
     features = config.num_node_features
     self.features = (
-      nnx.Linear(features, config.width, kernel_init=kernel_init, rngs=rngs) if features else None
+      nnx.Linear(features, config.width, kernel_init=kernel_init, rngs=rngs)
+      if features
+      else None
     )
     self.dropout_rate = config.embedding_dropout_rate
     self.dtype = config.dtype
 
-  def __call__(self, graphs: GraphBatch, rngs: nnx.Rngs | None = None) -> Float[Array, "B T D"]:
+  def __call__(
+    self, graphs: GraphBatch, rngs: nnx.Rngs | None = None
+  ) -> Float[Array, "B T D"]:
     x = self.table(jnp.maximum(graphs.nodes, 0))
     if self.features is not None:
       x += self.features(graphs.node_features)
@@ -175,7 +188,9 @@ class EdgeTables(nnx.Module):
     self.value_kernel = make(config.relative_values, num_features)
     self.dtype = config.dtype
 
-  def of_list(self, labels: Array, features: Array) -> dict[str, EdgeLabels | EdgeFeatures]:
+  def of_list(
+    self, labels: Array, features: Array
+  ) -> dict[str, EdgeLabels | EdgeFeatures]:
     """Returns the options `labels` and, if there are features, `features` of `edge_attention`."""
     key, value, key_kernel, value_kernel = self._cast()
     options: dict = dict(labels=EdgeLabels(labels, key, value))
@@ -203,7 +218,9 @@ class Head(nnx.Module):
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
     options = dict(kernel_init=kernel_init, dtype=config.dtype, rngs=rngs)
     width = config.width
-    self.hidden = nnx.Linear(2 * width if config.head == "pair" else width, width, **options)
+    self.hidden = nnx.Linear(
+      2 * width if config.head == "pair" else width, width, **options
+    )
     self.dropout_rate = config.dropout_rate
     self.out = nnx.Linear(width, config.num_classes, **options)
     self.kind, self.readout = config.head, config.readout
@@ -226,25 +243,32 @@ class Head(nnx.Module):
     return self.out(drop(hidden, self.dropout_rate, rngs)).astype(jnp.float32)
 
 
-def complete(graphs: GraphBatch, config: GraphEncoderConfig) -> tuple[Array, Array, Array, Array]:
+def complete(
+  graphs: GraphBatch, config: GraphEncoderConfig
+) -> tuple[Array, Array, Array, Array]:
   """Adds an edge from each node to itself and, if asked for, reversed edges.
 
-  Returns the senders, receivers and labels of all edges, [B, M], and their features, [B, M, F].
-  M edges of T nodes become M + T, or 2 M + T with reversed edges. A reversed edge has its edge's
-  label plus E; edges from a node to itself have the last label.
+  Returns the senders, receivers and labels of all edges, [B, M], and their features,
+  [B, M, F]. M edges of T nodes become M + T, or 2 M + T with reversed edges. A reversed
+  edge has its edge's label plus E; edges from a node to itself have the last label.
 
-  The features of an edge are the means over its pair's edges in each direction. The operator's mean
-  over all edges of a pair then leaves them as they are: neither edges in the other direction nor an
-  edge from a node to itself dilute them.
+  The features of an edge are the means over its pair's edges in each direction. The
+  operator's mean over all edges of a pair then leaves them as they are: neither edges
+  in the other direction nor an edge from a node to itself dilute them.
   """
   senders, receivers, labels = graphs.senders, graphs.receivers, graphs.labels
   features = graphs.edge_features
   rows, num_nodes = graphs.nodes.shape
-  # Sums of features over a pair, each beside the number of its terms, for each direction.
-  terms = jnp.concatenate([features, jnp.ones_like(features, shape=(*senders.shape, 1))], -1)
+  # Sums of features over a pair, each beside the number of its terms, for each
+  # direction.
+  terms = jnp.concatenate(
+    [features, jnp.ones_like(features, shape=(*senders.shape, 1))], -1
+  )
   zeros = jnp.zeros_like(terms) if config.num_directions == 2 else terms[..., :0]
   node = jnp.where(graphs.nodes >= 0, jnp.arange(num_nodes), -1)
-  no_terms = jnp.zeros((rows, num_nodes, terms.shape[-1] * config.num_directions), terms.dtype)
+  no_terms = jnp.zeros(
+    (rows, num_nodes, terms.shape[-1] * config.num_directions), terms.dtype
+  )
   parts = [
     (senders, receivers, labels, jnp.concatenate([terms, zeros], -1)),
     (node, node, jnp.full_like(node, config.num_table_rows - 1), no_terms),
@@ -252,7 +276,9 @@ def complete(graphs: GraphBatch, config: GraphEncoderConfig) -> tuple[Array, Arr
   if config.reverse_edges == "own_label":
     labels = jnp.where(labels >= 0, labels + config.num_edge_labels, -1)
     parts.append((receivers, senders, labels, jnp.concatenate([zeros, terms], -1)))
-  senders, receivers, labels, terms = (jnp.concatenate(xs, 1) for xs in zip(*parts, strict=True))
+  senders, receivers, labels, terms = (
+    jnp.concatenate(xs, 1) for xs in zip(*parts, strict=True)
+  )
   sums = sum_over_pairs(senders, receivers, terms, num_nodes=num_nodes)
   sums = sums.reshape(*senders.shape, config.num_directions, features.shape[-1] + 1)
   means = sums[..., :-1] / jnp.maximum(sums[..., -1:], 1)

@@ -18,8 +18,9 @@ class LanguageModelConfig(LayersConfig):
 class LanguageModel(nnx.Module):
   """Maps tokens to logits of the next token, with one matrix for embedding and softmax.
 
-  Token 0 is padding, at the end of a row. Dropout is applied if `rngs` are given. The relation of
-  Music Transformer is `positions="both", relative_values=False, beyond="zero"`.
+  Token 0 is padding, at the end of a row. Dropout is applied if `rngs` are given. The
+  relation of Music Transformer is `positions="both", relative_values=False,
+  beyond="zero"`.
 
   >>> import jax.numpy as jnp
   >>> config = LanguageModelConfig(50, num_layers=1, width=16, num_heads=2)
@@ -48,7 +49,9 @@ class LanguageModel(nnx.Module):
     """Returns an empty cache for `num_slots` tokens, padding included."""
     return Cache.empty(self.layers, batch_size, num_slots)
 
-  def decode(self, tokens: Int[Array, "B M"], cache: Cache) -> tuple[Float[Array, "B M V"], Cache]:
+  def decode(
+    self, tokens: Int[Array, "B M"], cache: Cache
+  ) -> tuple[Float[Array, "B M V"], Cache]:
     """Reads M more tokens, padding anywhere among them, and returns the logits after each."""
     positions = cache.positions(tokens)
     x = self.softmax(tokens, positions=positions)

@@ -27,22 +27,27 @@ class LayersConfig:
     width: D.
     num_heads: N, each of width D / N.
     feed_forward: hidden width of the feed-forward layers.
-    positions: "relative" (tables in every self-attention), "sinusoidal" (added to embeddings),
-      "both", "none", or one of `relpos_jax.nn.schemes` in every self-attention: "t5", "alibi",
-      "rotary", "xl" (Transformer-XL), "content" (Inkling's low-rank bank) or "deberta".
-      Or a subclass of `Positions`: each layer calls it with those of width, num_heads,
-      head_width, max_distance, left, bidirectional and rngs that its `__init__` names.
-    max_distance: k, the clipping distance; without effect on sinusoids, "alibi" and "rotary".
-    left: the clipping distance on the left, if it is not k; tables have left + 1 + k rows. Causal
-      models need no rows on the right: k = 0.
-    tables_per_head: each head has its own tables `[2k+1, H]` (base), or all share them (big).
-    tables_per_layer: each layer has its own tables, or the layers of a stack share them.
+    positions: "relative" (tables in every self-attention), "sinusoidal" (added to
+      embeddings), "both", "none", or one of `relpos_jax.nn.schemes` in every
+      self-attention: "t5", "alibi", "rotary", "xl" (Transformer-XL), "content"
+      (Inkling's low-rank bank) or "deberta". Or a subclass of `Positions`: each layer
+      calls it with those of width, num_heads, head_width, max_distance, left,
+      bidirectional and rngs that its `__init__` names.
+    max_distance: k, the clipping distance; without effect on sinusoids, "alibi" and
+      "rotary".
+    left: the clipping distance on the left, if it is not k; tables have left + 1 + k
+      rows. Causal models need no rows on the right: k = 0.
+    tables_per_head: each head has its own tables `[2k+1, H]` (base), or all share them
+      (big).
+    tables_per_layer: each layer has its own tables, or the layers of a stack share
+      them.
     relative_keys, relative_values: whether there are the two terms (Table 3).
     beyond: "clip" or "zero" beyond distance k.
-    norm: "pre", with a final norm on each stack (Tensor2Tensor from October 2017), or "post"
-      (its first code).
-    embedding_dropout_rate, dropout_rate, attention_dropout_rate, feed_forward_dropout_rate: on
-      embeddings, sub-layer outputs, attention weights, and after the ReLU.
+    norm: "pre", with a final norm on each stack (Tensor2Tensor from October 2017), or
+      "post" (its first code).
+    embedding_dropout_rate, dropout_rate, attention_dropout_rate,
+      feed_forward_dropout_rate: on embeddings, sub-layer outputs, attention weights,
+      and after the ReLU.
     dtype: of the computation; parameters are float32.
     implementation: of attention; None takes the fastest.
 
@@ -120,9 +125,9 @@ class Memory(NamedTuple):
 class Cache(NamedTuple):
   """The cache of a stack: one for each layer, and the next position of each row.
 
-  In a beam search a row is a sentence, and its next token has W alternatives, which are read at the
-  same position. Nothing is copied when hypotheses branch: `ancestors` marks the slots
-  that hold the tokens of each.
+  In a beam search a row is a sentence, and its next token has W alternatives, which are
+  read at the same position. Nothing is copied when hypotheses branch: `ancestors` marks
+  the slots that hold the tokens of each.
   """
 
   layers: tuple[KVCache, ...]
@@ -130,13 +135,17 @@ class Cache(NamedTuple):
   ancestors: Bool[Array, "B W S"] | None = None
 
   @classmethod
-  def empty(cls, layers, batch_size: int, num_slots: int, beam_size: int | None = None) -> "Cache":
+  def empty(
+    cls, layers, batch_size: int, num_slots: int, beam_size: int | None = None
+  ) -> "Cache":
     """Returns an empty cache for `num_slots` tokens, padding included; W of each in a beam."""
     ancestors = None
     if beam_size is not None:
       num_slots *= beam_size
       ancestors = jnp.zeros((batch_size, beam_size, num_slots), bool)
-    caches = tuple(layer.self_attention.init_cache(batch_size, num_slots) for layer in layers)
+    caches = tuple(
+      layer.self_attention.init_cache(batch_size, num_slots) for layer in layers
+    )
     return cls(caches, jnp.zeros((batch_size,), jnp.int32), ancestors)
 
   def positions(self, tokens: Int[Array, "B M"]) -> Int[Array, "B M"]:
@@ -160,7 +169,9 @@ class Cache(NamedTuple):
       mask, num_read = ancestors[:, None], 1
     caches = []
     for i, layer in enumerate(layers):
-      x, cache = layer.decode(x, self.layers[i], positions, memories and memories[i], mask)
+      x, cache = layer.decode(
+        x, self.layers[i], positions, memories and memories[i], mask
+      )
       caches.append(cache)
     return x, Cache(tuple(caches), self.next_position + num_read, ancestors)
 
@@ -174,7 +185,12 @@ class Embedding(nnx.Module):
   """Embeds tokens, N(0, 1/D) times sqrt(D), with sinusoids if asked for; maps vectors to logits."""
 
   def __init__(
-    self, config: LayersConfig, vocab_size: int, table: nnx.Param | None = None, *, rngs: nnx.Rngs
+    self,
+    config: LayersConfig,
+    vocab_size: int,
+    table: nnx.Param | None = None,
+    *,
+    rngs: nnx.Rngs,
   ):
     init = jax.nn.initializers.normal(config.width**-0.5)
     shape = vocab_size, config.width
@@ -184,7 +200,11 @@ class Embedding(nnx.Module):
     self.dtype = config.dtype
 
   def __call__(
-    self, tokens: Int[Array, "B T"], *, positions: Array | None = None, rngs: nnx.Rngs | None = None
+    self,
+    tokens: Int[Array, "B T"],
+    *,
+    positions: Array | None = None,
+    rngs: nnx.Rngs | None = None,
   ) -> Float[Array, "B T D"]:
     """Embeds tokens at `positions`, by default 0, 1, 2, ..."""
     width = self.table.shape[1]
@@ -222,12 +242,19 @@ class Layer(nnx.Module):
       **options,
     )
     residual = functools.partial(
-      Residual, config.width, norm=config.norm, dropout_rate=config.dropout_rate, **options
+      Residual,
+      config.width,
+      norm=config.norm,
+      dropout_rate=config.dropout_rate,
+      **options,
     )
     self.self_attention = attention(positions=positions)
     self.cross_attention = attention() if has_memory else None
     self.feed_forward = FeedForward(
-      config.width, config.feed_forward, dropout_rate=config.feed_forward_dropout_rate, **options
+      config.width,
+      config.feed_forward,
+      dropout_rate=config.feed_forward_dropout_rate,
+      **options,
     )
     self.residuals = nnx.List([residual() for _ in range(3 if has_memory else 2)])
 
@@ -239,7 +266,9 @@ class Layer(nnx.Module):
     y = self.self_attention(around.before(x), rngs=rngs, **options)
     return self._after_self_attention(around.after(x, y, rngs), rngs, memory)
 
-  def decode(self, x, cache: KVCache, positions, memory: Memory | None = None, mask=None):
+  def decode(
+    self, x, cache: KVCache, positions, memory: Memory | None = None, mask=None
+  ):
     """Reads more tokens with a cache."""
     around = self.residuals[0]
     y, cache = self.self_attention.decode(around.before(x), cache, positions, mask)
@@ -249,13 +278,17 @@ class Layer(nnx.Module):
     if memory is not None:
       around = self.residuals[1]
       key, value, mask = memory
-      y = self.cross_attention.attend(around.before(x), key, value, mask=mask, rngs=rngs)
+      y = self.cross_attention.attend(
+        around.before(x), key, value, mask=mask, rngs=rngs
+      )
       x = around.after(x, y, rngs)
     around = self.residuals[-1]
     return around.after(x, self.feed_forward(around.before(x), rngs), rngs)
 
 
-def make_positions(config: LayersConfig, *, is_causal: bool, rngs: nnx.Rngs) -> Positions | None:
+def make_positions(
+  config: LayersConfig, *, is_causal: bool, rngs: nnx.Rngs
+) -> Positions | None:
   """Returns the positions of a layer's self-attention; None if it has none."""
   sizes = dict(
     head_width=config.width // config.num_heads,
@@ -289,10 +322,16 @@ def make_positions(config: LayersConfig, *, is_causal: bool, rngs: nnx.Rngs) -> 
 
 
 def make_stack(
-  config: LayersConfig, *, has_memory: bool = False, is_causal: bool = True, rngs: nnx.Rngs
+  config: LayersConfig,
+  *,
+  has_memory: bool = False,
+  is_causal: bool = True,
+  rngs: nnx.Rngs,
 ):
   """Returns layers with positions, one module per layer, one shared, or none; and the last norm."""
-  new_positions = functools.partial(make_positions, config, is_causal=is_causal, rngs=rngs)
+  new_positions = functools.partial(
+    make_positions, config, is_causal=is_causal, rngs=rngs
+  )
   shared = None if config.tables_per_layer else new_positions()
   make = functools.partial(Layer, config, has_memory=has_memory, rngs=rngs)
   layers = nnx.List([make(shared or new_positions()) for _ in range(config.num_layers)])
@@ -309,8 +348,8 @@ def last_norm(config: LayersConfig, rngs: nnx.Rngs):
 def decoding_model(graphdef: nnx.GraphDef, params: PyTree) -> nnx.Module:
   """Merges a model for decoding and resets the implementation of its attention layers.
 
-  A decoder reads one token against a cache, at given positions, which the implementation that a
-  config names for training, such as "skew", may not support.
+  A decoder reads one token against a cache, at given positions, which the
+  implementation that a config names for training, such as "skew", may not support.
   """
   model = nnx.merge(graphdef, params)
   model.set_attributes(implementation=None)

@@ -8,7 +8,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from relpos_jax.models.layers import PAD, Cache, Embedding, LayersConfig, Memory, make_stack
+from relpos_jax.models.layers import (
+  PAD,
+  Cache,
+  Embedding,
+  LayersConfig,
+  Memory,
+  make_stack,
+)
 from relpos_jax.typing import Array, Float, Int
 
 
@@ -17,7 +24,8 @@ class TransformerConfig(LayersConfig):
   """Options of the model, in addition to those of its layers.
 
   Attributes:
-    source_vocab_size, target_vocab_size: V of each side; equal if embeddings are shared.
+    source_vocab_size, target_vocab_size: V of each side; equal if embeddings are
+      shared.
     share_embeddings: use one matrix for source, target and softmax, instead of three.
     positions_in: the stacks that have `positions`, "all" or one; the other has none.
   """
@@ -37,8 +45,8 @@ class TransformerConfig(LayersConfig):
 class Transformer(nnx.Module):
   """Maps source and target tokens to logits of the next target token.
 
-  Token 0 is padding, anywhere in a source and at the end of a target: it has no effect on other
-  tokens and no gradient. Dropout is applied if `rngs` are given.
+  Token 0 is padding, anywhere in a source and at the end of a target: it has no effect
+  on other tokens and no gradient. Dropout is applied if `rngs` are given.
 
   >>> import jax
   >>> import jax.numpy as jnp
@@ -62,13 +70,18 @@ class Transformer(nnx.Module):
     decoder = without if config.positions_in == "encoder" else config
     self.source_embedding = Embedding(encoder, config.source_vocab_size, rngs=rngs)
     table = self.source_embedding.table if config.share_embeddings else None
-    make = functools.partial(Embedding, decoder, config.target_vocab_size, table, rngs=rngs)
+    make = functools.partial(
+      Embedding, decoder, config.target_vocab_size, table, rngs=rngs
+    )
     self.target_embedding, self.softmax = make(), make()
     self.encoder = Stack(encoder, rngs=rngs)
     self.decoder = Stack(decoder, has_memory=True, rngs=rngs)
 
   def __call__(
-    self, source: Int[Array, "B S"], target_input: Int[Array, "B T"], rngs: nnx.Rngs | None = None
+    self,
+    source: Int[Array, "B S"],
+    target_input: Int[Array, "B T"],
+    rngs: nnx.Rngs | None = None,
   ) -> Float[Array, "B T V"]:
     """Returns float32 logits of the token after each of `target_input`."""
     memories = self.encode_memory(source, rngs)
@@ -93,18 +106,25 @@ class Transformer(nnx.Module):
     x = jnp.zeros((*source.shape, self.source_embedding.table.shape[1]))
     return jax.tree.map(jnp.zeros_like, self._memories(x, source))
 
-  def _memories(self, x: Float[Array, "B S D"], source: Int[Array, "B S"]) -> tuple[Memory, ...]:
+  def _memories(
+    self, x: Float[Array, "B S D"], source: Int[Array, "B S"]
+  ) -> tuple[Memory, ...]:
     layers, mask = self.decoder.layers, (source != PAD)[:, None, None]
-    return tuple(Memory(*layer.cross_attention.keys_values(x), mask) for layer in layers)
+    return tuple(
+      Memory(*layer.cross_attention.keys_values(x), mask) for layer in layers
+    )
 
-  def init_cache(self, batch_size: int, num_slots: int, beam_size: int | None = None) -> Cache:
+  def init_cache(
+    self, batch_size: int, num_slots: int, beam_size: int | None = None
+  ) -> Cache:
     """Returns an empty cache for `num_slots` tokens, padding included; with W alternatives each."""
     return Cache.empty(self.decoder.layers, batch_size, num_slots, beam_size)
 
   def decode(
     self, tokens: Int[Array, "B M"], cache: Cache, memories: tuple[Memory, ...]
   ) -> tuple[Float[Array, "B M V"], Cache]:
-    """Reads M more target tokens, padding anywhere among them; returns the logits after each.
+    """Reads M more target tokens, padding anywhere among them; returns the logits after
+    each.
 
     With a cache of beams, reads W alternatives of one token.
     """
@@ -117,7 +137,9 @@ class Transformer(nnx.Module):
 class Stack(nnx.Module):
   """The encoder or decoder: layers one after the other, and the norm at the end."""
 
-  def __init__(self, config: TransformerConfig, *, has_memory: bool = False, rngs: nnx.Rngs):
+  def __init__(
+    self, config: TransformerConfig, *, has_memory: bool = False, rngs: nnx.Rngs
+  ):
     # The decoder, which has a memory, is causal.
     options = dict(has_memory=has_memory, is_causal=has_memory, rngs=rngs)
     self.layers, self.norm = make_stack(config, **options)

@@ -15,7 +15,8 @@ from relpos_jax.typing import Array, Float
 
 
 class FeedForward(nnx.Module):
-  """Two linear maps with a ReLU and dropout between them. Vaswani et al. 2017, section 3.3.
+  """Two linear maps with a ReLU and dropout between them. Vaswani et al. 2017, section
+  3.3.
 
   >>> FeedForward(8, 32, rngs=nnx.Rngs(0))(jnp.ones((2, 8))).shape
   (2, 8)
@@ -35,7 +36,9 @@ class FeedForward(nnx.Module):
     self.dropout_rate = dropout_rate
     self.out = nnx.Linear(hidden_width, width, **options)
 
-  def __call__(self, x: Float[Array, "*B D"], rngs: nnx.Rngs | None = None) -> Float[Array, "*B D"]:
+  def __call__(
+    self, x: Float[Array, "*B D"], rngs: nnx.Rngs | None = None
+  ) -> Float[Array, "*B D"]:
     hidden = jax.nn.relu(self.hidden(x))
     return self.out(drop(hidden, self.dropout_rate, rngs))
 
@@ -43,8 +46,8 @@ class FeedForward(nnx.Module):
 class Residual(nnx.Module):
   """The residual connection around a sub-layer f, with its norm and dropout.
 
-  Pre-norm: x + dropout(f(norm(x))). Post-norm: norm(x + dropout(f(x))). Applied in two halves, so
-  that f may return more than its output:
+  Pre-norm: x + dropout(f(norm(x))). Post-norm: norm(x + dropout(f(x))). Applied in two
+  halves, so that f may return more than its output:
 
   >>> residual = Residual(8, norm="pre", rngs=nnx.Rngs(0))
   >>> x = jnp.ones((2, 8))
@@ -77,11 +80,14 @@ class Residual(nnx.Module):
     return x if self.pre_norm else self.norm(x)
 
 
-def drop(x: Float[Array, "*B D"], rate: float, rngs: nnx.Rngs | None) -> Float[Array, "*B D"]:
-  """Zeroes each number with probability `rate`, if `rngs` are given; divides others by 1 - rate.
+def drop(
+  x: Float[Array, "*B D"], rate: float, rngs: nnx.Rngs | None
+) -> Float[Array, "*B D"]:
+  """Zeroes each number with probability `rate`, if `rngs` are given; divides others by
+  1 - rate.
 
-  A hash of a number's index decides. On a CPU, the random bits of flax's dropout take 8 to 22% of a
-  training step.
+  A hash of a number's index decides. On a CPU, the random bits of flax's dropout take 8
+  to 22% of a training step.
   """
   if rngs is None or rate == 0:
     return x
@@ -93,16 +99,21 @@ def drop(x: Float[Array, "*B D"], rate: float, rngs: nnx.Rngs | None) -> Float[A
 
 
 def shard_leading(x: Array, letters: str) -> Array:
-  """Shards the leading axes of x, named by `letters`, over the mesh in context, and no other axis.
+  """Shards the leading axes of x, named by `letters`, over the mesh in context, and no
+  other axis.
 
-  Used between layers for [B, T, D] ("BT") and for embedding tables [V, D] ("N"), so that the
-  compiler moves parameters, which are sharded over D, and not activations. An axis that the mesh
-  does not divide is replicated. Returns x without a mesh in context, or if x has no axis left.
+  Used between layers for [B, T, D] ("BT") and for embedding tables [V, D] ("N"), so
+  that the compiler moves parameters, which are sharded over D, and not activations. An
+  axis that the mesh does not divide is replicated. Returns x without a mesh in context,
+  or if x has no axis left.
   """
   mesh, shards = jax.sharding.get_abstract_mesh(), axes_in_context()
   if not any(shards.values()) or x.ndim <= len(letters):
     return x
   axes = [shards[letter] or None for letter in letters]
   sizes = [math.prod(mesh.shape[name] for name in names or ()) for names in axes]
-  spec = [None if n % size else names for n, size, names in zip(x.shape, sizes, axes, strict=False)]
+  spec = [
+    None if n % size else names
+    for n, size, names in zip(x.shape, sizes, axes, strict=False)
+  ]
   return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))

@@ -13,7 +13,9 @@ from relpos_jax.attention.relations import Relations, RelativePositions
 from relpos_jax.typing import Array, ArrayLike, Beyond, Float, Int
 
 
-def init_table(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
+def init_table(
+  key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
+) -> Array:
   """Draws a table from Glorot's uniform distribution over [R, N*H], or [R, H], as Tensor2Tensor."""
   out_axes = range(1, len(shape))
   glorot = jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform", 0, out_axes)
@@ -26,14 +28,22 @@ def table_shape(
   """Returns `[R, H]` or `[R, N, H]`: a row for each distance from -left to max_distance."""
   left = max_distance if left is None else left
   if not all(isinstance(x, numbers.Integral) and x >= 0 for x in (left, max_distance)):
-    raise ValueError(f"max_distance is {max_distance!r}, left {left!r}; want integers from 0 on")
-  return left + 1 + max_distance, *([] if num_heads is None else [num_heads]), head_width
+    raise ValueError(
+      f"max_distance is {max_distance!r}, left {left!r}; want integers from 0 on"
+    )
+  return (
+    left + 1 + max_distance,
+    *([] if num_heads is None else [num_heads]),
+    head_width,
+  )
 
 
 class Positions(nnx.Module):
-  """The positions of a self-attention layer: a relation, or changes of queries and keys.
+  """The positions of a self-attention layer: a relation, or changes of queries and
+  keys.
 
-  A layer calls `arguments`. A scheme that is a relation defines `__call__`, which returns it:
+  A layer calls `arguments`. A scheme that is a relation defines `__call__`, which
+  returns it:
 
   >>> from relpos_jax import DistanceBias
   >>> class Nearby(Positions):
@@ -49,7 +59,9 @@ class Positions(nnx.Module):
 
   def __call__(self) -> Relations:
     """Returns the relation between queries and keys."""
-    raise NotImplementedError(f"{type(self).__name__} has no relation: it changes `arguments`")
+    raise NotImplementedError(
+      f"{type(self).__name__} has no relation: it changes `arguments`"
+    )
 
   def arguments(
     self,
@@ -59,7 +71,8 @@ class Positions(nnx.Module):
     key_positions: ArrayLike | None = None,
     query_offset: ArrayLike | None = None,
   ) -> dict[str, Any]:
-    """Returns the operator's arguments: query and key, and relations and scale where they differ.
+    """Returns the operator's arguments: query and key, and relations and scale where
+    they differ.
 
     Positions and offset are those of the call, None by default.
     """
@@ -85,18 +98,21 @@ class RelativePositionTables(Positions):
   Attention layers given the same object share its tables.
 
   Args:
-    max_distance: k, the distance at which positions are clipped; tables have 2k + 1 rows.
-    left: the distance on the left, if it is not k; tables have left + 1 + k rows. Causal attention
-      needs no rows on the right: k = 0.
+    max_distance: k, the distance at which positions are clipped; tables have 2k + 1
+      rows.
+    left: the distance on the left, if it is not k; tables have left + 1 + k rows.
+      Causal attention needs no rows on the right: k = 0.
     head_width: H, the width of a row.
-    num_heads: N for a table per head, `[R, N, H]`, as `config.model.tables_per_head` says in
-      experiments; None for one shared by heads, `[R, H]`.
+    num_heads: N for a table per head, `[R, N, H]`, as `config.model.tables_per_head`
+      says in experiments; None for one shared by heads, `[R, H]`.
     keys, values: whether there is a key table, and a value table.
-    beyond: "clip" to the outermost rows, or "zero": no term beyond k (Music Transformer).
+    beyond: "clip" to the outermost rows, or "zero": no term beyond k (Music
+      Transformer).
     dtype: of the tables in the computation.
     param_dtype: of the parameters.
-    table_init: `(key, shape, dtype)` returns a table. With `jax.nn.initializers.zeros` a pretrained
-      model starts unchanged; `nnx.with_partitioning(init_table, names)` names the axes.
+    table_init: `(key, shape, dtype)` returns a table. With `jax.nn.initializers.zeros`
+      a pretrained model starts unchanged; `nnx.with_partitioning(init_table, names)`
+      names the axes.
 
   >>> tables = RelativePositionTables(16, 64, num_heads=8, rngs=nnx.Rngs(0))
   >>> tables().key.shape
@@ -119,8 +135,12 @@ class RelativePositionTables(Positions):
     rngs: nnx.Rngs,
   ):
     shape = table_shape(max_distance, left, num_heads, head_width)
-    self.key = nnx.Param(table_init(rngs.params(), shape, param_dtype)) if keys else None
-    self.value = nnx.Param(table_init(rngs.params(), shape, param_dtype)) if values else None
+    self.key = (
+      nnx.Param(table_init(rngs.params(), shape, param_dtype)) if keys else None
+    )
+    self.value = (
+      nnx.Param(table_init(rngs.params(), shape, param_dtype)) if values else None
+    )
     self.left, self.beyond, self.dtype = left, beyond, dtype
 
   def __call__(self) -> RelativePositions:
@@ -130,11 +150,13 @@ class RelativePositionTables(Positions):
     return RelativePositions(key, value, beyond=self.beyond, left=self.left)
 
 
-def sinusoids(positions: Int[Array, "*B T"], width: int) -> Float[Array, "*B T {width}"]:
+def sinusoids(
+  positions: Int[Array, "*B T"], width: int
+) -> Float[Array, "*B T {width}"]:
   """Returns sines, then cosines, of positions at wavelengths from 2 pi to 20,000 pi.
 
-  Vaswani et al. 2017, section 3.5, laid out as in Tensor2Tensor: the halves side by side.
-  `width` must be even.
+  Vaswani et al. 2017, section 3.5, laid out as in Tensor2Tensor: the halves side by
+  side. `width` must be even.
 
   >>> sinusoids(jnp.arange(3), 4).shape
   (3, 4)

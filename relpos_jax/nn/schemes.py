@@ -23,8 +23,8 @@ from relpos_jax.typing import Array, ArrayLike, Float
 class T5Positions(Positions):
   """Owns T5's biases by bucket of the distance, `[num_buckets, N]`.
 
-  Raffel et al. 2020, section 2.1. T5 shares them between its layers, and has no scale: to load
-  its weights, multiply the queries' by H**0.5.
+  Raffel et al. 2020, section 2.1. T5 shares them between its layers, and has no scale:
+  to load its weights, multiply the queries' by H**0.5.
 
   Args:
     num_heads: N.
@@ -49,7 +49,8 @@ class T5Positions(Positions):
     if max_distance < 2:
       raise ValueError(f"max_distance is {max_distance}; want 2 or more")
     sides = 2 if bidirectional else 1
-    # A side of 2k buckets would have one for each of the k first distances, and none for more.
+    # A side of 2k buckets would have one for each of the k first distances, and none
+    # for more.
     rows = sides * max(1, min(num_buckets // sides, 2 * max_distance - 1))
     self.buckets = nnx.Param(init_table(rngs.params(), (rows, num_heads), param_dtype))
     self.bidirectional, self.max_distance = bidirectional, max_distance
@@ -90,8 +91,11 @@ class RotaryPositions(Positions):
     rngs: nnx.Rngs | None = None,
   ):
     self.base = base
-    # Numbers, not an array: they are no part of the state, and stacked layers share them.
-    self.frequencies = None if frequencies is None else (*np.asarray(frequencies, float).tolist(),)
+    # Numbers, not an array: they are no part of the state, and stacked layers share
+    # them.
+    self.frequencies = (
+      None if frequencies is None else (*np.asarray(frequencies, float).tolist(),)
+    )
 
   def arguments(
     self,
@@ -112,15 +116,18 @@ class RotaryPositions(Positions):
 
 
 class TransformerXLPositions(Positions):
-  """Owns u, v and the projection of sinusoids by distance. Dai et al. 2019, section 3.3.
+  """Owns u, v and the projection of sinusoids by distance. Dai et al. 2019, section
+  3.3.
 
-  q_i . k_j + q_i . r_ij + u . k_j + v . r_ij, all scaled, where r_ij projects the sinusoids of the
-  distance i - j. The paper clips no distance: give the longest sequence as `max_distance`.
+  q_i . k_j + q_i . r_ij + u . k_j + v . r_ij, all scaled, where r_ij projects the
+  sinusoids of the distance i - j. The paper clips no distance: give the longest
+  sequence as `max_distance`.
 
   Args:
     width: of the sinusoids; even.
     num_heads, head_width: N and H.
-    max_distance, left: distances at which positions are clipped, as in `RelativePositionTables`.
+    max_distance, left: distances at which positions are clipped, as in
+      `RelativePositionTables`.
 
   >>> xl = TransformerXLPositions(32, 4, 8, 16, rngs=nnx.Rngs(0))
   >>> q = k = jnp.ones((2, 5, 4, 8))
@@ -150,20 +157,25 @@ class TransformerXLPositions(Positions):
 
   def arguments(self, query: Float[Array, "*B T N H"], key: Array, *_, **__) -> dict:
     _check_heads(query, *self.u.shape)
-    u, v, projection = (x[...].astype(query.dtype) for x in (self.u, self.v, self.projection))
+    u, v, projection = (
+      x[...].astype(query.dtype) for x in (self.u, self.v, self.projection)
+    )
     waves = sinusoids(self.left - jnp.arange(self.num_rows), len(projection))
     table = jnp.einsum("rd,dnh->rnh", waves.astype(query.dtype), projection)
     u, v = (jnp.broadcast_to(x, query.shape) for x in (u, v))
     content = (query + v) * query.shape[-1] ** -0.5
-    return dict(query=query + u, key=key, relations=ContentBias(content, table, left=self.left))
+    return dict(
+      query=query + u, key=key, relations=ContentBias(content, table, left=self.left)
+    )
 
 
 class ContentPositions(Positions):
-  """Owns a low-rank bank of position vectors, and each head's projection to their width P.
+  """Owns a low-rank bank of position vectors, and each head's projection to their width
+  P.
 
-  (q_i W) . w[j - i] is added to the logit, and nothing beyond the table, as in Inkling (Thinking
-  Machines 2026; P = 16), which projects the layer's input instead of the query. The rows are
-  shared by the heads.
+  (q_i W) . w[j - i] is added to the logit, and nothing beyond the table, as in Inkling
+  (Thinking Machines 2026; P = 16), which projects the layer's input instead of the
+  query. The rows are shared by the heads.
 
   >>> bank = ContentPositions(4, 8, 16, rngs=nnx.Rngs(0))
   >>> q = k = jnp.ones((2, 5, 4, 8))
@@ -183,14 +195,21 @@ class ContentPositions(Positions):
     rngs: nnx.Rngs,
   ):
     init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform", 0, 2, 1)
-    self.projection = nnx.Param(init(rngs.params(), (head_width, num_heads, rank), param_dtype))
+    self.projection = nnx.Param(
+      init(rngs.params(), (head_width, num_heads, rank), param_dtype)
+    )
     shape = table_shape(max_distance, left, None, rank)
-    self.bank, self.left = nnx.Param(init_table(rngs.params(), shape, param_dtype)), left
+    self.bank, self.left = (
+      nnx.Param(init_table(rngs.params(), shape, param_dtype)),
+      left,
+    )
 
   def arguments(self, query: Float[Array, "*B T N H"], key: Array, *_, **__) -> dict:
     width, heads, _ = self.projection.shape
     _check_heads(query, heads, width)
-    content = jnp.einsum("...nh,hnp->...np", query, self.projection[...].astype(query.dtype))
+    content = jnp.einsum(
+      "...nh,hnp->...np", query, self.projection[...].astype(query.dtype)
+    )
     relations = ContentBias(content, self.bank[...], beyond="zero", left=self.left)
     return dict(query=query, key=key, relations=relations)
 
@@ -198,8 +217,8 @@ class ContentPositions(Positions):
 class DebertaPositions(Positions):
   """Owns a table for queries and one for keys. He et al. 2021 (DeBERTa), section 3.1.
 
-  q_i . k_j + q_i . w[j - i] + k_j . w'[j - i], times (3 H)**-0.5. The tables are trained directly;
-  DeBERTa projects them from vectors that all layers share.
+  q_i . k_j + q_i . w[j - i] + k_j . w'[j - i], times (3 H)**-0.5. The tables are
+  trained directly; DeBERTa projects them from vectors that all layers share.
 
   >>> deberta = DebertaPositions(4, 8, 16, rngs=nnx.Rngs(0))
   >>> [type(relation).__name__ for relation in deberta()]
@@ -223,7 +242,9 @@ class DebertaPositions(Positions):
 
   def __call__(self) -> tuple[RelativePositions, KeyBias]:
     of_query, of_key = self.of_query[...], self.of_key[...]
-    return RelativePositions(of_query, None, left=self.left), KeyBias(of_key, left=self.left)
+    return RelativePositions(of_query, None, left=self.left), KeyBias(
+      of_key, left=self.left
+    )
 
   def arguments(self, query: Float[Array, "*B T N H"], key: Array, *_, **__) -> dict:
     return super().arguments(query, key) | dict(scale=(3 * query.shape[-1]) ** -0.5)

@@ -51,7 +51,9 @@ def loss(query, key, value, relations, **options):
 
 
 def lower_for_an_h100(function, *arrays):
-  device = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=None, platform="cuda")
+  device = AbstractDevice(
+    device_kind="NVIDIA H100 80GB HBM3", num_cores=None, platform="cuda"
+  )
   mesh = AbstractMesh((1,), ("x",), axis_types=(AxisType.Auto,), abstract_device=device)
   with use_abstract_mesh(mesh):
     return function.trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
@@ -64,14 +66,19 @@ def lower_for_an_h100(function, *arrays):
     (dict(), dict()),
     (dict(dtype=jnp.float32, width=128), dict(is_causal=True)),
     (dict(length=500, rows=401, dtype=jnp.float16, width=48), DROPOUT),
-    (dict(length=200), dict(query_segment_ids=np.zeros(200), key_segment_ids=np.zeros(200))),
+    (
+      dict(length=200),
+      dict(query_segment_ids=np.zeros(200), key_segment_ids=np.zeros(200)),
+    ),
     (T5, dict(is_causal=True)),
     (BOTH, dict()),
   ],
 )
 def test_it_lowers_for_an_h100(sizes, options):
   """Checks for three kernels, and no [T, S] around them."""
-  options = {n: jnp.asarray(x, int) if n.endswith("ids") else x for n, x in options.items()}
+  options = {
+    n: jnp.asarray(x, int) if n.endswith("ids") else x for n, x in options.items()
+  }
   gradient = jax.jit(jax.grad(functools.partial(loss, **options), argnums=(0, 1, 2, 3)))
   arrays = shapes_of(**sizes)
   lowered = lower_for_an_h100(gradient, *arrays)
@@ -107,7 +114,9 @@ gpu_device_info {
 def test_it_compiles_for_an_h100_in_linear_memory(sizes):
   """Compiles without a GPU: JAX_PLATFORMS=cpu, jax-cuda13-plugin and jax-cuda13-pjrt."""
   pytest.importorskip("jax_plugins.xla_cuda13")
-  topology = topologies.get_topology_desc(platform="cuda", target_config=H100, topology="1x1x1")
+  topology = topologies.get_topology_desc(
+    platform="cuda", target_config=H100, topology="1x1x1"
+  )
   mesh = topologies.make_mesh(topology, (1,), ("x",))
   sharding = NamedSharding(mesh, PartitionSpec())
 
@@ -159,7 +168,9 @@ def _compile(chip, sizes, **options):
 
 
 @for_tpus
-@pytest.mark.parametrize("width, length", [(64, 1024), (64, 32768), (128, 1024), (128, 16384)])
+@pytest.mark.parametrize(
+  "width, length", [(64, 1024), (64, 32768), (128, 1024), (128, 16384)]
+)
 @pytest.mark.parametrize("chip", CHIPS)
 def test_compiles_in_memory_linear_in_the_length(chip, width, length):
   compiled = _compile(chip, dict(length=length, width=width))
@@ -192,10 +203,17 @@ CALLS = {
   ),
   "masks": (
     {},
-    dict(key_value_seq_lengths=[700], query_segment_ids=[0, 1] * 512, key_segment_ids=[0] * 1024),
+    dict(
+      key_value_seq_lengths=[700],
+      query_segment_ids=[0, 1] * 512,
+      key_segment_ids=[0] * 1024,
+    ),
   ),
   "T5": (dict(rows=0, t5=257), {}),
-  "T5, causal, float32": (dict(rows=0, t5=129, dtype=jnp.float32), dict(is_causal=True)),
+  "T5, causal, float32": (
+    dict(rows=0, t5=129, dtype=jnp.float32),
+    dict(is_causal=True),
+  ),
   "all, dropout, float32": (dict(t5=257, dtype=jnp.float32), DROPOUT),
 }
 
@@ -204,7 +222,9 @@ CALLS = {
 @pytest.mark.parametrize("call", CALLS)
 def test_compiles(call):
   sizes, options = CALLS[call]
-  options = {name: jnp.array(x) if isinstance(x, list) else x for name, x in options.items()}
+  options = {
+    name: jnp.array(x) if isinstance(x, list) else x for name, x in options.items()
+  }
   _compile("v5e", dict(length=1024) | sizes, **options)
 
 
@@ -216,7 +236,9 @@ def test_no_chip_gathers_what_the_heads_shard(implementation, kind):
   topology = topologies.get_topology_desc(platform="tpu", topology_name=CHIPS["v5e"])
   mesh = Mesh(np.array(topology.devices).reshape(2, 2), names, axis_types=(kind,) * 2)
   place = lambda *spec: NamedSharding(mesh, PartitionSpec(*spec))
-  x = jax.ShapeDtypeStruct((4, 1024, 8, 64), jnp.bfloat16, sharding=place(names[0], None, names[1]))
+  x = jax.ShapeDtypeStruct(
+    (4, 1024, 8, 64), jnp.bfloat16, sharding=place(names[0], None, names[1])
+  )
   table = jax.ShapeDtypeStruct((33, 64), jnp.float32, sharding=place())
 
   def output_and_gradients(query, key, value, table):

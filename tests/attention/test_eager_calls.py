@@ -73,7 +73,9 @@ def test_a_later_call_compiles_nothing(kind):
     return dot_product_attention(*tensors, is_causal=True, **options)
 
   attend(0, query_offset=1)
-  later_calls = dict(arrays=(1, {}), offset=(0, dict(query_offset=3)), scale=(0, dict(scale=0.7)))
+  later_calls = dict(
+    arrays=(1, {}), offset=(0, dict(query_offset=3)), scale=(0, dict(scale=0.7))
+  )
   for what, (seed, options) in later_calls.items():
     with counting_compilations() as compiled:
       attend(seed, **{"query_offset": 1, **options})
@@ -86,7 +88,9 @@ def test_later_gradients_compile_nothing(kind):
 
   def gradients(seed, scale, offset):
     def loss(query, key, value, table):
-      options = dict(relations=relation(table), implementation=implementation, scale=scale)
+      options = dict(
+        relations=relation(table), implementation=implementation, scale=scale
+      )
       output = dot_product_attention(query, key, value, query_offset=offset, **options)
       return jnp.sum(jnp.sin(output))
 
@@ -142,7 +146,11 @@ def test_what_a_function_reads_around_it_is_read_at_each_call():
     return -around["rate"] * jnp.abs(i - j) * around["weights"].sum()
 
   def check():
-    bias = -around["rate"] * abs(np.arange(64)[:, None] - np.arange(64)) * around["weights"].sum()
+    bias = (
+      -around["rate"]
+      * abs(np.arange(64)[:, None] - np.arange(64))
+      * around["weights"].sum()
+    )
     output = dot_product_attention(*tensors, relations=FunctionBias(function))
     expected = dot_product_attention(*tensors, bias=jnp.asarray(bias, jnp.float32))
     np.testing.assert_allclose(output, expected, atol=1e-5)
@@ -170,7 +178,11 @@ def test_no_call_keeps_a_tracer():
 def test_any_number_is_a_scale(kind):
   *tensors, table = arrays(0)
   options = dict(relations=by_distance(table), is_causal=True)
-  expected = dot_product_attention(*tensors, scale=0.3, implementation="reference", **options)
+  expected = dot_product_attention(
+    *tensors, scale=0.3, implementation="reference", **options
+  )
   for name in ("chunked", "pallas_tpu"):
-    output = dot_product_attention(*tensors, scale=kind(0.3), implementation=name, **options)
+    output = dot_product_attention(
+      *tensors, scale=kind(0.3), implementation=name, **options
+    )
     np.testing.assert_allclose(output, expected, atol=1e-5)

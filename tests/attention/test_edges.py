@@ -50,7 +50,9 @@ def assert_equal(actual, wanted):
     np.testing.assert_allclose(x, y, rtol=0, atol=1e-10)
 
 
-def arrays_of(num_nodes, num_senders, batch=(), heads=4, key_heads=2, tables=(), width=3):
+def arrays_of(
+  num_nodes, num_senders, batch=(), heads=4, key_heads=2, tables=(), width=3
+):
   return dict(
     query=normal(*batch, num_nodes, heads, width),
     key=normal(*batch, num_senders, key_heads, width, seed=1),
@@ -67,7 +69,9 @@ def test_traced_labels_are_clamped_and_of_any_integer_type():
 
   @quickly
   def run(labels):
-    return dot_product_attention(query, key, value, relations=EdgeLabels(labels, table, None))
+    return dot_product_attention(
+      query, key, value, relations=EdgeLabels(labels, table, None)
+    )
 
   assert_equal(run(labels.at[0].set(999)), run(labels.at[0].set(299)))
   for dtype in (jnp.uint8, jnp.int8):
@@ -75,7 +79,8 @@ def test_traced_labels_are_clamped_and_of_any_integer_type():
 
 
 @pytest.mark.parametrize(
-  "terms, batch, tables", [("both", (2,), (4,)), ("keys", (), (4,)), ("values", (2,), ())]
+  "terms, batch, tables",
+  [("both", (2,), (4,)), ("keys", (), (4,)), ("values", (2,), ())],
 )
 def test_a_list_of_edges_is_the_operator_on_the_matrix_of_pairs(terms, batch, tables):
   senders, receivers, labels = random_edges(5, 6, batch)
@@ -83,17 +88,24 @@ def test_a_list_of_edges_is_the_operator_on_the_matrix_of_pairs(terms, batch, ta
   edges = senders, receivers, labels, features
   of_graph = lambda index: matrix(*(x[index] for x in edges), (5, 6))
   graphs = [of_graph(index) for index in range(2)] if batch else [of_graph(...)]
-  pairs, visible = (np.reshape(x, (*batch, *x[0].shape)) for x in zip(*graphs, strict=True))
+  pairs, visible = (
+    np.reshape(x, (*batch, *x[0].shape)) for x in zip(*graphs, strict=True)
+  )
   keep = lambda table, name: table if terms in ("both", name) else [None] * len(table)
 
   def by_list(query, key, value, key_table, value_table):
     a, b = keep((key_table[:E], key_table[E:]), "keys")
     c, d = keep((value_table[:E], value_table[E:]), "values")
-    relations = dict(labels=EdgeLabels(labels, a, c), features=EdgeFeatures(features, b, d))
+    relations = dict(
+      labels=EdgeLabels(labels, a, c), features=EdgeFeatures(features, b, d)
+    )
     return edge_attention(query, key, value, senders, receivers, **relations)
 
   def by_matrix(query, key, value, key_table, value_table):
-    (key_table,), (value_table,) = keep([key_table], "keys"), keep([value_table], "values")
+    (key_table,), (value_table,) = (
+      keep([key_table], "keys"),
+      keep([value_table], "values"),
+    )
     relations = EdgeFeatures(jnp.asarray(pairs), key_table, value_table)
     mask = jnp.asarray(visible)[..., None, :, :]
     return dot_product_attention(
@@ -102,7 +114,9 @@ def test_a_list_of_edges_is_the_operator_on_the_matrix_of_pairs(terms, batch, ta
 
   arrays = arrays_of(5, 6, batch, tables=tables)
   both = (lambda arrays, call=call: call(**arrays) for call in (by_list, by_matrix))
-  assert_equal(*(quickly(functools.partial(with_gradients, call))(arrays) for call in both))
+  assert_equal(
+    *(quickly(functools.partial(with_gradients, call))(arrays) for call in both)
+  )
 
 
 @quickly
@@ -125,7 +139,13 @@ def nodes_of_four():
   return [arrays_of(4, 4)[name] for name in ("query", "key", "value")]
 
 
-EDGES = [(0, 1, 2), (2, 1, 0), (0, 1, 1), (3, 3, 1), (1, 0, 2)]  # sender, receiver, label
+EDGES = [
+  (0, 1, 2),
+  (2, 1, 0),
+  (0, 1, 1),
+  (3, 3, 1),
+  (1, 0, 2),
+]  # sender, receiver, label
 
 
 def test_traced_nodes_out_of_range_are_padding():
@@ -154,7 +174,14 @@ def test_dropout_keeps_the_mean_and_drops_a_pair_as_one():
   call = quickly(
     jax.vmap(
       lambda key: edge_attention(
-        ones, ones, ones, senders, receivers, labels=labels, dropout_rate=0.5, dropout_key=key
+        ones,
+        ones,
+        ones,
+        senders,
+        receivers,
+        labels=labels,
+        dropout_rate=0.5,
+        dropout_key=key,
       )[0, 0, 0]
     )
   )
@@ -184,7 +211,9 @@ def test_known_edges_are_sorted_before_anything_is_compiled():
 
   known = jax.jit(lambda tokens, table: call(tokens, table, senders, receivers))
   assert "stablehlo.sort" not in known.lower(tokens, table).as_text()
-  assert "stablehlo.sort" in jax.jit(call).lower(tokens, table, senders, receivers).as_text()
+  assert (
+    "stablehlo.sort" in jax.jit(call).lower(tokens, table, senders, receivers).as_text()
+  )
 
 
 def temporary_bytes(num_edges, num_nodes):
@@ -194,12 +223,16 @@ def temporary_bytes(num_edges, num_nodes):
 
   def loss(tokens, table, senders, receivers, labels):
     labels = EdgeLabels(labels, table, table)
-    return edge_attention(tokens, tokens, tokens, senders, receivers, labels=labels).sum()
+    return edge_attention(
+      tokens, tokens, tokens, senders, receivers, labels=labels
+    ).sum()
 
   compiled = fusing(jax.grad(loss, argnums=(0, 1))).lower(
     tokens, table, *[of_edges] * 3
   ).compile()  # fmt: skip
-  assert not re.search(rf"\[(.*,)?{num_nodes},(.*,)?{num_nodes}[,\]]", compiled.as_text())
+  assert not re.search(
+    rf"\[(.*,)?{num_nodes},(.*,)?{num_nodes}[,\]]", compiled.as_text()
+  )
   return compiled.memory_analysis().temp_size_in_bytes
 
 

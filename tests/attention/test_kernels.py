@@ -58,16 +58,24 @@ def test_low_rows_of_tables_hide(kernel, where):
   first, last, options = HIDDEN[where]
   table = normal(7, len(LOW))
   table[first : last + 1] = LOW
-  arrays = arrays_of(heads=len(LOW), key_heads=1, more=(DistanceBias(table),), dtype=np.float32)
+  arrays = arrays_of(
+    heads=len(LOW), key_heads=1, more=(DistanceBias(table),), dtype=np.float32
+  )
   assert_exact(kernel, arrays, options, tolerance=2e-6)
 
 
 def test_queries_that_see_only_low_rows(kernel):
   """Checks that such queries have finite gradients, and make no others infinite."""
-  arrays = arrays_of(more=(DistanceBias(jnp.array([-1e30, 0.0, 0.0])),), dtype=np.float32)
+  arrays = arrays_of(
+    more=(DistanceBias(jnp.array([-1e30, 0.0, 0.0])),), dtype=np.float32
+  )
   arrays["query"] *= 100
-  options = dict(query_seq_lengths=np.array([9, 20]), key_value_seq_lengths=np.array([9, 2]))
-  assert all(np.isfinite(x).all() for x in jax.tree.leaves(run(kernel, arrays, options)))
+  options = dict(
+    query_seq_lengths=np.array([9, 20]), key_value_seq_lengths=np.array([9, 2])
+  )
+  assert all(
+    np.isfinite(x).all() for x in jax.tree.leaves(run(kernel, arrays, options))
+  )
 
 
 # The kernel for TPUs.
@@ -111,7 +119,8 @@ def seen(*shape):
   return np.random.default_rng(1).random(shape) < 0.7
 
 
-# What the kernels do not do, or not in these steps. By name: sizes of arrays, and options.
+# What the kernels do not do, or not in these steps. By name: sizes of arrays, and
+# options.
 OWN_CASES = {
   "a bias by head and pair, causal": (dict(rows=7, bias="NTS", per_head="kv"), CAUSAL),
   "a bias of every query, a mask of pairs": (
@@ -142,7 +151,11 @@ NAMES = [*SHARED, *OWN_CASES]
 def test_many_blocks_equal_the_reference(name, monkeypatch):
   """Varies the sizes of blocks and groups, the heads in a pass, and stretches of a causal call."""
   number, (sizes, options) = NAMES.index(name), (SHARED | OWN_CASES)[name]
-  block, group, num_heads = (8, 5, 3)[number % 3], (1, 2, 4, 8)[number % 4], 2 ** (number // 4 % 3)
+  block, group, num_heads = (
+    (8, 5, 3)[number % 3],
+    (1, 2, 4, 8)[number % 4],
+    2 ** (number // 4 % 3),
+  )
   monkeypatch.setattr(chunked, "_STRETCHES", 2 + number // 2 % 2)
   queries, keys = sizes.get("queries", 20), sizes.get("keys", 20)
   monkeypatch.setattr(chunked, "_PAIRS", num_heads * min(block, queries) * keys)
@@ -154,7 +167,9 @@ def test_many_blocks_equal_the_reference(name, monkeypatch):
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_blocks_of_one_query_that_have_no_near_key(is_causal):
   attention = functools.partial(chunked.attention, block=1, group=2)
-  assert_exact(attention, arrays_of(queries=2, keys=9, rows=1), dict(is_causal=is_causal))
+  assert_exact(
+    attention, arrays_of(queries=2, keys=9, rows=1), dict(is_causal=is_causal)
+  )
 
 
 @pytest.mark.parametrize("is_causal", [True, False])

@@ -21,26 +21,35 @@ pytestmark = pytest.mark.usefixtures("float64")
 ALL = [*IMPLEMENTATIONS, None]
 TABLES = "kv"  # the names of the tables for keys and values among the arrays
 KERNELS = ["pallas_tpu", "pallas_gpu"]
-ANY_MASK = [name for name in ALL if name not in KERNELS]  # any bias, relation by distance, offset
+ANY_MASK = [
+  name for name in ALL if name not in KERNELS
+]  # any bias, relation by distance, offset
 # The bands of the others need 0, 1, 2, ...
 ANY_POSITIONS = [name for name in ANY_MASK if name not in ("skew", "chunked")]
 # Kernels equal `reference` in tests of their own, from which most laws follow.
-EACH = [pytest.param(name, marks=[pytest.mark.kernels] * (name in KERNELS)) for name in ALL]
+EACH = [
+  pytest.param(name, marks=[pytest.mark.kernels] * (name in KERNELS)) for name in ALL
+]
 arrays_of = functools.partial(kernel_calls.arrays_of, queries=5, keys=5, width=3)
 
 
 def assert_close(actual, wanted, whose: str | None = "", atol=1e-10):
-  close = functools.partial(np.testing.assert_allclose, rtol=0, atol=atol, err_msg=str(whose))
+  close = functools.partial(
+    np.testing.assert_allclose, rtol=0, atol=atol, err_msg=str(whose)
+  )
   jax.tree.map(close, actual, wanted)
 
 
 def reordered(arrays: dict, queries, keys) -> dict:
   """Arrays or results with their tokens in these orders."""
   orders = dict(query=queries, output=queries, key=keys, value=keys)
-  return {name: x[:, orders[name]] if name in orders else x for name, x in arrays.items()}
+  return {
+    name: x[:, orders[name]] if name in orders else x for name, x in arrays.items()
+  }
 
 
-# Law 2. jax.nn averages the values for a query that sees no key, so here each query sees one.
+# Law 2. jax.nn averages the values for a query that sees no key, so here each query
+# sees one.
 RANDOM = np.random.default_rng(0)
 PLAIN = {
   "a bias and a mask of pairs": (
@@ -49,14 +58,19 @@ PLAIN = {
   ),
   "a mask of keys, causal": (
     dict(queries=7, keys=4, heads=6),
-    dict(mask=(RANDOM.random((2, 1, 1, 4)) < 0.5) | (np.arange(4) == 0), is_causal=True),
+    dict(
+      mask=(RANDOM.random((2, 1, 1, 4)) < 0.5) | (np.arange(4) == 0), is_causal=True
+    ),
   ),
   "lengths": (
     dict(queries=6, keys=7),
     dict(query_seq_lengths=np.int32([6, 3]), key_value_seq_lengths=np.int32([5, 7])),
   ),
   "a window of two sides": (dict(queries=6, keys=7), dict(local_window_size=(1, 3))),
-  "a window, causal": (dict(queries=7, keys=7), dict(local_window_size=2, is_causal=True)),
+  "a window, causal": (
+    dict(queries=7, keys=7),
+    dict(local_window_size=2, is_causal=True),
+  ),
 }
 
 
@@ -66,12 +80,16 @@ def test_without_relations_it_is_jax_nn(name):
   sizes, options = PLAIN[name]
   arrays = arrays_of(tables="", **sizes, dtype=np.float32)
   del arrays["more"]
-  options = {n: jnp.asarray(x) if isinstance(x, np.ndarray) else x for n, x in options.items()}
+  options = {
+    n: jnp.asarray(x) if isinstance(x, np.ndarray) else x for n, x in options.items()
+  }
   of_jax_nn = lambda arrays: jax.nn.dot_product_attention(**arrays, **options)
   wanted = quickly(functools.partial(output_and_gradients, of_jax_nn))(arrays)
   is_refused = "bias" in arrays or "local_window_size" in options
   for implementation in ANY_MASK if is_refused else ALL:
-    assert_close(results(implementation, arrays, options), wanted, implementation, atol=1e-5)
+    assert_close(
+      results(implementation, arrays, options), wanted, implementation, atol=1e-5
+    )
 
 
 SIZES = (
@@ -89,7 +107,9 @@ def test_k_0_adds_a_constant(implementation, sizes, options):
   wanted = results("reference", plain, options)
   wanted["output"] += arrays["v"][0]
   wanted["k"] = jnp.zeros_like(arrays["k"])
-  wanted["v"] = cotangent_of(arrays).sum((0, 1) if "per_head" in sizes else (0, 1, 2))[None]
+  wanted["v"] = cotangent_of(arrays).sum((0, 1) if "per_head" in sizes else (0, 1, 2))[
+    None
+  ]
   assert_close(results(implementation, arrays, options), wanted)
 
 
@@ -97,13 +117,19 @@ def test_k_0_adds_a_constant(implementation, sizes, options):
 @pytest.mark.parametrize("implementation", ANY_POSITIONS)
 @pytest.mark.parametrize("shift", [0, 1000])
 @pytest.mark.parametrize("sizes, options", SIZES, ids=str)
-def test_only_distances_count_and_no_order_of_tokens(implementation, shift, sizes, options):
+def test_only_distances_count_and_no_order_of_tokens(
+  implementation, shift, sizes, options
+):
   """Shifts all positions, and permutes tokens with their positions: the output is permuted."""
   arrays = arrays_of(**sizes)
   cotangent, permutation = cotangent_of(arrays), np.random.default_rng(0).permutation
-  queries, keys = (jnp.asarray(permutation(sizes[name])) for name in ("queries", "keys"))
+  queries, keys = (
+    jnp.asarray(permutation(sizes[name])) for name in ("queries", "keys")
+  )
   permuted = reordered(arrays, queries, keys)
-  positions = options | dict(query_positions=queries + shift, key_positions=keys + shift)
+  positions = options | dict(
+    query_positions=queries + shift, key_positions=keys + shift
+  )
   moved = results(implementation, permuted, positions, cotangent[:, queries])
   whole = results(implementation, arrays, options)
   assert_close(moved, reordered(whole, queries, keys))
@@ -130,10 +156,19 @@ INTEGERS = {
   "lengths": (dict(key_value_seq_lengths=np.array([FAR, FAR + 5])), {}),
   "an offset": (dict(query_offset=np.array(FAR)), dict(query_offset=100)),
   "positions": (dict(query_positions=FAR + np.arange(5)), dict(query_offset=100)),
-  "positions of 8 bits": (integers(range(4, 9), range(5), dtype=np.uint8), dict(query_offset=4)),
+  "positions of 8 bits": (
+    integers(range(4, 9), range(5), dtype=np.uint8),
+    dict(query_offset=4),
+  ),
 }
-for first in (2**31 - 5, -(2**31) + 5):  # with a window that is as wide as an integer, too
-  far, rows = dict(query_offset=int(np.sign(first)) * 100), np.int32(first + np.arange(5))
+for first in (
+  2**31 - 5,
+  -(2**31) + 5,
+):  # with a window that is as wide as an integer, too
+  far, rows = (
+    dict(query_offset=int(np.sign(first)) * 100),
+    np.int32(first + np.arange(5)),
+  )
   for what, given, same in (
     ("a traced offset of", dict(query_offset=np.int32(first)), far),
     ("queries from", dict(query_positions=rows), far),
@@ -182,12 +217,15 @@ def test_hidden_keys_have_no_effect_and_no_gradient(way, relative, implementatio
   if way == NO_KEY and implementation in KERNELS:
     pytest.skip("they take no such mask")
   seen, options = SEEN[way]
-  options = {n: jnp.asarray(x) if isinstance(x, np.ndarray) else x for n, x in options.items()}
+  options = {
+    n: jnp.asarray(x) if isinstance(x, np.ndarray) else x for n, x in options.items()
+  }
   bias = "BTS" if way == NO_KEY else None
   arrays = arrays_of(queries=6, keys=6, tables=TABLES * relative, bias=bias)
   hidden = ~seen.any(axis=0)  # from all queries
   noisy = arrays | {
-    name: jnp.where(hidden[:, None, None], 1e3, arrays[name]) for name in ("key", "value")
+    name: jnp.where(hidden[:, None, None], 1e3, arrays[name])
+    for name in ("key", "value")
   }
 
   @quickly
@@ -216,7 +254,8 @@ def test_decoding_equals_the_full_pass(implementation, chunks):
   whole = results(implementation, arrays, dict(is_causal=True))["output"]
   slots = jnp.asarray([7, 2, 0, 5, 3, 8])  # of nine, where each token is kept
   cache = {
-    name: jnp.full((2, 9, 2, 3), 1e3).at[:, slots].set(arrays[name]) for name in ("key", "value")
+    name: jnp.full((2, 9, 2, 3), 1e3).at[:, slots].set(arrays[name])
+    for name in ("key", "value")
   }
   positions = jnp.full(9, -1).at[slots].set(jnp.arange(6))
   start = 0
@@ -236,7 +275,9 @@ def test_decoding_equals_the_full_pass(implementation, chunks):
 # Law 7.
 @pytest.mark.parametrize("implementation", EACH)
 @pytest.mark.parametrize("sizes, options", SIZES, ids=str)
-def test_a_clipped_table_equals_a_full_one_whose_end_rows_repeat(implementation, sizes, options):
+def test_a_clipped_table_equals_a_full_one_whose_end_rows_repeat(
+  implementation, sizes, options
+):
   """Compares gradients as well: a repeated row gets the sum of those of its copies."""
   arrays = arrays_of(**sizes)
   repeat_ends = lambda table: table[jnp.clip(jnp.arange(13), 4, 8) - 4]
@@ -244,7 +285,9 @@ def test_a_clipped_table_equals_a_full_one_whose_end_rows_repeat(implementation,
   full, pull_back = jax.vjp(functools.partial(jax.tree.map, repeat_ends), tables)
   wanted = results("reference", arrays | full, options | dict(beyond="zero"))
   for beyond in ("clip", "zero"):  # are one if the table covers the sequence
-    assert_close(results(implementation, arrays | full, options | dict(beyond=beyond)), wanted)
+    assert_close(
+      results(implementation, arrays | full, options | dict(beyond=beyond)), wanted
+    )
   (of_tables,) = pull_back({name: wanted[name] for name in tables})
   assert_close(results(implementation, arrays, options), wanted | of_tables)
   others = results(implementation, arrays, options | dict(beyond="zero"))
@@ -253,7 +296,9 @@ def test_a_clipped_table_equals_a_full_one_whose_end_rows_repeat(implementation,
 
 # Law 9.
 @pytest.mark.parametrize("implementation", EACH)
-@pytest.mark.parametrize("sizes", [dict(rows=5), dict(rows=13, heads=4, per_head="kv")], ids=str)
+@pytest.mark.parametrize(
+  "sizes", [dict(rows=5), dict(rows=13, heads=4, per_head="kv")], ids=str
+)
 def test_positions_are_signed(implementation, sizes):
   arrays = arrays_of(queries=6, keys=6, **sizes)
   cotangent = cotangent_of(arrays)
@@ -291,9 +336,12 @@ def test_dropout_is_the_same_in_every_implementation():
 
 
 @pytest.mark.parametrize(
-  "lowest, soft_cap", [(np.finfo(np.float32).min, None), (-np.inf, None), (-np.inf, 0.5)]
+  "lowest, soft_cap",
+  [(np.finfo(np.float32).min, None), (-np.inf, None), (-np.inf, 0.5)],
 )
-@pytest.mark.parametrize("relative, name", [*((True, x) for x in ANY_MASK), (False, None)])
+@pytest.mark.parametrize(
+  "relative, name", [*((True, x) for x in ANY_MASK), (False, None)]
+)
 def test_a_bias_hides_as_a_mask_does(relative, name, lowest, soft_cap):
   """Covers jax.nn, which averages the values of a query that sees no key, or returns NaN."""
   dtype = jnp.float64 if relative else jnp.float32
@@ -313,21 +361,32 @@ def test_nan_stays_nan(name):
 
   From 40 keys on, XLA's maximum on a CPU may drop a NaN.
   """
-  arrays, options = arrays_of(queries=100, keys=100, dtype=np.float32), dict(is_causal=True)
+  arrays, options = (
+    arrays_of(queries=100, keys=100, dtype=np.float32),
+    dict(is_causal=True),
+  )
   run = as_users_do(functools.partial(call, **options, implementation=name))
   broken = np.zeros((2, 100), bool)
-  for of, tokens, rows in (("query", 30, 30), ("key", 97, slice(97, 100)), ("query", ..., ...)):
+  for of, tokens, rows in (
+    ("query", 30, 30),
+    ("key", 97, slice(97, 100)),
+    ("query", ..., ...),
+  ):
     diverged = arrays | {of: arrays[of].at[0, tokens].set(jnp.nan)}
     broken[0] = False
     broken[0, rows] = True
     found = np.isnan(run(diverged))
-    np.testing.assert_array_equal(found, np.broadcast_to(broken[..., None, None], found.shape))
+    np.testing.assert_array_equal(
+      found, np.broadcast_to(broken[..., None, None], found.shape)
+    )
 
 
 @pytest.mark.parametrize("implementation", ["reference", "chunked", *KERNELS])
 def test_no_intermediate_result_is_nan(implementation):
   with jax.debug_nans(True):  # checks all that is not compiled
-    jax.grad(lambda arrays: call(arrays, implementation=implementation).sum())(arrays_of())
+    jax.grad(lambda arrays: call(arrays, implementation=implementation).sum())(
+      arrays_of()
+    )
 
 
 # Logits of each head have their own magnitude, or a bias as people use it to mask.
@@ -342,14 +401,18 @@ def large_logits(relative, biased, length=40, width=4, rows=5):
   factors = np.array([*MAGNITUDES, *[128.0] * len(LOWEST)]) if biased else MAGNITUDES
   heads = len(factors)
   integers = lambda *shape: random.integers(-1, 2, shape).astype(np.float32)
-  arrays = {name: integers(1, length, heads, width) for name in ("query", "key", "value")}
+  arrays = {
+    name: integers(1, length, heads, width) for name in ("query", "key", "value")
+  }
   arrays["query"] *= factors[:, None]
   if relative:
     arrays |= {name: integers(rows, heads, width) for name in TABLES}
   if biased:
     bias = factors[:, None, None] * integers(1, heads, length, length)
     i, j = np.ogrid[:length, :length]
-    hidden = (i % 4 == 0) | ((i % 4 == 1) & (j < length // 2)) | ((i % 4 == 2) & (j != i // 2))
+    hidden = (
+      (i % 4 == 0) | ((i % 4 == 1) & (j < length // 2)) | ((i % 4 == 2) & (j != i // 2))
+    )
     bias[:, len(MAGNITUDES) :] = np.array(LOWEST)[:, None, None] * hidden
     arrays["bias"] = bias
   return {name: jnp.asarray(x, jnp.float32) for name, x in arrays.items()}
@@ -392,7 +455,9 @@ MAPPED = {
 
 
 @pytest.mark.parametrize("mapped", MAPPED)
-@pytest.mark.parametrize("able", [ANY_MASK, pytest.param(KERNELS, marks=pytest.mark.kernels)])
+@pytest.mark.parametrize(
+  "able", [ANY_MASK, pytest.param(KERNELS, marks=pytest.mark.kernels)]
+)
 def test_vmap_equals_a_call_for_each(able, mapped):
   names, is_biased, in_kernels = MAPPED[mapped], mapped == "biases", able == KERNELS
   if in_kernels and mapped in ("biases", "offsets"):

@@ -15,12 +15,16 @@ from relpos_jax.attention.choice import IMPLEMENTATIONS
 
 @functools.cache
 def errors_of(seed, implementation=None, kind="plain"):
-  """Computes the relative root-mean-square error of bfloat16 inputs, in output and gradients.
+  """Computes the relative root-mean-square error of bfloat16 inputs, in output and
+  gradients.
 
-  A share, because the relative terms make the output larger, and its last rounding with it.
+  A share, because the relative terms make the output larger, and its last rounding with
+  it.
   """
   random = np.random.default_rng(seed).normal
-  arrays = dict(zip(("query", "key", "value"), random(size=(3, 2, 48, 4, 32)), strict=True))
+  arrays = dict(
+    zip(("query", "key", "value"), random(size=(3, 2, 48, 4, 32)), strict=True)
+  )
   offset = 0
   if kind == "tables":
     arrays |= dict(zip("kv", random(size=(2, 17, 32)), strict=True))

@@ -1,6 +1,8 @@
-"""Attention on the accelerator at hand, against the reference in float64 on its host's CPU.
+"""Attention on the accelerator at hand, against the reference in float64 on its host's
+CPU.
 
-The cases are those of the interpreted kernels, as many times longer as a device's tiles are.
+The cases are those of the interpreted kernels, as many times longer as a device's tiles
+are.
 
   pytest -m device -n4 -o addopts= -W default tests/attention/test_on_device.py
 """
@@ -47,16 +49,22 @@ def enlarge(sizes, options, factor):
   def relation(x):
     if isinstance(x, LinearBias):
       return dataclasses.replace(x, slopes=x.slopes / factor)
-    new = {n: normal(rows(len(table)), *table.shape[1:]) for n, table in tables(x).items()}
+    new = {
+      n: normal(rows(len(table)), *table.shape[1:]) for n, table in tables(x).items()
+    }
     if isinstance(x, RelativePositions):
       new = {name: normal(*table.shape[:-1], WIDTH) for name, table in new.items()}
     elif hasattr(x, "query"):
-      new["query"] = normal(x.query.shape[0], length(x.query.shape[1]), *x.query.shape[2:])
+      new["query"] = normal(
+        x.query.shape[0], length(x.query.shape[1]), *x.query.shape[2:]
+      )
     return dataclasses.replace(x, left=left(x.left), **new)
 
   sizes = dict(queries=20, keys=20, rows=5) | sizes | dict(width=WIDTH)
   sizes |= {name: int(length(sizes[name])) for name in ("queries", "keys")}
-  sizes |= dict(rows=rows(sizes["rows"]), more=tuple(map(relation, sizes.get("more", ()))))
+  sizes |= dict(
+    rows=rows(sizes["rows"]), more=tuple(map(relation, sizes.get("more", ())))
+  )
   longer = dict(left=left, query_offset=lambda x: factor * x + 3)
   longer |= dict.fromkeys(("query_seq_lengths", "key_value_seq_lengths"), length)
   longer["local_window_size"] = lambda window: tuple(factor * x + 3 for x in window)
@@ -89,8 +97,13 @@ def test_error_on_the_device(implementation, dtype, name):
   with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
     arrays = jax.tree.map(lambda x: np.asarray(x, np.float64), arrays)
     wanted = compiled(reference.attention)(arrays)
-  found, usual = (errors(result, wanted, least=0.3) for result in results)  # gradients may cancel
+  found, usual = (
+    errors(result, wanted, least=0.3) for result in results
+  )  # gradients may cancel
   allowed = min(8 * max(usual.values()), LARGEST_ERROR[dtype])
-  print(jax.devices()[0].device_kind, f"allowed {allowed:.1e}, errors (and the reference's):")
+  print(
+    jax.devices()[0].device_kind,
+    f"allowed {allowed:.1e}, errors (and the reference's):",
+  )
   print(*(f"{name} {x:.1e} ({usual[name]:.1e})" for name, x in found.items()), sep=", ")
   assert max(found.values()) <= allowed

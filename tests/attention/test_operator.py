@@ -67,16 +67,28 @@ WRONG_RELATIONS = {
   "relations is of type RelativePositionTables: call it; want RelativePositions": TABLES,
   "relations[1].table is float32 of shape (5, 3); want floating numbers of shape [R], shared by "
   "the heads, or [R, 4]": (RELATIONS, DistanceBias(TABLE[:, :3])),
-  "relations.query has shape (5, 4, 3); want (2, 5, 4, 3)": ContentBias(CONTENT[0], TABLE[:, :3]),
+  "relations.query has shape (5, 4, 3); want (2, 5, 4, 3)": ContentBias(
+    CONTENT[0], TABLE[:, :3]
+  ),
   "relations[1].slopes has shape (3,); want (4,)": (RELATIONS, LinearBias(np.ones(3))),
-  "relations[1] has 4 rows; want an odd number, 2k + 1": (RELATIONS, KeyBias(TABLE[:4])),
+  "relations[1] has 4 rows; want an odd number, 2k + 1": (
+    RELATIONS,
+    KeyBias(TABLE[:4]),
+  ),
   "relations.beyond is 'wrap'; want": ContentBias(CONTENT, TABLE[:, :3], "wrap"),
-  "relations[0] has neither a key nor a value table": (RelativePositions(None, None), RELATIONS),
+  "relations[0] has neither a key nor a value table": (
+    RelativePositions(None, None),
+    RELATIONS,
+  ),
   "relations.key and relations.value have shapes (5, 8) and (3, 8)": RelativePositions(
     TABLE, TABLE[:3]
   ),
-  "relations.labels go from 0 to 34; want 0 to 4, or -1": EdgeLabels(LABELS, TABLE, None),
-  "relations.labels has shape (7, 5); want (2, 5, 7) or (5, 7)": EdgeLabels(LABELS.T, TABLE, None),
+  "relations.labels go from 0 to 34; want 0 to 4, or -1": EdgeLabels(
+    LABELS, TABLE, None
+  ),
+  "relations.labels has shape (7, 5); want (2, 5, 7) or (5, 7)": EdgeLabels(
+    LABELS.T, TABLE, None
+  ),
   "relations.function returns float32 of shape (3,); want a number, or [4]": FunctionBias(
     lambda *_: jnp.ones(3)
   ),
@@ -107,9 +119,15 @@ WRONG_CALLS = {
     f"want {want} if it is": functools.partial(of_shared_or_own, field)
     for field, (x, want) in BOTH.items()
   },
-  "buckets has 3 rows and max_distance is 128; want": lambda: DistanceBias.t5(np.ones((3, 8))),
-  "buckets has 10 rows and max_distance is 512; want": lambda: KeyBias.deberta(np.ones((10, 4))),
-  "x has shape (2, 5, 4, 7); want heads of an even": lambda: rotate(QUERY[..., 1:], np.arange(5)),
+  "buckets has 3 rows and max_distance is 128; want": lambda: DistanceBias.t5(
+    np.ones((3, 8))
+  ),
+  "buckets has 10 rows and max_distance is 512; want": lambda: KeyBias.deberta(
+    np.ones((10, 4))
+  ),
+  "x has shape (2, 5, 4, 7); want heads of an even": lambda: rotate(
+    QUERY[..., 1:], np.arange(5)
+  ),
   "positions has shape (4,); want (2, 5) or (5,)": lambda: rotate(QUERY, np.arange(4)),
   "frequencies has shape (5,); want at most (4,)": lambda: rotate(
     QUERY, np.arange(5), frequencies=np.ones(5)
@@ -118,17 +136,27 @@ WRONG_CALLS = {
   "receivers has shape (3,); want (2,)": lambda: on_edges(receivers=[0, 0, 0]),
   "labels.labels go from 0 to 2; want 0 to 1, or -1": lambda: on_edges(labels=[0, 2]),
   "labels.labels has shape (3,); want (2,)": lambda: on_edges(labels=[0, 1, 1]),
-  "features.features has shape (2, 3); want (2, 2)": lambda: on_edges(features=np.ones((2, 3))),
+  "features.features has shape (2, 3); want (2, 2)": lambda: on_edges(
+    features=np.ones((2, 3))
+  ),
 }
 WRONG = {
   "query is int32 of shape (2, 5, 4, 8); want floating": dict(query=QUERY.astype(int)),
-  "key has 3 heads; want a divisor of the query's 4 heads": dict(key=np.ones((2, 7, 3, 8), "f4")),
+  "key has 3 heads; want a divisor of the query's 4 heads": dict(
+    key=np.ones((2, 7, 3, 8), "f4")
+  ),
   "value has shape (2, 6, 2, 8); want [2, 7, 2, V] for key of shape (2, 7, 2, 8)": dict(
     value=KEY[:, 1:]
   ),
-  "key and value have dtypes float16 and float32; want": dict(key=KEY.astype(np.float16)),
-  "bias has shape (5, 6); want one that broadcasts to (2, 4, 5, 7)": dict(bias=np.ones((5, 6))),
-  "bias is of type RelativePositions; want an array: give relations=": dict(bias=RELATIONS),
+  "key and value have dtypes float16 and float32; want": dict(
+    key=KEY.astype(np.float16)
+  ),
+  "bias has shape (5, 6); want one that broadcasts to (2, 4, 5, 7)": dict(
+    bias=np.ones((5, 6))
+  ),
+  "bias is of type RelativePositions; want an array: give relations=": dict(
+    bias=RELATIONS
+  ),
   "bias has dtype bool; give it as mask=": dict(bias=np.ones((5, 7), bool)),
   "bias has dtype int32; want floating numbers": dict(bias=np.ones((5, 7), np.int32)),
   "bias has dtype complex64; want floating numbers": dict(bias=1j * np.ones((5, 7))),
@@ -141,13 +169,19 @@ WRONG = {
   "query_offset goes from 1073741825 to 1073741825; want -2**30 to 2**30": dict(
     query_offset=2**30 + 1
   ),
-  "query_offset goes from 4294967296 to 4294967296; want -2**30": dict(query_offset=2**32),
+  "query_offset goes from 4294967296 to 4294967296; want -2**30": dict(
+    query_offset=2**32
+  ),
   "query_offset goes from -1073741825 to 3; want -2**30 to 2**30": dict(
     query_offset=jnp.array([-(2**30) - 1, 3])
   ),
   "local_window_size is -1; want None, or one or two": dict(local_window_size=-1),
-  "want both query_segment_ids and key_segment": dict(query_segment_ids=np.ones((2, 5), int)),
-  **{message: dict(relations=relations) for message, relations in WRONG_RELATIONS.items()},
+  "want both query_segment_ids and key_segment": dict(
+    query_segment_ids=np.ones((2, 5), int)
+  ),
+  **{
+    message: dict(relations=relations) for message, relations in WRONG_RELATIONS.items()
+  },
   "logits_soft_cap is 0.0; want a positive number or None": dict(logits_soft_cap=0.0),
   "dropout_rate is 0.1 and dropout_key is None": dict(dropout_rate=0.1),
   "implementation is 'flash'; want None, which chooses, or one of reference": dict(
@@ -156,7 +190,9 @@ WRONG = {
 }
 
 
-WRONG_CALLS |= {name: functools.partial(call, **options) for name, options in WRONG.items()}
+WRONG_CALLS |= {
+  name: functools.partial(call, **options) for name, options in WRONG.items()
+}
 LARGE = jnp.array([3, 2**30 + 2])
 WRONG_CALLS |= {
   "query_offset goes from 1073741825 to 1073741825": lambda: jax.jit(
@@ -253,25 +289,39 @@ def test_what_an_implementation_cannot_do_it_refuses_with_the_reason_that_explai
   arguments = dict(query=QUERY, key=KEY, value=KEY, relations=RELATIONS) | change
   arrays = [arguments.pop(name) for name in ("query", "key", "value")]
   static = "local_window_size", "logits_soft_cap", "return_residual", "implementation"
-  with pytest.raises(NotImplementedError, match=f"'{name}' cannot .*{re.escape(reason)}"):
+  with pytest.raises(
+    NotImplementedError, match=f"'{name}' cannot .*{re.escape(reason)}"
+  ):
     jax.jit(call, static_argnames=static)(*arrays, **arguments, implementation=name)
   assert explain(*arrays, **arguments).reasons[name].startswith(reason)
 
 
 @pytest.mark.parametrize("implementation", [None, "chunked"])
 @pytest.mark.parametrize("batch, queries, keys", [(0, 3, 3), (2, 0, 3), (2, 3, 0)])
-def test_without_queries_or_keys_there_is_nothing_or_zero(batch, queries, keys, implementation):
+def test_without_queries_or_keys_there_is_nothing_or_zero(
+  batch, queries, keys, implementation
+):
   query, key = jnp.ones((batch, queries, 2, 8)), jnp.ones((batch, keys, 2, 8))
   for relations in (None, RELATIONS):
     explain(query, key, key, relations=relations, implementation=implementation)
     run = lambda query, key, relations: dot_product_attention(
-      query, key, key, relations=relations, is_causal=True, implementation=implementation
+      query,
+      key,
+      key,
+      relations=relations,
+      is_causal=True,
+      implementation=implementation,
     )
     output, pull_back = jax.vjp(run, query, key, relations)
     for x in (output, *jax.tree.leaves(pull_back(output))):
       np.testing.assert_array_equal(x, jnp.zeros_like(x))
     assert output.shape == query.shape
-  assert attention_weights(query, key, relations=RELATIONS).shape == (batch, 2, queries, keys)
+  assert attention_weights(query, key, relations=RELATIONS).shape == (
+    batch,
+    2,
+    queries,
+    keys,
+  )
 
 
 @pytest.mark.parametrize("relations", [None, RELATIONS])
@@ -297,7 +347,9 @@ CHOSEN = [
 ]
 for platform in ("tpu", "gpu", "cuda"):
   lengths = dict.fromkeys((32, 1024), "projected") | {2048: "chunked"}
-  CHOSEN += [(platform, (64, n, 8, 64), (33, 64), wanted) for n, wanted in lengths.items()]
+  CHOSEN += [
+    (platform, (64, n, 8, 64), (33, 64), wanted) for n, wanted in lengths.items()
+  ]
 
 
 @pytest.mark.parametrize("platform, shape, table, wanted", CHOSEN)
@@ -309,10 +361,14 @@ def test_the_choice_follows_the_measurements_on_the_platform_of_the_mesh(
   array = jax.ShapeDtypeStruct(shape, jnp.float32)
   tables = table and [jax.ShapeDtypeStruct(table, jnp.float32)] * 2
   with use_abstract_mesh(mesh):
-    found = explain(array, array, array, relations=tables and RelativePositions(*tables))
+    found = explain(
+      array, array, array, relations=tables and RelativePositions(*tables)
+    )
   assert found.implementation == wanted
   for kernel, platforms in dict(pallas_tpu=["tpu"], pallas_gpu=["gpu", "cuda"]).items():
-    assert ("if implementation= names it" in found.reasons[kernel]) == (platform in platforms)
+    assert ("if implementation= names it" in found.reasons[kernel]) == (
+      platform in platforms
+    )
 
 
 @pytest.mark.parametrize(
@@ -340,12 +396,17 @@ def test_a_kernel_is_chosen_where_it_was_timed(change, wanted):
   x = jax.ShapeDtypeStruct((batch, length, 8, width), dtype)
   table = jax.ShapeDtypeStruct((rows, width), dtype)
   with use_abstract_mesh(mesh):
-    found = explain(x, x, x, relations=RelativePositions(table, table) if rows else None, **call)
+    found = explain(
+      x, x, x, relations=RelativePositions(table, table) if rows else None, **call
+    )
   assert found.implementation == wanted
 
 
 def test_the_default_device_is_the_target(monkeypatch):
-  cpu, gpu = jax.devices()[0], AbstractDevice(device_kind="A", num_cores=None, platform="cuda")
+  cpu, gpu = (
+    jax.devices()[0],
+    AbstractDevice(device_kind="A", num_cores=None, platform="cuda"),
+  )
   monkeypatch.setattr(jax, "devices", lambda *_: [gpu])
   assert partitioned.target_platform() == "gpu"
   with jax.default_device(cpu):
@@ -356,7 +417,9 @@ ARRAYS = functools.partial(kernel_calls.arrays_of, queries=5, keys=7, heads=4, w
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("implementation", [x for x in IMPLEMENTATIONS if x not in OWN_VJP])
+@pytest.mark.parametrize(
+  "implementation", [x for x in IMPLEMENTATIONS if x not in OWN_VJP]
+)
 def test_it_differentiates_forward(implementation):
   arrays = ARRAYS()
   steps = jax.tree.map(jnp.sin, arrays)
@@ -364,7 +427,9 @@ def test_it_differentiates_forward(implementation):
   _, change = quickly(lambda *pair: jax.jvp(run, *pair))((arrays,), (steps,))
   run = functools.partial(kernel_calls.call, implementation="reference")
   slopes = quickly(jax.jacrev(run))(arrays)
-  changes = jax.tree.map(lambda slope, step: jnp.tensordot(slope, step, step.ndim), slopes, steps)
+  changes = jax.tree.map(
+    lambda slope, step: jnp.tensordot(slope, step, step.ndim), slopes, steps
+  )
   np.testing.assert_allclose(change, sum(jax.tree.leaves(changes)), rtol=0, atol=1e-10)
 
 
@@ -377,7 +442,9 @@ def test_gradients_keep_the_precision_of_the_call(implementation):
 
   arrays = ARRAYS(dtype=np.float32)
   program = str(jax.make_jaxpr(functools.partial(with_gradients, precisely))(arrays))
-  assert program.count("precision=(Precision.HIGHEST, ") == program.count("dot_general[") > 5
+  assert (
+    program.count("precision=(Precision.HIGHEST, ") == program.count("dot_general[") > 5
+  )
 
 
 def test_devices_keep_the_precision_of_the_call():
@@ -385,14 +452,18 @@ def test_devices_keep_the_precision_of_the_call():
   mesh = jax.make_mesh((2,), ("rows",), (AxisType.Auto,))
   sharding = jax.NamedSharding(mesh, jax.P("rows"))
   arrays = ARRAYS(dtype=np.float32)
-  arrays |= jax.device_put({name: arrays[name] for name in ("query", "key", "value")}, sharding)
+  arrays |= jax.device_put(
+    {name: arrays[name] for name in ("query", "key", "value")}, sharding
+  )
 
   def loss(arrays):
     with jax.default_matmul_precision("highest"):
       return kernel_calls.call(arrays, implementation="chunked").sum()
 
   program = quickly(jax.grad(loss)).lower(arrays).compile().as_text()
-  assert program.count("operand_precision={highest,highest}") == program.count(" dot(") > 5
+  assert (
+    program.count("operand_precision={highest,highest}") == program.count(" dot(") > 5
+  )
 
 
 def exported_options(name, labels, ids):
@@ -408,14 +479,25 @@ def exported_options(name, labels, ids):
   more = {
     "positions beyond zero": dict(local_window_size=(2, 1)),
     "positions given": dict(query_positions=ids, key_positions=ids),
-    "a soft cap": dict(logits_soft_cap=1.0, query_segment_ids=ids // 5, key_segment_ids=ids // 5),
+    "a soft cap": dict(
+      logits_soft_cap=1.0, query_segment_ids=ids // 5, key_segment_ids=ids // 5
+    ),
     "dropout": dict(dropout_rate=0.3, dropout_key=jax.random.key(0)),
     "a sum": dict(bias=0.1 * labels[:, None]),
   }
-  return dict(relations=relations.get(name), mask=labels[:, None] != 3, **more.get(name, {}))
+  return dict(
+    relations=relations.get(name), mask=labels[:, None] != 3, **more.get(name, {})
+  )
 
 
-EXPORTED = ["none", "positions", "positions beyond zero", "positions given", "labels", "features"]
+EXPORTED = [
+  "none",
+  "positions",
+  "positions beyond zero",
+  "positions given",
+  "labels",
+  "features",
+]
 EXPORTED = [(name, "b, t") for name in (*EXPORTED, "a sum", "a soft cap", "dropout")]
 EXPORTED += [("none", "2, t"), ("positions", "b, 4")]
 
@@ -447,23 +529,32 @@ def test_programs_with_symbolic_shapes_equal_the_operator(name, shape):
   labels = jax.ShapeDtypeStruct((batch, length, length), jnp.int32)
   exported = export.export(quickly(attend))(floats, ids, labels)
   for sizes in ((2, 3), (3, 9)):
-    batch, length = (n if isinstance(n, int) else m for n, m in zip(dimensions, sizes, strict=True))
+    batch, length = (
+      n if isinstance(n, int) else m for n, m in zip(dimensions, sizes, strict=True)
+    )
     random = np.random.default_rng(0)
     floats = [jnp.float32(random.normal(size=(batch, length, *x[2:]))) for x in shapes]
     ids = jnp.arange(length) + jnp.zeros((batch, 1), jnp.int32)
     labels = jnp.asarray(random.integers(-1, 5, (batch, length, length)))
     by_reference = functools.partial(attend, implementation="reference")
     actual, wanted = (
-      output_and_gradients(way, floats, ids, labels) for way in (exported.call, by_reference)
+      output_and_gradients(way, floats, ids, labels)
+      for way in (exported.call, by_reference)
     )
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5), actual, wanted)
+    jax.tree.map(
+      functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5), actual, wanted
+    )
 
 
 def test_a_subclass_of_a_relation_has_its_bands():
   kind = type("Mine", (RelativePositions,), {})
-  mine = jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(kind))(TABLE, TABLE)
+  mine = jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(kind))(
+    TABLE, TABLE
+  )
   wanted = call(implementation="reference")
-  np.testing.assert_allclose(call(relations=mine, implementation="chunked"), wanted, atol=1e-6)
+  np.testing.assert_allclose(
+    call(relations=mine, implementation="chunked"), wanted, atol=1e-6
+  )
 
 
 @pytest.mark.usefixtures("symbolic_sizes")
@@ -477,12 +568,15 @@ def test_explain_names_what_cannot_have_symbolic_shapes():
 
 def test_heads_before_tokens_are_a_warning():
   query = np.ones((2, 4, 80, 8), np.float32)  # [B, N, T, H]
-  with pytest.warns(UserWarning, match=r"80 heads and 4 tokens: the layout is \[B, T, N, H\]"):
+  with pytest.warns(
+    UserWarning, match=r"80 heads and 4 tokens: the layout is \[B, T, N, H\]"
+  ):
     call(query, query, query)
 
 
 def test_names_of_jax_nn_are_told_apart():
   with pytest.raises(
-    ValueError, match=r"None, which chooses, .* name of jax.nn: leave implementation out"
+    ValueError,
+    match=r"None, which chooses, .* name of jax.nn: leave implementation out",
   ):
     call(implementation="xla")

@@ -57,9 +57,15 @@ class RandomCall:
 
   def __init__(self, kinds, seed, length=12):
     self.rng = rng = np.random.default_rng([seed, *map(KINDS.index, kinds)])
-    self.batch, self.queries, self.keys, key_heads, group, self.width, self.value_width = map(
-      int, rng.integers(1, [3, length + 1, length + 1, 3, 3, 4, 6])
-    )
+    (
+      self.batch,
+      self.queries,
+      self.keys,
+      key_heads,
+      group,
+      self.width,
+      self.value_width,
+    ) = map(int, rng.integers(1, [3, length + 1, length + 1, 3, 3, 4, 6]))
     self.heads = key_heads * group
     self.arrays = dict(
       query=self.normal(self.batch, self.queries, self.heads, self.width),
@@ -108,7 +114,9 @@ class RandomCall:
       case "key":
         return KeyBias(table, **sides)
       case "numbers":
-        return LabelBias(self.integers(-1, rows, *pairs[not self.flip() :]), table[..., 0])
+        return LabelBias(
+          self.integers(-1, rows, *pairs[not self.flip() :]), table[..., 0]
+        )
       case "function":
         params = dict(each=self.normal(self.heads), all=self.normal())
         of_key = dict(vector=self.normal(self.keys, 3))
@@ -166,12 +174,16 @@ def test_every_relation_and_every_sum_is_its_formula(kinds, seed, monkeypatch):
   arrays, options = random_call(kinds[:: 1 - 2 * seed], seed)
   monkeypatch.setattr(chunked, "_default_block", lambda *_: 4)
   monkeypatch.setattr(blocks, "_default_block", lambda pairs: 4)
-  monkeypatch.setattr(chunked, "_PAIRS", 2 * 4 * arrays["key"].shape[1])  # two heads at a time
+  monkeypatch.setattr(
+    chunked, "_PAIRS", 2 * 4 * arrays["key"].shape[1]
+  )  # two heads at a time
   wanted = results("reference", arrays, options)
   np.testing.assert_allclose(wanted["output"], formula(arrays, options), **TOLERANCE)
   for name in ("projected", "per_position", "chunked"):
     assert_close(results(name, arrays, options), wanted, name)
-  if {*kinds} <= {*BY_DISTANCE}:  # others take it if positions are 0, 1, 2, ... from an offset on
+  if {*kinds} <= {
+    *BY_DISTANCE
+  }:  # others take it if positions are 0, 1, 2, ... from an offset on
     linear = {name: x for name, x in options.items() if "positions" not in name}
     linear |= dict(dropout_rate=0.3, dropout_key=jax.random.key(0)) if seed else {}
     is_new = linear.keys() != options.keys()
@@ -184,12 +196,16 @@ def test_every_relation_and_every_sum_is_its_formula(kinds, seed, monkeypatch):
 def test_lookups_by_products_are_lookups(kind, monkeypatch):
   arrays, options = random_call([kind], 0)
   wanted = results("reference", arrays, options)
-  monkeypatch.setattr(projected, "look_up", lambda x, labels: projected.multiply(labels, x))
+  monkeypatch.setattr(
+    projected, "look_up", lambda x, labels: projected.multiply(labels, x)
+  )
   assert_close(results("projected", arrays, options), wanted)  # as on accelerators
 
 
 # Law 15.
-@pytest.mark.parametrize("hidden, is_causal", [([2, 4], False), ([0, 1, 8], True)], ids=str)
+@pytest.mark.parametrize(
+  "hidden, is_causal", [([2, 4], False), ([0, 1, 8], True)], ids=str
+)
 def test_rows_that_hide_distances_cost_no_digits(hidden, is_causal, monkeypatch):
   """Compares float32 with float64; a table has other rows, slopes and a value table beside it."""
   rng = np.random.default_rng(0)
@@ -206,9 +222,13 @@ def test_rows_that_hide_distances_cost_no_digits(hidden, is_causal, monkeypatch)
       RelativePositions(normal(5, 4), normal(5, heads, 4)),
       LinearBias(jnp.linspace(0.1, 0.5, heads)),
     )
-    wanted = results("reference", jax.tree.map(lambda x: x.astype(float), arrays), options)
+    wanted = results(
+      "reference", jax.tree.map(lambda x: x.astype(float), arrays), options
+    )
     for name in ("reference", "skew", "projected", "per_position", "chunked"):
-      close = functools.partial(np.testing.assert_allclose, rtol=2e-6, atol=2e-5, err_msg=name)
+      close = functools.partial(
+        np.testing.assert_allclose, rtol=2e-6, atol=2e-5, err_msg=name
+      )
       jax.tree.map(close, results(name, arrays, options), wanted)
 
 
@@ -232,7 +252,10 @@ def deberta_bucket(distance, num_buckets, max_distance):
   """Returns the bucket of one distance, as DeBERTa's code does in float32, by query minus key."""
   bucket, mid = -distance, num_buckets // 4
   if abs(distance) > mid:
-    far, farthest = np.float32(abs(distance) / mid), np.float32((max_distance - 1) / mid)
+    far, farthest = (
+      np.float32(abs(distance) / mid),
+      np.float32((max_distance - 1) / mid),
+    )
     log_pos = np.ceil(np.log(far) / np.log(farthest) * np.float32(mid - 1)) + mid
     bucket = int(log_pos * np.sign(bucket))
   return min(max(bucket + num_buckets // 2, 0), num_buckets - 1)
@@ -241,7 +264,10 @@ def deberta_bucket(distance, num_buckets, max_distance):
 ONE_WAY = dict(bidirectional=False)
 T5 = [
   (DistanceBias.t5, t5_bucket),
-  (functools.partial(DistanceBias.t5, **ONE_WAY), functools.partial(t5_bucket, **ONE_WAY)),
+  (
+    functools.partial(DistanceBias.t5, **ONE_WAY),
+    functools.partial(t5_bucket, **ONE_WAY),
+  ),
 ]
 DEBERTA = [(kind.deberta, deberta_bucket) for kind in (RelativePositions, KeyBias)]
 BUCKETS = [*itertools.product(T5, [(32, 128), (9, 6)])]
@@ -276,7 +302,10 @@ def test_alibi_has_the_slopes_of_the_paper_and_its_code():
 
 def test_rotate_turns_the_part_that_has_frequencies():
   rng = np.random.default_rng(0)
-  x, frequencies = jnp.asarray(rng.normal(size=(2, 5, 3, 10))), jnp.asarray(rng.normal(size=3))
+  x, frequencies = (
+    jnp.asarray(rng.normal(size=(2, 5, 3, 10))),
+    jnp.asarray(rng.normal(size=3)),
+  )
   positions = jnp.asarray(rng.integers(-9, 99, (2, 5)))
   found = rotate(x, positions, frequencies=frequencies)
   pair = x[..., :3] + 1j * x[..., 3:6]
@@ -285,7 +314,9 @@ def test_rotate_turns_the_part_that_has_frequencies():
   np.testing.assert_allclose(found, wanted, **TOLERANCE)
   usual = 100.0 ** (-jnp.arange(5) / 5)
   by_base = rotate(x, positions, base=100.0)
-  np.testing.assert_allclose(rotate(x, positions, frequencies=usual), by_base, **TOLERANCE)
+  np.testing.assert_allclose(
+    rotate(x, positions, frequencies=usual), by_base, **TOLERANCE
+  )
   np.testing.assert_array_equal(rotate(x, positions, frequencies=jnp.zeros(4)), x)
   np.testing.assert_array_equal(rotate(x[1], positions[1], base=100.0), by_base[1])
   small = x.astype(jnp.bfloat16)
@@ -308,7 +339,8 @@ def test_a_linear_bias_far_away(offset, cap):
 
 @pytest.mark.parametrize("kinds", [("positions", "key"), ("function",)])
 def test_an_offset_as_large_as_distances_may_be(kinds, monkeypatch):
-  """Bounds logits: without the cap, numbers that all keys of a query share would cancel.
+  """Bounds logits: without the cap, numbers that all keys of a query share would
+  cancel.
 
   Compares float32, whose integers have 32 bits, with the definition in float64.
   """
@@ -365,9 +397,13 @@ def test_without_a_batch():
   single = jax.tree.map(first, arrays)
   edges = dict(labels=lambda x: x[0] if x.ndim == 3 else x, features=first, query=first)
   edges |= dict(of_query=first, of_pair=first)
-  pick = lambda x: type(x)(**{name: edges.get(name, lambda y: y)(y) for name, y in vars(x).items()})
+  pick = lambda x: type(x)(
+    **{name: edges.get(name, lambda y: y)(y) for name, y in vars(x).items()}
+  )
   alone = tuple(map(pick, relations))
-  per_row = {n: x[0] if isinstance(x, jax.Array) and x.ndim else x for n, x in options.items()}
+  per_row = {
+    n: x[0] if isinstance(x, jax.Array) and x.ndim else x for n, x in options.items()
+  }
   output = dot_product_attention(**single, **per_row, relations=alone)
   whole = dot_product_attention(**arrays, **options, relations=relations)
   np.testing.assert_allclose(output, whole[0], **TOLERANCE)
@@ -381,12 +417,21 @@ def test_any_number_of_batch_axes(name, shared, monkeypatch):
   monkeypatch.setattr(blocks, "_default_block", lambda pairs: 4)
   rng, batch, length = np.random.default_rng(0), (2, 3, 2), 7
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape))
-  arrays = dict(query=normal(*batch, length, 4, 3), bias=normal(*shared, 4, length, length))
+  arrays = dict(
+    query=normal(*batch, length, 4, 3), bias=normal(*shared, 4, length, length)
+  )
   arrays |= dict(key=normal(*batch, length, 2, 3), value=normal(*batch, length, 2, 5))
-  relations = [KeyBias(normal(3, 3)), ContentBias(normal(*batch, length, 4, 2), normal(5, 2))]
+  relations = [
+    KeyBias(normal(3, 3)),
+    ContentBias(normal(*batch, length, 4, 2), normal(5, 2)),
+  ]
   if name not in ("skew", "chunked"):
-    relations += [EdgeLabels(jnp.asarray(rng.integers(-1, 4, (*batch, 7, 7))), normal(4, 3), None)]
-    relations += [FunctionBias(lambda _, i, j, x, *__: x * j, of_query=normal(*batch, length))]
+    relations += [
+      EdgeLabels(jnp.asarray(rng.integers(-1, 4, (*batch, 7, 7))), normal(4, 3), None)
+    ]
+    relations += [
+      FunctionBias(lambda _, i, j, x, *__: x * j, of_query=normal(*batch, length))
+    ]
   options = dict(query_offset=jnp.asarray(rng.integers(-3, 3, batch)))
   options |= dict(key_value_seq_lengths=jnp.asarray(rng.integers(3, 8, batch)))
   options |= dict(query_segment_ids=jnp.asarray(rng.integers(0, 2, (*batch, length))))
@@ -400,14 +445,20 @@ def test_any_number_of_batch_axes(name, shared, monkeypatch):
     return x.reshape(12, *x.shape[3:]) if jnp.shape(x)[:3] == batch else x
 
   arrays["more"] = tuple(relations)
-  merged = jax.tree.map(merge_axes, (arrays | dict(bias=full), options | dict(mask=wide)))
+  merged = jax.tree.map(
+    merge_axes, (arrays | dict(bias=full), options | dict(mask=wide))
+  )
   wanted = results("reference", *merged)
   sums = functools.partial(jnp.broadcast_to, shape=full.shape)
-  (of_bias,) = jax.linear_transpose(sums, arrays["bias"])(wanted["bias"].reshape(full.shape))
+  (of_bias,) = jax.linear_transpose(sums, arrays["bias"])(
+    wanted["bias"].reshape(full.shape)
+  )
   wanted["bias"] = of_bias
   found = results("chunked" if name == "blocks" else name, arrays, options)
   assert found["output"].shape == (*batch, length, 4, 5)
-  assert_close(found, jax.tree.map(lambda x, y: x.reshape(y.shape), wanted, found), name)
+  assert_close(
+    found, jax.tree.map(lambda x, y: x.reshape(y.shape), wanted, found), name
+  )
 
 
 @pytest.mark.parametrize("mapped", ["query", "bias", "k"])
@@ -418,7 +469,9 @@ def test_vmap_over_several_batch_axes(mapped):
   arrays = {name: jnp.asarray(rng.normal(size=shape)) for name, shape in shapes.items()}
 
   def both(several, name):
-    return with_gradients(lambda x: call(x, implementation=name), arrays | {mapped: several})
+    return with_gradients(
+      lambda x: call(x, implementation=name), arrays | {mapped: several}
+    )
 
   several = jnp.stack([arrays[mapped], 2 * arrays[mapped], arrays[mapped][..., ::-1]])
   found = quickly(jax.vmap(functools.partial(both, name="chunked")))(several)
@@ -427,7 +480,9 @@ def test_vmap_over_several_batch_axes(mapped):
 
 
 # Law 14.
-@pytest.mark.parametrize("name", ["reference", "per_position", "projected", "chunked", None])
+@pytest.mark.parametrize(
+  "name", ["reference", "per_position", "projected", "chunked", None]
+)
 def test_a_sink_is_one_more_key_without_a_value(name, monkeypatch):
   monkeypatch.setattr(blocks, "_default_block", lambda pairs: 4)
   made = RandomCall(["numbers", "labels"], 3)
@@ -435,7 +490,9 @@ def test_a_sink_is_one_more_key_without_a_value(name, monkeypatch):
   floats = q, k, v, made.normal(5, 4), made.normal(5, 3), made.normal(4)
   labels, mask = made.integers(-1, 5, 7, 7), jnp.arange(7) % 3 != 1
 
-  def attend(q, k, v, numbers, table, sinks, name=name, labels=labels, mask=mask, **options):
+  def attend(
+    q, k, v, numbers, table, sinks, name=name, labels=labels, mask=mask, **options
+  ):
     relations = LabelBias(labels, numbers), EdgeLabels(labels, table, table)
     options |= dict(relations=relations, mask=mask, sinks=sinks, implementation=name)
     return dot_product_attention(q, k, v, **options)
@@ -465,13 +522,17 @@ def test_parts_of_the_keys_are_merged_by_their_residuals(name, monkeypatch):
 
   def part(q, k, v, table, sinks, first=0, last=7, name="reference"):
     keys = slice(first, last)
-    options = dict(relations=EdgeLabels(labels[:, keys], table, table), mask=mask[:, keys])
+    options = dict(
+      relations=EdgeLabels(labels[:, keys], table, table), mask=mask[:, keys]
+    )
     options |= dict(sinks=sinks, implementation=name, return_residual=True)
     return dot_product_attention(q, k[:, keys], v[:, keys], **options)
 
   def merged(q, k, v, table, sinks):
     splits = [(0, 1, None), (1, 4, sinks), (4, 7, None)]
-    return merge(*zip(*(part(q, k, v, table, x, *at, name) for *at, x in splits), strict=True))
+    return merge(
+      *zip(*(part(q, k, v, table, x, *at, name) for *at, x in splits), strict=True)
+    )
 
   with jax.numpy_rank_promotion("raise"):
     jax.eval_shape(merged, *floats)
@@ -525,7 +586,9 @@ def test_numbers_of_minus_infinity_hide_as_a_mask_does(kind, multiplied, monkeyp
 def test_masks_and_biases_of_lower_rank_are_broadcast(shape):
   rng = np.random.default_rng(0)
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape))
-  arrays = dict(query=normal(2, 5, 4, 3), key=normal(2, 6, 4, 3), value=normal(2, 6, 4, 3))
+  arrays = dict(
+    query=normal(2, 5, 4, 3), key=normal(2, 6, 4, 3), value=normal(2, 6, 4, 3)
+  )
   arrays |= dict(k=normal(3, 3))
   run = lambda bias: call(arrays, bias=bias, mask=bias > -1)
   full = lambda x: x[(None,) * (4 - x.ndim)]
@@ -537,14 +600,17 @@ ONES = jnp.ones((3, 4))
 
 
 @pytest.mark.parametrize(
-  "relations", [RelativePositions(ONES, None), EdgeLabels(jnp.ones((300, 300), int), ONES, None)]
+  "relations",
+  [RelativePositions(ONES, None), EdgeLabels(jnp.ones((300, 300), int), ONES, None)],
 )
 def test_second_and_forward_derivatives_name_the_remedy(relations, monkeypatch):
   monkeypatch.setattr(blocks, "_default_block", lambda pairs: 128)
   x = jnp.ones((1, 300, 1, 4))
 
   def loss(x, name):
-    return dot_product_attention(x, x, x, relations=relations, implementation=name).sum()
+    return dot_product_attention(
+      x, x, x, relations=relations, implementation=name
+    ).sum()
 
   second = lambda name: jax.grad(lambda x: jax.grad(loss)(x, name).sum())(x)
   forward = lambda name: jax.jvp(functools.partial(loss, name=name), (x,), (x,))[1]
@@ -554,20 +620,34 @@ def test_second_and_forward_derivatives_name_the_remedy(relations, monkeypatch):
     assert derivative("projected").shape == shape
 
 
-# By implementation: the length, the arrays that it never forms, and relations that could need them.
+# By implementation: the length, the arrays that it never forms, and relations that
+# could need them.
 NEVER_FORMED = dict(
-  projected=(24, r"24,24,(\d,)?8\]|24,2,24,8\]", ["labels", "features", "content", "key"]),
-  chunked=(1024, r"2,1024,1024\]", ["positions", "labels", "features", "numbers", "function"]),
+  projected=(
+    24,
+    r"24,24,(\d,)?8\]|24,2,24,8\]",
+    ["labels", "features", "content", "key"],
+  ),
+  chunked=(
+    1024,
+    r"2,1024,1024\]",
+    ["positions", "labels", "features", "numbers", "function"],
+  ),
 )
 
 
 @pytest.mark.parametrize(
-  "name, kind", [(name, kind) for name, (*_, kinds) in NEVER_FORMED.items() for kind in kinds]
+  "name, kind",
+  [(name, kind) for name, (*_, kinds) in NEVER_FORMED.items() for kind in kinds],
 )
 def test_neither_a_vector_of_each_pair_is_formed_nor_its_weight(name, kind):
   """Compiles both passes, without a band: only the call's own arrays are of all pairs."""
   length, pattern, _ = NEVER_FORMED[name]
-  x, table, labels = jnp.ones((1, length, 2, 8)), jnp.ones((5, 8)), jnp.zeros((length,) * 2, int)
+  x, table, labels = (
+    jnp.ones((1, length, 2, 8)),
+    jnp.ones((5, 8)),
+    jnp.zeros((length,) * 2, int),
+  )
   relation = dict(
     positions=RelativePositions(table, table),
     labels=EdgeLabels(labels, table, table),
@@ -582,7 +662,9 @@ def test_neither_a_vector_of_each_pair_is_formed_nor_its_weight(name, kind):
     options = dict(query_positions=jnp.arange(length), implementation=name)
     return dot_product_attention(x, x, x, relations=relation, **options).sum()
 
-  compiled = as_users_do(jax.grad(loss, (0, 1), allow_int=True)).lower(x, relation).compile()
+  compiled = (
+    as_users_do(jax.grad(loss, (0, 1), allow_int=True)).lower(x, relation).compile()
+  )
   assert not re.search(pattern, compiled.as_text())
 
 
@@ -592,7 +674,9 @@ def squares(attend):
 
 def of_table(kind):
   options = dict(is_causal=True, implementation="chunked")
-  return squares(lambda x, table: dot_product_attention(x, x, x, relations=kind(table), **options))
+  return squares(
+    lambda x, table: dot_product_attention(x, x, x, relations=kind(table), **options)
+  )
 
 
 def of_jax_nn(x, bias):
@@ -602,8 +686,16 @@ def of_jax_nn(x, bias):
   return jax.nn.dot_product_attention(flat, flat, flat, bias)
 
 
-BIAS = squares(lambda x, bias: dot_product_attention(x, x, x, bias)), squares(of_jax_nn), 0.8
-KEY_BIAS = of_table(KeyBias), of_table(lambda table: RelativePositions(table, None)), 1.2
+BIAS = (
+  squares(lambda x, bias: dot_product_attention(x, x, x, bias)),
+  squares(of_jax_nn),
+  0.8,
+)
+KEY_BIAS = (
+  of_table(KeyBias),
+  of_table(lambda table: RelativePositions(table, None)),
+  1.2,
+)
 
 
 @pytest.mark.parametrize(
@@ -612,7 +704,10 @@ KEY_BIAS = of_table(KeyBias), of_table(lambda table: RelativePositions(table, No
     (BIAS, [(64, 64, 4, 8), (1, 4, 64, 64)]),
     (BIAS, [(4, 16, 64, 4, 8), (4, 1, 4, 64, 64)]),
     (BIAS, [(1, 1024, 1, 8), (1024, 1024)]),
-    (KEY_BIAS, [(1, 2048, 2, 16), (513, 2, 16)]),  # no number for every row and every token
+    (
+      KEY_BIAS,
+      [(1, 2048, 2, 16), (513, 2, 16)],
+    ),  # no number for every row and every token
   ],
 )
 def test_biases_take_less_memory_than_jax_nn_and_key_biases_little_more_than_positions(

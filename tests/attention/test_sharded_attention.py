@@ -59,12 +59,16 @@ def places_of(axes, mesh, along):
   return {name: NamedSharding(mesh, spec(letters)) for name, letters in axes.items()}
 
 
-def check_devices_equal_one(attend, attention, axes, sizes, along, mesh, kind, is_ring=False):
-  """Checks `attend(attention, arrays)` of arrays with these axes, and returns the compiled text.
+def check_devices_equal_one(
+  attend, attention, axes, sizes, along, mesh, kind, is_ring=False
+):
+  """Checks `attend(attention, arrays)` of arrays with these axes, and returns the
+  compiled text.
 
-  `sizes` are those of the axes by letter, 1 if absent, and `mesh` those of the mesh axes by name.
-  The mesh is in context if its axes are "explicit", "named", or "constrained" in the program alone;
-  "manual" is in `jax.shard_map`. On a ring, keys are sharded as queries, and it is in float64.
+  `sizes` are those of the axes by letter, 1 if absent, and `mesh` those of the mesh
+  axes by name. The mesh is in context if its axes are "explicit", "named", or
+  "constrained" in the program alone; "manual" is in `jax.shard_map`. On a ring, keys
+  are sharded as queries, and it is in float64.
   """
   dtype, tolerance = (jnp.float64, 1e-10) if is_ring else (jnp.float32, 1e-4)
   random = np.random.default_rng(0).normal
@@ -96,7 +100,9 @@ def check_devices_equal_one(attend, attention, axes, sizes, along, mesh, kind, i
   with context, jax.set_mesh(mesh) if is_in_context else contextlib.nullcontext():
     if kind != "constrained":
       arrays = jax.device_put(arrays, places)
-    compiled = quickly(functools.partial(with_gradients, attend), **out).lower(arrays).compile()
+    compiled = (
+      quickly(functools.partial(with_gradients, attend), **out).lower(arrays).compile()
+    )
     found = compiled(arrays)
   close = functools.partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance)
   jax.tree.map(close, found, wanted)
@@ -118,7 +124,9 @@ ALONG_A_SEQUENCE = dict(T="tokens", S="tokens", N="megatron", K="megatron")
 def check(attend, attention, axes, along=HEADS_TOO, stays=True, kind="auto"):
   """Checks 4 x 2 devices against one; if the arrays stay, they exchange nothing but sums."""
   mesh = {"tokens" if "T" in along else "rows": 4, "megatron": 2}
-  text = check_devices_equal_one(attend, attention, AXES | axes, SIZES, along, mesh, kind)
+  text = check_devices_equal_one(
+    attend, attention, AXES | axes, SIZES, along, mesh, kind
+  )
   moves = "(all-gather|all-to-all|collective-permute)"
   assert not stays or not re.findall(rf"= .*? {moves}(?:-start)?\(", text)
   return text
@@ -152,9 +160,12 @@ IDS = jnp.arange(24, dtype=jnp.int32) // 7
 SEGMENTS = dict(query_segment_ids=IDS, key_segment_ids=IDS)
 MASK = dict(mask=np.random.default_rng(1).random((8, 4, 24, 24)) < 0.8)
 OFFSETS = dict(query_offset=jnp.arange(-8, 24, 4), is_causal=True)
-SUM = dict(content="BTNH", content_table="RH", bias_table="RN", slopes="N", by_key_table="RNH")
+SUM = dict(
+  content="BTNH", content_table="RH", bias_table="RN", slopes="N", by_key_table="RNH"
+)
 
-# By name: the implementation, axes, mesh axes along them, how these are known, and the options.
+# By name: the implementation, axes, mesh axes along them, how these are known, and the
+# options.
 CASES = {
   "explicit": (ON_TPUS, {}, HEADS_TOO, "explicit", {}),
   "named": (in_tiles, {}, BATCH_ALONE, "named", {}),
@@ -170,7 +181,10 @@ CASES = {
   "a sum along a sequence": (in_blocks, SUM, ALONG_A_SEQUENCE, "auto", {}),
 }
 for name, attention in dict(GPUs=ON_GPUS, TPUs=in_tiles).items():
-  for along in (HEADS_TOO, ALONG_A_SEQUENCE):  # kernels gather the queries of a sequence
+  for along in (
+    HEADS_TOO,
+    ALONG_A_SEQUENCE,
+  ):  # kernels gather the queries of a sequence
     options = dict(is_causal=True) | SEGMENTS | DROPOUT
     case = attention, dict(bias_table="RN"), along, "auto", options
     CASES[f"kernels for {name} along {', '.join(along)}"] = case
@@ -190,9 +204,15 @@ def test_tpus_follow_explicit_axes_and_usual_names_and_warn_of_others(monkeypatc
   for names in (("fsdp", "tp"), ("fsdp", "megatron")):
     mesh = jax.make_mesh((4, 2), names, axis_types=(AxisType.Auto,) * 2)
     is_usual = "tp" in names
-    warns = contextlib.nullcontext() if is_usual else pytest.warns(match="megatron.*mesh_axes")
+    warns = (
+      contextlib.nullcontext()
+      if is_usual
+      else pytest.warns(match="megatron.*mesh_axes")
+    )
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), warns:
-      jaxpr = jax.make_jaxpr(functools.partial(dot_product_attention, implementation="chunked"))
+      jaxpr = jax.make_jaxpr(
+        functools.partial(dot_product_attention, implementation="chunked")
+      )
       specs = re.search(r"in_specs=.*", str(jaxpr(x, x, x)))
     assert specs and ("tp" in specs[0]) == is_usual and "fsdp" in specs[0]
 
@@ -213,7 +233,8 @@ def test_some_axes_may_be_manual():
 
 
 def test_no_axis_of_a_mesh_is_left_to_the_compiler():
-  # XLA refuses kernels for TPUs under a mesh with an automatic axis, even one of size 1.
+  # XLA refuses kernels for TPUs under a mesh with an automatic axis, even one of size
+  # 1.
   mesh = jax.make_mesh((8, 1, 1), ("rows", "tensor", "other"), (AxisType.Auto,) * 3)
   x = jax.ShapeDtypeStruct((8, 32, 2, 16), jnp.float32)
   attend = functools.partial(dot_product_attention, implementation="pallas_tpu")
@@ -293,9 +314,13 @@ def test_callers_may_shard_a_sequence_themselves(attention):
 def test_kernels_refuse_a_mesh_that_shards_the_queries(kind):
   mesh = jax.make_mesh((8,), ("tokens",), (kind,))
   with jax.set_mesh(mesh), mesh_axes(queries="tokens"):
-    x = jax.device_put(np.ones((2, 32, 2, 16)), jax.NamedSharding(mesh, jax.P(None, "tokens")))
+    x = jax.device_put(
+      np.ones((2, 32, 2, 16)), jax.NamedSharding(mesh, jax.P(None, "tokens"))
+    )
     for name in ("pallas_tpu", "pallas_gpu"):
-      with pytest.raises(NotImplementedError, match=r"shards queries over \('tokens',\)"):
+      with pytest.raises(
+        NotImplementedError, match=r"shards queries over \('tokens',\)"
+      ):
         dot_product_attention(x, x, x, implementation=name)
 
 
@@ -304,7 +329,11 @@ def test_mesh_axes_have_usual_names_by_default_and_refuse_those_that_the_mesh_la
   mesh = jax.make_mesh((4, 2), ("rows", "tensor"), (AxisType.Auto,) * 2)
   with jax.set_mesh(mesh), mesh_axes(batch="rows"):
     assert partitioned.axes_in_context() == dict(B=("rows",), N=("tensor",), T=())
-  with jax.set_mesh(mesh), mesh_axes(batch="row"), pytest.raises(ValueError, match=r"row.*rows"):
+  with (
+    jax.set_mesh(mesh),
+    mesh_axes(batch="row"),
+    pytest.raises(ValueError, match=r"row.*rows"),
+  ):
     dot_product_attention(x, x, x, implementation="chunked")
 
 
@@ -335,14 +364,24 @@ LENGTHS = dict(key_value_seq_lengths=np.array([32, 13]))
   [
     (VECTORS, ALL, dict(is_causal=True)),
     (VECTORS, dict(data=2, sequence=4), dict(query_offset=np.array([5, -9]))),
-    (VECTORS | dict(sinks="N"), ALL, dict(return_residual=True) | RING_SEGMENTS | DROPOUT),
+    (
+      VECTORS | dict(sinks="N"),
+      ALL,
+      dict(return_residual=True) | RING_SEGMENTS | DROPOUT,
+    ),
     (VECTORS, dict(data=2, sequence=4), dict(kind="explicit", is_causal=True)),
     (dict(bias_table="RN"), ALL, dict(is_causal=True, query_offset=-7)),
-    (dict(bias_table="R"), dict(sequence=4, tensor=2), dict(local_window_size=(9, 3)) | LENGTHS),
+    (
+      dict(bias_table="R"),
+      dict(sequence=4, tensor=2),
+      dict(local_window_size=(9, 3)) | LENGTHS,
+    ),
     (
       dict(slopes="N"),
       ALL,
-      dict(is_causal=True, logits_soft_cap=2.0, local_window_size=12, return_residual=True),
+      dict(
+        is_causal=True, logits_soft_cap=2.0, local_window_size=12, return_residual=True
+      ),
     ),
     (
       RING_SUM,
@@ -360,7 +399,9 @@ def test_a_ring_equals_one_device(axes, mesh, options):
   kind = options.get("kind", "named")
   attend = functools.partial(call, **{n: x for n, x in options.items() if n != "kind"})
   attention, axes = functools.partial(call_by, None), RING_AXES | axes
-  text = check_devices_equal_one(attend, attention, axes, sizes, along, mesh, kind, is_ring=True)
+  text = check_devices_equal_one(
+    attend, attention, axes, sizes, along, mesh, kind, is_ring=True
+  )
   moves = {*re.findall(MOVES, text)}
   assert "collective-permute" in moves <= {"collective-permute", "all-reduce"}
 
@@ -369,20 +410,28 @@ def test_memory_falls_with_the_number_of_devices_and_keys_travel_in_their_own_dt
   axes = RING_AXES | dict(value="BSKH", key_table="RH", value_table="RH")
   shapes = dict(key_table=jax.ShapeDtypeStruct((9, 32), jnp.float32))
   shapes |= dict(value_table=shapes["key_table"])
-  shapes |= dict.fromkeys(RING_AXES, jax.ShapeDtypeStruct((1, 4096, 2, 32), jnp.bfloat16))
+  shapes |= dict.fromkeys(
+    RING_AXES, jax.ShapeDtypeStruct((1, 4096, 2, 32), jnp.bfloat16)
+  )
 
   def attend(arrays):
     relations = RelativePositions(arrays["key_table"], arrays["value_table"])
-    return dot_product_attention(*map(arrays.get, RING_AXES), relations=relations, is_causal=True)
+    return dot_product_attention(
+      *map(arrays.get, RING_AXES), relations=relations, is_causal=True
+    )
 
   def temporary_bytes(devices):
     mesh, context = lay_out(devices)
     with context, jax.set_mesh(mesh):
       run = functools.partial(with_gradients, attend)
       along = dict.fromkeys("TS", "sequence")
-      lowered = as_users_do(run, in_shardings=(places_of(axes, mesh, along),)).lower(shapes)
+      lowered = as_users_do(run, in_shardings=(places_of(axes, mesh, along),)).lower(
+        shapes
+      )
     part = rf"collective_permute.*-> tensor<1x{4096 // devices}x2x32xbf16>"
-    assert len(re.findall(part, lowered.as_text())) == 2 * 2  # keys and values, twice round
+    assert (
+      len(re.findall(part, lowered.as_text())) == 2 * 2
+    )  # keys and values, twice round
     return lowered.compile().memory_analysis().temp_size_in_bytes
 
   assert 8 * temporary_bytes(8) <= 1.1 * 2 * temporary_bytes(2)
@@ -391,14 +440,20 @@ def test_memory_falls_with_the_number_of_devices_and_keys_travel_in_their_own_dt
 def test_causal_work_is_the_same_on_all_devices_in_every_round():
   plan = chunked_block.ChunkPlan(**dict.fromkeys(chunked_block.ChunkPlan._fields))
   plan = plan._replace(is_causal=True, num_keys=4, offset=0)
-  places = [[int(ring._chunk(device, chunk, 2, 8)) for chunk in (0, 1)] for device in range(8)]
+  places = [
+    [int(ring._chunk(device, chunk, 2, 8)) for chunk in (0, 1)] for device in range(8)
+  ]
   assert sorted(early + late for early, late in places) == [15] * 8
 
   def num_visible(device, owner):
     firsts = [4 * (query - key) for query in places[device] for key in places[owner]]
-    return sum(bool(ring._is_visible(plan, {}, jnp.int32(first), 4)) for first in firsts)
+    return sum(
+      bool(ring._is_visible(plan, {}, jnp.int32(first), 4)) for first in firsts
+    )
 
-  assert all(num_visible(i, j) == (3 if i == j else 2) for i in range(8) for j in range(8))
+  assert all(
+    num_visible(i, j) == (3 if i == j else 2) for i in range(8) for j in range(8)
+  )
 
 
 def test_the_ring_says_what_it_does_not_take_and_gathers_nothing_instead():
@@ -406,7 +461,11 @@ def test_the_ring_says_what_it_does_not_take_and_gathers_nothing_instead():
   mesh, context = lay_out(8)
   labels = EdgeLabels(jnp.ones((32, 32), int), jnp.ones((3, 8)), None)
   refused = [
-    ("no FunctionBias", x, dict(relations=FunctionBias(lambda params, *_: params, jnp.ones(4)))),
+    (
+      "no FunctionBias",
+      x,
+      dict(relations=FunctionBias(lambda params, *_: params, jnp.ones(4))),
+    ),
     ("no EdgeLabels", x, dict(relations=labels)),
     ("bias", x, dict(bias=jnp.ones((1, 1, 32, 32)))),
     ("mask has shape", x, dict(mask=jnp.ones((32, 32), bool))),
@@ -414,7 +473,11 @@ def test_the_ring_says_what_it_does_not_take_and_gathers_nothing_instead():
     ("36 queries", odd, {}),
   ]
   with context, jax.set_mesh(mesh):
-    assert explain(x, x, x).reasons["chunked"].startswith("chosen, mesh_axes shards the keys")
+    assert (
+      explain(x, x, x)
+      .reasons["chunked"]
+      .startswith("chosen, mesh_axes shards the keys")
+    )
     for message, q, options in refused:
       with pytest.raises(NotImplementedError, match=rf"mesh_axes.*sequence.*{message}"):
         dot_product_attention(q, q, q, **options)

@@ -34,8 +34,12 @@ def normal(*shape):
 
 def hstu(params, i, j, time, key_time, _):
   """Adds a number by distance and one by logarithm of elapsed time: Zhai et al. 2024."""
-  bucket = jnp.floor(jnp.log(jnp.maximum(1.0, abs(time - key_time))) / 0.301).astype(int)
-  return params["position"][j - i + QUERIES - 1] + params["time"][jnp.clip(bucket, 0, 7)]
+  bucket = jnp.floor(jnp.log(jnp.maximum(1.0, abs(time - key_time))) / 0.301).astype(
+    int
+  )
+  return (
+    params["position"][j - i + QUERIES - 1] + params["time"][jnp.clip(bucket, 0, 7)]
+  )
 
 
 TIMES = np.sort(RNG.integers(0, 10_000, QUERIES))
@@ -45,7 +49,9 @@ CALL = [normal(2, *shape, WIDTH) for shape in ((QUERIES, HEADS), (KEYS, 2), (KEY
 DISTANCE = np.arange(KEYS) - np.arange(QUERIES)[:, None]
 ELAPSED = abs(TIMES[:, None] - TIMES[:KEYS])
 BUCKET = np.clip(np.log(np.maximum(1, ELAPSED)) // 0.301, 0, 7).astype(int)
-REVERSED = dict(query_positions=np.arange(QUERIES)[::-1], key_positions=np.arange(KEYS)[::-1])
+REVERSED = dict(
+  query_positions=np.arange(QUERIES)[::-1], key_positions=np.arange(KEYS)[::-1]
+)
 CLIPPED = np.clip(DISTANCE, -2, 2) + 2
 OR_NONE = np.where(abs(DISTANCE) <= 2, CLIPPED, -1)  # -1 is no label
 LABELS = RNG.integers(-1, 5, (2, QUERIES, KEYS))
@@ -62,7 +68,8 @@ def as_bias(params):
   return dict(bias=params["position"][DISTANCE + QUERIES - 1] + by_head)
 
 
-# By name: parameters, a relation of them, and the relation that it equals, or the options.
+# By name: parameters, a relation of them, and the relation that it equals, or the
+# options.
 PAIRS = {
   "labels of clipped distances": (
     TABLES_PER_HEAD,
@@ -81,7 +88,9 @@ PAIRS = {
   ),
   "a function of a table": (
     normal(5, HEADS),
-    lambda table: FunctionBias(lambda t, i, j, *_: t[jnp.clip(j - i, -2, 2) + 2], table),
+    lambda table: FunctionBias(
+      lambda t, i, j, *_: t[jnp.clip(j - i, -2, 2) + 2], table
+    ),
     lambda table: DistanceBias(table),
   ),
   "a function of slopes": (
@@ -121,9 +130,13 @@ def test_a_relation_is_what_it_computes(name, implementation, monkeypatch):
   params, relation, same = PAIRS[name]
   by_distance = name in ("a function of a table", "a function of slopes")
   for at in [dict(query_offset=3), REVERSED] if by_distance else [{}]:
-    found = results(params, relation, **at, implementation=implementation, is_causal=True)
+    found = results(
+      params, relation, **at, implementation=implementation, is_causal=True
+    )
     wanted = results(params, same, **at, implementation="reference", is_causal=True)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-10), found, wanted)
+    jax.tree.map(
+      lambda x, y: np.testing.assert_allclose(x, y, atol=1e-10), found, wanted
+    )
 
 
 def of_all(params, i, j, x, y, z):
@@ -170,7 +183,9 @@ LABELLED = {
 
 @pytest.mark.parametrize("implementation", EACH)
 @pytest.mark.parametrize("name", LABELLED)
-def test_traced_labels_beyond_the_table_are_nan_to_debug(name, implementation, monkeypatch):
+def test_traced_labels_beyond_the_table_are_nan_to_debug(
+  name, implementation, monkeypatch
+):
   monkeypatch.setattr(blocks, "_default_block", lambda pairs: 5)
 
   def attend(labels):
@@ -230,4 +245,6 @@ def test_data_of_one_query_that_fit_two_readings_are_refused():
 
   with pytest.raises(ValueError, match=r"may be shared or not; want \[1, 1, \.\.\.\]"):
     attend(np.ones((1, 1)))  # [1, T], or [T, P]
-  np.testing.assert_allclose(attend(np.ones((1, 1, 1))), attend(np.full((1, 2), 0.5)), atol=1e-12)
+  np.testing.assert_allclose(
+    attend(np.ones((1, 1, 1))), attend(np.full((1, 2), 0.5)), atol=1e-12
+  )

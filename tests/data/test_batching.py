@@ -36,11 +36,15 @@ def random_corpus(number, seed=0):
 
 
 def make(sources, targets, **changes):
-  options: dict[str, Any] = dict(boundaries=BOUNDARIES, budget=24, multiple_of=2, seed=0) | changes
+  options: dict[str, Any] = (
+    dict(boundaries=BOUNDARIES, budget=24, multiple_of=2, seed=0) | changes
+  )
   return Batches(Ragged.of(sources), Ragged.of(targets), **options)
 
 
-some_lengths = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=60)
+some_lengths = st.lists(
+  st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=60
+)
 usable = some_lengths.filter(lambda lengths: min(map(max, lengths)) <= BOUNDARIES[-1])
 seeds = st.one_of(st.none(), st.integers(-1, 2**64))
 
@@ -48,7 +52,10 @@ seeds = st.one_of(st.none(), st.integers(-1, 2**64))
 @given(lengths=usable, seed=seeds, epoch=st.integers(0, 3))
 def test_the_first_steps_have_all_shapes_of_the_steps(lengths, seed, epoch):
   batches = make(*corpus(lengths), seed=seed)
-  start, stop = epoch * batches.num_per_epoch + epoch, (epoch + 1) * batches.num_per_epoch + 2
+  start, stop = (
+    epoch * batches.num_per_epoch + epoch,
+    (epoch + 1) * batches.num_per_epoch + 2,
+  )
   shapes = [batches[step].source.shape for step in range(start, stop)]
   firsts = batches.first_steps(start, stop)
   assert [shapes[step - start] for step in firsts] == [*dict.fromkeys(shapes)]
@@ -70,8 +77,12 @@ def test_every_short_pair_comes_exactly_once_an_epoch(lengths, seed, epoch):
   assert batches.dropped == len(sources) - len(short)
 
 
-@given(lengths=usable, seed=seeds, multiple_of=st.integers(1, 4), budget=st.integers(32, 80))
-def test_shapes_keep_to_the_budget_and_the_smallest_boundary(lengths, seed, multiple_of, budget):
+@given(
+  lengths=usable, seed=seeds, multiple_of=st.integers(1, 4), budget=st.integers(32, 80)
+)
+def test_shapes_keep_to_the_budget_and_the_smallest_boundary(
+  lengths, seed, multiple_of, budget
+):
   batches = make(*corpus(lengths), seed=seed, multiple_of=multiple_of, budget=budget)
   epoch = [batches[step] for step in range(batches.num_per_epoch)]
   assert {batch.source.shape for batch in epoch} == {*batches.shapes}
@@ -140,7 +151,12 @@ def test_without_a_seed_pairs_come_by_bucket_in_corpus_order():
   widths = [batch.source.shape[1] for batch in epoch]
   assert widths == sorted(widths)
   for boundary in BOUNDARIES:
-    numbers = [source[0] for b in epoch if b.source.shape[1] == boundary for source, _ in pairs(b)]
+    numbers = [
+      source[0]
+      for b in epoch
+      if b.source.shape[1] == boundary
+      for source, _ in pairs(b)
+    ]
     assert numbers == sorted(numbers)
   np.testing.assert_array_equal(batches[batches.num_per_epoch], batches[0])
 
@@ -148,9 +164,13 @@ def test_without_a_seed_pairs_come_by_bucket_in_corpus_order():
 @pytest.mark.parametrize("number", [0, 2])
 def test_no_pair_short_enough_is_refused(number):
   problem = f"none of {number} examples is at most 8 long"
-  with pytest.raises(InputError, match=f"{problem}, as the longest in training: train on longer"):
+  with pytest.raises(
+    InputError, match=f"{problem}, as the longest in training: train on longer"
+  ):
     make([[5] * 9] * number, [[5]] * number)
-  with pytest.raises(InputError, match=f"{problem}: .* raise config.batches.max_length"):
+  with pytest.raises(
+    InputError, match=f"{problem}: .* raise config.batches.max_length"
+  ):
     bucket_boundaries(np.full(number, 9), 4, max_length=8)
 
 
@@ -178,7 +198,9 @@ def test_boundaries_are_the_best_of_all(lengths, number):
 
 
 @given(st.lists(st.integers(1, 99), min_size=1), st.integers(1, 5), st.integers(1, 9))
-def test_boundaries_are_multiples_that_hold_every_pair_in_reach(lengths, number, multiple_of):
+def test_boundaries_are_multiples_that_hold_every_pair_in_reach(
+  lengths, number, multiple_of
+):
   reach = min(lengths) + 30
   boundaries = bucket_boundaries(
     np.array(lengths), number, max_length=reach, multiple_of=multiple_of

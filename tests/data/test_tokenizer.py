@@ -35,7 +35,9 @@ def test_decoding_gives_every_line_back_exactly(line):
 
 
 @given(
-  line=st.lists(st.sampled_from(["<pad>", "<s>", "</s>", "<unk>", " ", "<", "s", "a"])).map("".join)
+  line=st.lists(
+    st.sampled_from(["<pad>", "<s>", "</s>", "<unk>", " ", "<", "s", "a"])
+  ).map("".join)
 )
 @example(line="Ende.</s> <pad><unk>")
 def test_no_text_spells_a_special_token(line):
@@ -53,7 +55,9 @@ def test_a_word_is_the_same_token_at_the_start_of_a_line_and_inside():
 
 
 def test_the_same_lines_give_the_same_vocabulary():
-  trained = {tok.train_tokenizer(iter(LINES), "bpe", size=400).to_str() for _ in range(5)}
+  trained = {
+    tok.train_tokenizer(iter(LINES), "bpe", size=400).to_str() for _ in range(5)
+  }
   assert trained == {TOKENIZER.to_str()}
 
 
@@ -95,24 +99,41 @@ SPACES = [" ", "\t", "\r", "\u00a0", "\u2028", "\u3000", "\x85"]
 
 
 @given(
-  words=st.lists(st.sampled_from([*" ".join(WORDS).split(), "neu", "<unk>", "<pad>", "a<s>"])),
+  words=st.lists(
+    st.sampled_from([*" ".join(WORDS).split(), "neu", "<unk>", "<pad>", "a<s>"])
+  ),
   space=st.sampled_from(SPACES),
 )
-def test_words_come_back_but_for_unknown_ones_and_those_that_spell_special_tokens(words, space):
+def test_words_come_back_but_for_unknown_ones_and_those_that_spell_special_tokens(
+  words, space
+):
   tokenizer = tok.train_tokenizer(WORDS, "words", size=100)
   *ids, last = tok.encode(tokenizer, [space.join(words)])[0].tolist()
   assert last == tok.EOS and not {*ids} & {tok.PAD, tok.BOS, tok.EOS}
   known = {*" ".join(WORDS).split()} - {"</s>"}
   expected = [word if word in known else "<unk>" for word in words]
-  assert tok.decode(tokenizer, [tok.BOS, tok.PAD, *ids, last, *ids]) == " ".join(expected)
+  assert tok.decode(tokenizer, [tok.BOS, tok.PAD, *ids, last, *ids]) == " ".join(
+    expected
+  )
   assert tok.pieces(tokenizer, [*ids, last]) == [*expected, "</s>"]
 
 
-@pytest.mark.parametrize("lines", [["</s> c b b a a a", "ä z"], ["z ä a", "a b", "b a c </s>"]])
+@pytest.mark.parametrize(
+  "lines", [["</s> c b b a a a", "ä z"], ["z ä a", "a b", "b a c </s>"]]
+)
 def test_the_most_frequent_words_stay_and_of_equal_ones_the_first_by_code_points(lines):
-  for size, entries in (5, "a"), (6, "ab"), (7, "abc"), (8, "abcz"), (9, "abczä"), (99, "abczä"):
+  for size, entries in (
+    (5, "a"),
+    (6, "ab"),
+    (7, "abc"),
+    (8, "abcz"),
+    (9, "abczä"),
+    (99, "abczä"),
+  ):
     tokenizer = tok.train_tokenizer(iter(lines), "words", size)
-    assert tokenizer.get_vocab() == {x: i for i, x in enumerate([*tok._SPECIAL, *entries])}
+    assert tokenizer.get_vocab() == {
+      x: i for i, x in enumerate([*tok._SPECIAL, *entries])
+    }
 
 
 def test_missing_and_damaged_files_are_named(tmp_path):

@@ -73,7 +73,9 @@ def greedy(full_pass, prime, num_tokens) -> list[int]:
   ],
 )
 def test_the_most_probable_token_alone_is_greedy_decoding(full_pass, sampler, values):
-  pieces = sampler(PRIMES, num_tokens=NUM_TOKENS, seed=3, sampling=SamplingParams(**values))
+  pieces = sampler(
+    PRIMES, num_tokens=NUM_TOKENS, seed=3, sampling=SamplingParams(**values)
+  )
   for piece, prime, limit in zip(pieces, PRIMES, NUM_TOKENS, strict=True):
     assert piece.tolist() == greedy(full_pass, prime, limit)
   assert len({tuple(piece) for piece in pieces}) == 3
@@ -92,7 +94,10 @@ def test_reading_a_prime_in_pieces_equals_reading_it_at_once(model, full_pass):
   for found, row in zip(logits, rows, strict=True):
     wanted = full_pass([[token for token in row if token != PAD]])[0, -1]
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
-  assert cache.next_position.tolist() == [6, 4] and cache.layers[0].length.tolist() == [9, 9]
+  assert cache.next_position.tolist() == [6, 4] and cache.layers[0].length.tolist() == [
+    9,
+    9,
+  ]
 
 
 def test_a_row_is_the_same_whatever_its_neighbours_and_depends_on_the_seed(sampler):
@@ -102,7 +107,9 @@ def test_a_row_is_the_same_whatever_its_neighbours_and_depends_on_the_seed(sampl
   assert [piece.tolist() for piece in sampler(PRIMES, num_tokens=9, seed=5)] == [
     piece.tolist() for piece in pieces
   ]
-  assert len({tuple(sampler(PRIMES, num_tokens=9, seed=seed)[0]) for seed in range(5)}) > 1
+  assert (
+    len({tuple(sampler(PRIMES, num_tokens=9, seed=seed)[0]) for seed in range(5)}) > 1
+  )
   same = sampler([[5]] * 3, num_tokens=9, seed=0)
   assert len({tuple(piece) for piece in same}) > 1
 
@@ -134,12 +141,18 @@ def test_frequencies_are_the_models_probabilities(full_pass, sampler):
 
 def test_padding_and_begin_are_never_drawn_and_nothing_follows_the_end():
   """Uses a model that prefers padding, then BOS, then EOS."""
-  wants = jnp.full(VOCABULARY, 0.0).at[jnp.array([PAD, BOS, EOS])].set(jnp.array([50.0, 40.0, 2.0]))
+  wants = (
+    jnp.full(VOCABULARY, 0.0)
+    .at[jnp.array([PAD, BOS, EOS])]
+    .set(jnp.array([50.0, 40.0, 2.0]))
+  )
 
   def decode(tokens, cache):
     return jnp.broadcast_to(wants, (*tokens.shape, VOCABULARY)), cache
 
-  options = dict(sampling=SamplingParams(), max_length=20, eos=EOS, pad=PAD, never=(BOS,))
+  options = dict(
+    sampling=SamplingParams(), max_length=20, eos=EOS, pad=PAD, never=(BOS,)
+  )
   primes, limits = jnp.full((64, 1), BOS), jnp.full(64, 20)
   tokens = sample(decode, (), primes, limits, jax.random.key(0), **options)
   for row in np.asarray(tokens).tolist():
@@ -210,7 +223,9 @@ def test_no_top_k_and_less_are_all_tokens():
 def test_top_p_keeps_the_smallest_set_of_that_probability(top_p):
   logits = np.random.default_rng(0).normal(size=(50, 13)).astype(np.float32)
   found = np.isfinite(filter_logits(jnp.asarray(logits), SamplingParams(top_p=top_p)))
-  for row, is_kept in zip(scipy.special.softmax(logits.astype(float), axis=-1), found, strict=True):
+  for row, is_kept in zip(
+    scipy.special.softmax(logits.astype(float), axis=-1), found, strict=True
+  ):
     ordered = np.sort(row)[::-1]
     size = 1 + int(np.sum(np.cumsum(ordered)[:-1] < top_p))
     assert is_kept.sum() == size and row[is_kept].min() >= ordered[size - 1]
@@ -232,5 +247,10 @@ def test_top_p_is_of_what_top_k_and_the_temperature_leave():
 def test_other_choices_lengths_and_seeds_compile_nothing_new(sampler):
   sampler(PRIMES, num_tokens=9, seed=0)
   size = music._draw._cache_size()
-  sampler([[3] * 12, [4], []], num_tokens=[3, 15, 2], seed=1, sampling=SamplingParams(0.5, 3, 0.9))
+  sampler(
+    [[3] * 12, [4], []],
+    num_tokens=[3, 15, 2],
+    seed=1,
+    sampling=SamplingParams(0.5, 3, 0.9),
+  )
   assert music._draw._cache_size() == size

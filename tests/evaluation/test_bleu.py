@@ -32,7 +32,9 @@ MEASURES = [corpus_bleu, corpus_chrf, lambda *texts: paper_bleu(*texts, "de")]
 
 
 def test_paper_bleu_is_that_of_the_original_scripts():
-  assert paper_bleu(HYPOTHESES, REFERENCES, "de").value == pytest.approx(65.83, abs=0.005)
+  assert paper_bleu(HYPOTHESES, REFERENCES, "de").value == pytest.approx(
+    65.83, abs=0.005
+  )
 
 
 def test_tokenised_text_causes_no_warning(caplog):
@@ -47,10 +49,14 @@ def test_tokens_are_not_tokenised_again():
   assert paper_bleu(hypotheses, references, "de", tokenized=True).value < 90.0
 
 
-@pytest.mark.parametrize("options", [dict(), dict(tokenize="none"), dict(lowercase=True)])
+@pytest.mark.parametrize(
+  "options", [dict(), dict(tokenize="none"), dict(lowercase=True)]
+)
 @pytest.mark.parametrize("chosen", [[0, 1, 2], [1], [2, 0, 0]])
 def test_sums_of_statistics_determine_the_bleu_of_any_selection(options, chosen):
-  hypotheses, references = ([texts[i] for i in chosen] for texts in (HYPOTHESES, REFERENCES))
+  hypotheses, references = (
+    [texts[i] for i in chosen] for texts in (HYPOTHESES, REFERENCES)
+  )
   rows = sentence_statistics(HYPOTHESES, REFERENCES, **options)[chosen]
   totals = [int(np.maximum(rows[:, 0] - n, 0).sum()) for n in range(4)]
   sys_len, ref_len, *correct, _ = rows.sum(axis=0).tolist()
@@ -69,7 +75,9 @@ def test_words_of_languages_without_spaces(
   language, module, hypothesis, reference, counts, monkeypatch
 ):
   tokenize = f"{language}-mecab"
-  tokenizer = importlib.import_module(f"sacrebleu.tokenizers.tokenizer_{language}_mecab")
+  tokenizer = importlib.import_module(
+    f"sacrebleu.tokenizers.tokenizer_{language}_mecab"
+  )
   with monkeypatch.context() as patch:
     patch.setattr(tokenizer, "MeCab", None)
     refused = refusal(check_tokenizer, tokenize)
@@ -95,7 +103,9 @@ def test_statistics_of_empty_and_short_sentences():
   mark=st.sampled_from(["@@", "|", "\\1", "_"]),
 )
 def test_joining_inverts_splitting(words, mark):
-  words = [[part for part in word if not part.endswith(mark)] or ["a"] for word in words]
+  words = [
+    [part for part in word if not part.endswith(mark)] or ["a"] for word in words
+  ]
   line = " ".join(f"{mark} ".join(word) for word in words)
   assert join_subwords(line, mark) == " ".join(map("".join, words))
   assert join_subwords(line, "") == line

@@ -18,7 +18,10 @@ from experiments.evaluation.pictures import (
 )
 
 RECORDS = [
-  *({"step": step, "loss": 5 / step, "learning_rate": step / 1000} for step in range(1, 101)),
+  *(
+    {"step": step, "loss": 5 / step, "learning_rate": step / 1000}
+    for step in range(1, 101)
+  ),
   {"step": 50, "valid_loss": 0.3, "valid_bleu": 12.25},
   {"step": 100, "valid_loss": 0.2345, "valid_bleu": None},
   {"step": 101, "loss": float("nan")},
@@ -61,7 +64,9 @@ def figure_of(monkeypatch, tmp_path):
 def luminance(colour) -> float:
   """Returns the relative luminance of WCAG 2."""
   channels = np.array(matplotlib.colors.to_rgb(colour))
-  linear = np.where(channels <= 0.03928, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+  linear = np.where(
+    channels <= 0.03928, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4
+  )
   return linear @ [0.2126, 0.7152, 0.0722]
 
 
@@ -76,8 +81,12 @@ def one_panel(*names, values=(99.0, 100.0)):
   return SpreadPanel("updates", "BLEU", curves, ticks=[250, 500])
 
 
-@pytest.mark.parametrize("background", ["white", "#1e2029"])  # the site's, light and dark
-def test_curves_and_words_are_readable_on_light_and_dark(figure_of, background, tmp_path):
+@pytest.mark.parametrize(
+  "background", ["white", "#1e2029"]
+)  # the site's, light and dark
+def test_curves_and_words_are_readable_on_light_and_dark(
+  figure_of, background, tmp_path
+):
   spread = figure_of(spread_curves, [one_panel("relative", "mine")], title="of two")
   panel = CostPanel("time", "ms", {"jax.nn": [(1, 1), (2, 2)]})
   cost = figure_of(cost_curves, [[panel]], ["jax.nn"])
@@ -93,7 +102,10 @@ def test_curves_and_words_are_readable_on_light_and_dark(figure_of, background, 
 def test_a_scheme_has_the_same_colour_and_marker_in_every_picture(figure_of):
   def styles(*names):
     (ax,) = figure_of(spread_curves, [one_panel(*names)]).axes
-    return {x.get_label(): (x.get_color(), x.get_marker(), x.get_linestyle()) for x in ax.lines}
+    return {
+      x.get_label(): (x.get_color(), x.get_marker(), x.get_linestyle())
+      for x in ax.lines
+    }
 
   one = styles("relative", "xl", "mine")
   other = styles("mine", "other", "xl", "relative, k=16")
@@ -139,11 +151,15 @@ def test_multiples_have_a_band_each_and_the_other_curves_in_grey(figure_of):
 
 def test_curves_show_every_series(words_of):
   words = words_of(learning_curves, RECORDS)
-  assert {"training", "validation", "BLEU", "learning rate", "loss (nats)"} <= set(words)
+  assert {"training", "validation", "BLEU", "learning rate", "loss (nats)"} <= set(
+    words
+  )
   assert words.count("step") == 3
 
 
-@pytest.mark.parametrize("records", [[], [{"step": 1, "loss": float("nan"), "valid_bleu": 0.0}]])
+@pytest.mark.parametrize(
+  "records", [[], [{"step": 1, "loss": float("nan"), "valid_bleu": 0.0}]]
+)
 def test_almost_empty_curves_are_drawn(records, tmp_path):
   assert learning_curves(records, tmp_path / "curves.png").stat().st_size > 0
 
@@ -153,14 +169,22 @@ def test_spreads_are_drawn_side_by_side_with_one_legend(words_of):
   loss = SpreadPanel("updates", "loss", {"k=4": values, "k=16 (all)": values})
   bleu = SpreadPanel("updates", "BLEU", {"none": {500: [2.0]}}, mark=(750.0, "longest"))
   words = words_of(spread_curves, [loss, bleu])
-  assert {"loss", "BLEU", "longest", "1,000"} <= set(words) and words.count("updates") == 2
+  assert {"loss", "BLEU", "longest", "1,000"} <= set(words) and words.count(
+    "updates"
+  ) == 2
   names = ("k=4", "k=16 (all)", "none")
   assert [word for word in words if word in names] == [*names]
 
 
 def test_words_label_the_axes_unchanged(words_of):
-  rows, columns = ["Käse", "kostet", "$x^2$", "3_4"], ["Straße", r"\alpha", "_", "$5", "</s>"]
-  panels = [Panel("1 $ a_b $", np.eye(4, 5), rows, columns), Panel("2", [[0.1]], "a", "b")]
+  rows, columns = (
+    ["Käse", "kostet", "$x^2$", "3_4"],
+    ["Straße", r"\alpha", "_", "$5", "</s>"],
+  )
+  panels = [
+    Panel("1 $ a_b $", np.eye(4, 5), rows, columns),
+    Panel("2", [[0.1]], "a", "b"),
+  ]
   words = words_of(attention_heatmap, panels)
   assert [word for word in words if word in rows] == rows
   assert [word for word in words if word in columns] == columns
@@ -171,7 +195,9 @@ def test_words_label_the_axes_unchanged(words_of):
 def test_rows_run_down_and_columns_to_the_right(tmp_path):
   weights = np.zeros((6, 4))
   weights[5, 1] = 1.0
-  path = attention_heatmap([Panel("", weights, "abcdef", "ab犬😀")], tmp_path / "attention.png")
+  path = attention_heatmap(
+    [Panel("", weights, "abcdef", "ab犬😀")], tmp_path / "attention.png"
+  )
   red = matplotlib.image.imread(path)[:, :, 0]
   is_dark = (red > 0.02) & (red < 0.05)
   is_dark[:, int(0.75 * is_dark.shape[1]) :] = False  # the colour bar

@@ -21,8 +21,13 @@ CHANGES = {
   "model.keys": False,
 }
 MOLECULES = {"task": "graphs", "data.source": "tu", "data.tu.path": "/my/data"}
-ARCHIVES = [{}, *({"data.tu.name": file.removesuffix(".zip")} for file in tu.MOLECULES.files)]
-RECORDS = [dict(row="mine", seed=seed, digest=digest(CHANGES), config=CHANGES) for seed in (1, 2)]
+ARCHIVES = [
+  {},
+  *({"data.tu.name": file.removesuffix(".zip")} for file in tu.MOLECULES.files),
+]
+RECORDS = [
+  dict(row="mine", seed=seed, digest=digest(CHANGES), config=CHANGES) for seed in (1, 2)
+]
 
 
 @pytest.mark.parametrize(
@@ -33,14 +38,19 @@ RECORDS = [dict(row="mine", seed=seed, digest=digest(CHANGES), config=CHANGES) f
     (CHANGES, {"model.keys": 1}, False),
     (CHANGES, {"model.name": "x"}, False),
     (CHANGES, {"data.wmt14.path": ""}, False),
-    *((MOLECULES | archive, {"data.tu.path": "/your/data"}, True) for archive in ARCHIVES),
+    *(
+      (MOLECULES | archive, {"data.tu.path": "/your/data"}, True)
+      for archive in ARCHIVES
+    ),
     *(
       (MOLECULES | {"data.tu.name": own}, {"data.tu.path": "/your/data"}, False)
       for own in ("", "PROTEINS", "mutag")
     ),
   ],
 )
-def test_the_digest_ignores_names_and_folders_of_known_data_alone(changes, other, is_same):
+def test_the_digest_ignores_names_and_folders_of_known_data_alone(
+  changes, other, is_same
+):
   assert (digest(changes) == digest(changes | other)) == is_same
 
 
@@ -56,5 +66,7 @@ def test_records_round_trip(tmp_path, name):
 def test_a_damaged_line_is_refused(tmp_path, damage):
   file = tmp_path / "table1.jsonl"
   file.write_bytes(to_line(RECORDS[0]).encode() + damage + b"\n")
-  with pytest.raises(InputError, match=rf"{file}, line 2: half-written .*delete that line"):
+  with pytest.raises(
+    InputError, match=rf"{file}, line 2: half-written .*delete that line"
+  ):
     read_records(file)

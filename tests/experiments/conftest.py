@@ -120,7 +120,9 @@ def call(fast):
 
   def call(name: str, *arguments: str, stdin: bytes = b"") -> Answer:
     module = importlib.import_module(f"experiments.{name}")
-    streams = [io.TextIOWrapper(io.BytesIO(text), newline="\n") for text in (stdin, b"", b"")]
+    streams = [
+      io.TextIOWrapper(io.BytesIO(text), newline="\n") for text in (stdin, b"", b"")
+    ]
     compiled.clear()
     with (
       fast(),
@@ -153,7 +155,9 @@ def data(tmp_path_factory) -> pathlib.Path:
   rows = itertools.product(range(4), repeat=3)
   pairs = [(sentence(ENGLISH, row), sentence(GERMAN, row)) for row in rows]
   random.Random(0).shuffle(pairs)
-  splits = dict(train=[*pairs[:52], ("nothing", "")], valid=pairs[52:58], test=pairs[58:])
+  splits = dict(
+    train=[*pairs[:52], ("nothing", "")], valid=pairs[52:58], test=pairs[58:]
+  )
   for split, rows in splits.items():
     for side, language in enumerate(("en", "de")):
       text = "".join(f"{row[side]}\n" for row in rows)
@@ -168,7 +172,9 @@ def trainer(call):
 
   def trainer(config: str, *values: str):
     flags = [f"--config={config}", *(f"--config.{value}" for value in values)]
-    return lambda workdir, *changes: call("train", f"--workdir={workdir}", *flags, *changes)
+    return lambda workdir, *changes: call(
+      "train", f"--workdir={workdir}", *flags, *changes
+    )
 
   return trainer
 
@@ -223,7 +229,11 @@ def contents():
   """Returns every path in a folder, with a digest if it is a file."""
 
   def contents(folder: pathlib.Path) -> dict[str, str]:
-    digest = lambda path: hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-    return {str(path.relative_to(folder)): digest(path) for path in sorted(folder.rglob("*"))}
+    digest = lambda path: (
+      hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    )
+    return {
+      str(path.relative_to(folder)): digest(path) for path in sorted(folder.rglob("*"))
+    }
 
   return contents

@@ -12,7 +12,9 @@ from experiments import translate
 def refused(call, contents):
   """Runs a command that must refuse, with `words` in its line, and leave a folder as it was."""
 
-  def refused(folder, words: str, name: str, *arguments: str, stdin: bytes = b"") -> None:
+  def refused(
+    folder, words: str, name: str, *arguments: str, stdin: bytes = b""
+  ) -> None:
     before = contents(folder)
     answer = call(name, *arguments, stdin=stdin)
     answer.assert_refused(f"error: {words}")
@@ -27,7 +29,9 @@ def train_refused(refused, data, tmp_path):
 
   def train_refused(words: str, *changes: str, folder=tmp_path) -> str:
     workdir = f"--workdir={tmp_path}/run"
-    return refused(folder, words, "train", f"--config={data}/tiny.py", workdir, *changes)
+    return refused(
+      folder, words, "train", f"--config={data}/tiny.py", workdir, *changes
+    )
 
   return train_refused
 
@@ -35,20 +39,41 @@ def train_refused(refused, data, tmp_path):
 @pytest.mark.parametrize(
   "changes, words",
   [
-    ("data.source=wmt15", "config.data.source 'wmt15' embedded, multi30k, wmt14, pairs"),
+    (
+      "data.source=wmt15",
+      "config.data.source 'wmt15' embedded, multi30k, wmt14, pairs",
+    ),
     ("vocabulary.size=100", "vocabulary size 100 at least 260"),
-    ("model.positions=rotory", "config.model.positions 'rotory' relative, sinusoidal, both, none"),
+    (
+      "model.positions=rotory",
+      "config.model.positions 'rotory' relative, sinusoidal, both, none",
+    ),
     ("model.num_heads=3", "config.model width is 16 multiple num_heads, 3"),
     ("model.num_heads=32", "config.model width is 16 multiple num_heads, 32"),
     ("model.dropout_rate=nan", "config.model.dropout_rate is nan from 0"),
-    ("training.num_epochs=3", "config.training.num_steps is 12 num_epochs 3: give one of 0 for"),
-    ("decoding.average_checkpoints=4", "average_checkpoints is 4 3 training.keep_checkpoints"),
+    (
+      "training.num_epochs=3",
+      "config.training.num_steps is 12 num_epochs 3: give one of 0 for",
+    ),
+    (
+      "decoding.average_checkpoints=4",
+      "average_checkpoints is 4 3 training.keep_checkpoints",
+    ),
     ("mesh.data=9", "mesh of data=9 8 devices config.mesh"),
-    ("mesh.data=8 batches.tokens=127", "batches.tokens is 127 7 rows 8 devices config.mesh.data"),
+    (
+      "mesh.data=8 batches.tokens=127",
+      "batches.tokens is 127 7 rows 8 devices config.mesh.data",
+    ),
     ("mesh.data=-1 mesh.fsdp=-1", "at most one -1"),
     ("mesh.tensor=4", "config.mesh.tensor is 4 divisor config.model.num_heads, 2"),
-    ("evaluation.subword_mark=@@", "config.evaluation.subword_mark '@@' no training target's"),
-    ("data.source=multi30k data.multi30k.prepared", "config.evaluation.subword_mark=@@"),
+    (
+      "evaluation.subword_mark=@@",
+      "config.evaluation.subword_mark '@@' no training target's",
+    ),
+    (
+      "data.source=multi30k data.multi30k.prepared",
+      "config.evaluation.subword_mark=@@",
+    ),
     ("data.source=multi30k data.multi30k.path=/no", "/no/train.en.gz multi30k/dataset"),
     ("data.pairs.valid=", "no validation pairs --config.data.pairs.valid="),
   ],
@@ -58,7 +83,9 @@ def test_keys_and_values_of_the_config(train_refused, changes, words):
 
 
 def test_a_folder_that_may_only_be_read(train_refused, refused, run_copy, monkeypatch):
-  monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write anywhere
+  monkeypatch.setattr(
+    os, "access", lambda path, mode: mode != os.W_OK
+  )  # root may write anywhere
   train_refused("cannot write into run --workdir")
   refused(run_copy, "cannot write into run", "evaluate", f"--workdir={run_copy}")
 
@@ -96,7 +123,9 @@ def test_an_incomplete_or_damaged_run(refused, run_copy, name):
   ],
 )
 def test_what_to_translate_and_how(refused, workdir, argument, words):
-  refused(workdir, words, "translate", f"--workdir={workdir}", argument, stdin=b"a cat\n")
+  refused(
+    workdir, words, "translate", f"--workdir={workdir}", argument, stdin=b"a cat\n"
+  )
 
 
 def test_invalid_utf8_on_stdin(call, workdir, monkeypatch):

@@ -18,10 +18,13 @@ RESULTS = pathlib.Path(__file__).parents[2] / "results"
 TINY = ("--heads=2", "--width=4", "--max_distance=2", "--tokens=32", "--repetitions=3")
 CASE = Case(2, 8, 2, 4, 2, "float32", is_causal=True, backward=True)
 REFERENCE = functools.partial(attention._ours, implementation="reference")
-ELSEWHERE = Implementation(lambda inputs: inputs.query, lambda inputs: "its device is not here")
+ELSEWHERE = Implementation(
+  lambda inputs: inputs.query, lambda inputs: "its device is not here"
+)
 
 
-# Times -------------------------------------------------------------------------------------------
+# Times
+# -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -43,8 +46,12 @@ FUNCTIONS = {name: lambda name=name: name for name in "abc"}
 def test_pairs_run_side_by_side_and_take_turns_to_be_first(calls):
   first, second = attention.time_pairs(FUNCTIONS, [("a", "c"), ("b", "c")], 2)
   assert "".join(calls) == "cacb" + "acbc"
-  assert first == dict(name="a", against="c", seconds=[2.0, 5.0], against_seconds=[1.0, 6.0])
-  assert second == dict(name="b", against="c", seconds=[4.0, 7.0], against_seconds=[3.0, 8.0])
+  assert first == dict(
+    name="a", against="c", seconds=[2.0, 5.0], against_seconds=[1.0, 6.0]
+  )
+  assert second == dict(
+    name="b", against="c", seconds=[4.0, 7.0], against_seconds=[3.0, 8.0]
+  )
 
 
 def test_in_rounds_each_is_as_often_first_and_as_often_before_its_neighbour(calls):
@@ -54,7 +61,8 @@ def test_in_rounds_each_is_as_often_first_and_as_often_before_its_neighbour(call
   assert seconds["a"][:2] == [1.0, 6.0] and all(len(of) == 6 for of in seconds.values())
 
 
-# Attention ---------------------------------------------------------------------------------------
+# Attention
+# ---------------------------------------------------------------------------------------
 
 
 def test_every_time_and_every_refusal_is_kept(call, tmp_path, monkeypatch):
@@ -70,13 +78,21 @@ def test_every_time_and_every_refusal_is_kept(call, tmp_path, monkeypatch):
   results = json.loads((tmp_path / "attention" / "here.json").read_text())
   bare = "projected (no relations)"
   others = [AGAIN, "projected", bare, "per_position", "dense_bias"]
-  pairs = [*((name, STOCK) for name in others), ("projected", bare), ("projected", "per_position")]
+  pairs = [
+    *((name, STOCK) for name in others),
+    ("projected", bare),
+    ("projected", "per_position"),
+  ]
   for case in results["cases"]:
     assert [(pair["name"], pair["against"]) for pair in case["pairs"]] == pairs
     for pair in case["pairs"]:
       assert len(pair["seconds"]) == len(pair["against_seconds"]) == 3
       assert min(pair["seconds"] + pair["against_seconds"]) > 0
-    refused = {name: row["refused"] for name, row in case["contestants"].items() if row["refused"]}
+    refused = {
+      name: row["refused"]
+      for name, row in case["contestants"].items()
+      if row["refused"]
+    }
     assert refused == {"elsewhere": "its device is not here", "cudnn": "it needs a GPU"}
     assert case["contestants"][STOCK]["temporary_bytes"] > 0
 
@@ -90,7 +106,9 @@ def test_every_time_and_every_refusal_is_kept(call, tmp_path, monkeypatch):
   ],
 )
 def test_a_mistake_is_one_line_before_anything_is_compiled(call, tmp_path, flag, words):
-  call("benchmark.__main__", "attention", f"--out={tmp_path}", f"--{flag}").assert_refused(words)
+  call(
+    "benchmark.__main__", "attention", f"--out={tmp_path}", f"--{flag}"
+  ).assert_refused(words)
 
 
 def fail():
@@ -99,12 +117,17 @@ def fail():
 
 @pytest.mark.parametrize(
   "run, needed, words",
-  [(lambda: 0, 2**60, "it needs 1073741824.0 GiB of"), (fail, 0, "RESOURCE_EXHAUSTED: Out of")],
+  [
+    (lambda: 0, 2**60, "it needs 1073741824.0 GiB of"),
+    (fail, 0, "RESOURCE_EXHAUSTED: Out of"),
+  ],
 )
 def test_a_contestant_without_room_is_a_row_with_the_reason(run, needed, words):
   entrants = dict(large=Contestant("none", lambda case: Program(run, 7, needed)))
   rows, functions = attention.prepare(CASE, entrants)
-  assert rows["large"]["refused"].startswith(words) and rows["large"]["temporary_bytes"] == 7
+  assert (
+    rows["large"]["refused"].startswith(words) and rows["large"]["temporary_bytes"] == 7
+  )
   assert not functions
 
 
@@ -116,7 +139,9 @@ def keys_only(case):
 def test_a_dense_bias_holds_the_relative_key_term():
   case = CASE._replace(backward=False)
   functions = attention._dense_bias, REFERENCE
-  found, wanted = (jax.jit(functools.partial(of, case))(*keys_only(case)) for of in functions)
+  found, wanted = (
+    jax.jit(functools.partial(of, case))(*keys_only(case)) for of in functions
+  )
   np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
@@ -133,7 +158,8 @@ def test_pytorch_gives_the_same_results_and_gradients(is_causal, backward):
     np.testing.assert_allclose(theirs.swapaxes(1, 2), ours, atol=1e-5)
 
 
-# A training step ---------------------------------------------------------------------------------
+# A training step
+# ---------------------------------------------------------------------------------
 
 
 def test_a_training_step_is_compared_with_sinusoids(call, data, monkeypatch, tmp_path):
@@ -151,9 +177,15 @@ def test_a_training_step_is_compared_with_sinusoids(call, data, monkeypatch, tmp
     assert ran.count(("relative", rows, length)) == 6
     assert ran.count(("sinusoidal", rows, length)) == 12
   raw = json.loads((tmp_path / "steps" / "tiny-8x16.json").read_text())
-  assert [len(of) for of in raw["seconds"].values()] == 3 * [6] and raw["shape"] == [8, 16]
+  assert [len(of) for of in raw["seconds"].values()] == 3 * [6] and raw["shape"] == [
+    8,
+    16,
+  ]
   assert (tmp_path / "steps.md").read_text().count("| sinusoidal (again) |") == 2
-  mistakes = {"length=0": "give 1", "config.model.positions=sinusoidal": "give relative"}
+  mistakes = {
+    "length=0": "give 1",
+    "config.model.positions=sinusoidal": "give relative",
+  }
   for mistake, words in (mistakes | {"repetitions=1": "integer 2"}).items():
     answer = call("benchmark.__main__", "step", *flags, f"--{mistake}")
     answer.assert_refused(f"{mistake.partition('=')[0]} {words}")
@@ -169,9 +201,18 @@ def test_a_rounds_ratio_is_to_the_mean_of_its_two_sinusoidal_steps():
 
 
 def test_schemes_of_positions_are_timed_in_turns(call, monkeypatch, tmp_path):
-  rows = [("rotary", {}), (models.BASELINE, {}), ("t5", {"model.tables_per_layer": False})]
+  rows = [
+    ("rotary", {}),
+    (models.BASELINE, {}),
+    ("t5", {"model.tables_per_layer": False}),
+  ]
   monkeypatch.setattr(models, "sweep", lambda: rows)
-  flags = "--length=16", "--repetitions=2", f"--out={tmp_path}", "--config.batches.tokens=32"
+  flags = (
+    "--length=16",
+    "--repetitions=2",
+    f"--out={tmp_path}",
+    "--config.batches.tokens=32",
+  )
   config = "--config=configs/positions.py:chorales", "--config.batches.max_length=16"
   small = "--config.model.width=16", "--config.model.num_layers=1"
   answer = call("benchmark.__main__", "positions", *config, *small, *flags)
@@ -185,7 +226,8 @@ def test_schemes_of_positions_are_timed_in_turns(call, monkeypatch, tmp_path):
   assert f"<!-- begin cost-{file.stem} -->" in (tmp_path / "positions.md").read_text()
 
 
-# Pages -------------------------------------------------------------------------------------------
+# Pages
+# -------------------------------------------------------------------------------------------
 
 
 def test_the_committed_pages_are_those_of_the_raw_results(call, tmp_path, monkeypatch):
@@ -196,4 +238,6 @@ def test_the_committed_pages_are_those_of_the_raw_results(call, tmp_path, monkey
     shutil.copy(RESULTS / f"{name}.md", tmp_path)
   assert call("benchmark.__main__", "pages", f"--out={tmp_path}").status == 0
   for name in pages:
-    assert (tmp_path / f"{name}.md").read_text() == (RESULTS / f"{name}.md").read_text(), name
+    assert (tmp_path / f"{name}.md").read_text() == (
+      RESULTS / f"{name}.md"
+    ).read_text(), name

@@ -89,12 +89,18 @@ def test_a_run_that_was_stopped_and_resumed_has_all_of_a_local_one(
   bucket, run, workdir, check_equal
 ):
   check_equal(run)
-  files = {str(path.relative_to(workdir)) for path in workdir.rglob("*") if path.is_file()}
-  is_same = lambda name: not name.startswith(("checkpoints/", "tensorboard/", "average.npz"))
+  files = {
+    str(path.relative_to(workdir)) for path in workdir.rglob("*") if path.is_file()
+  }
+  is_same = lambda name: (
+    not name.startswith(("checkpoints/", "tensorboard/", "average.npz"))
+  )
   names = bucket.names(f"{in_bucket(run)}/")
   assert set(filter(is_same, names)) == set(filter(is_same, files))
   assert list_steps(run / "checkpoints") == [6, 9, 12]
-  assert sum(name.startswith("tensorboard/") for name in names) == 2  # one for each start
+  assert (
+    sum(name.startswith("tensorboard/") for name in names) == 2
+  )  # one for each start
   assert (run / "samples.txt").read_bytes() == (workdir / "samples.txt").read_bytes()
 
 
@@ -104,7 +110,9 @@ def test_evaluate_and_translate_read_it(call, run, workdir, check_equal):
   assert answer.status == 0, answer.err
   check_equal(run)
   ours, theirs = (
-    call("translate", f"--workdir={x}", "--beam_size=1", stdin=b"the dog sees a tree.\n")
+    call(
+      "translate", f"--workdir={x}", "--beam_size=1", stdin=b"the dog sees a tree.\n"
+    )
     for x in (run, workdir)
   )
   assert (ours.status, ours.out) == (0, theirs.out), ours.err
@@ -135,10 +143,15 @@ def test_a_half_copied_checkpoint_is_none(bucket, num_written):
     checkpoints.save(1, like)
   written = itertools.count()
   marker = in_bucket(folder / "2" / COMPLETE)
-  is_late = lambda name: name == marker if num_written is None else next(written) >= num_written
+  is_late = lambda name: (
+    name == marker if num_written is None else next(written) >= num_written
+  )
   bucket.refuse = lambda method, name: 403 * (method == "PUT" and is_late(name))
   try:
-    with pytest.raises(InputError, match="cannot use s3://"), Checkpoints(folder) as checkpoints:
+    with (
+      pytest.raises(InputError, match="cannot use s3://"),
+      Checkpoints(folder) as checkpoints,
+    ):
       checkpoints.save(2, jax.tree.map(jnp.zeros_like, like))
   finally:
     bucket.refuse = lambda method, name: 0
@@ -155,13 +168,17 @@ def test_several_processes_do_not_save_in_s3(bucket, monkeypatch):
   pytest.importorskip("s3fs")
   monkeypatch.setattr(jax, "process_count", lambda: 2)
   with (
-    pytest.raises(InputError, match="several processes cannot save in s3://bucket/run: use gs://"),
+    pytest.raises(
+      InputError, match="several processes cannot save in s3://bucket/run: use gs://"
+    ),
     Checkpoints(to_path("s3://bucket/run")) as checkpoints,
   ):
     checkpoints.prepare()
 
 
-def test_what_is_not_there_is_one_line_before_anything_is_compiled(root, train, call, monkeypatch):
+def test_what_is_not_there_is_one_line_before_anything_is_compiled(
+  root, train, call, monkeypatch
+):
   scheme, package = (root[:2], dict(gs="gcsfs", s3="s3fs")[root[:2]])
   find = importlib.util.find_spec
   unknown = train("az://bucket/run"), train(f"{scheme}:/bucket/run")
@@ -170,7 +187,9 @@ def test_what_is_not_there_is_one_line_before_anything_is_compiled(root, train, 
   train(f"{root}/run", "--profile_steps=1:2").assert_refused("--profile_steps local")
   train(f"{scheme}://missing/run").assert_refused(f"{scheme}://missing/run bucket")
   call("evaluate", f"--workdir={root}/nothing").assert_refused("no training run")
-  monkeypatch.setattr(importlib.util, "find_spec", lambda name: name != package and find(name))
+  monkeypatch.setattr(
+    importlib.util, "find_spec", lambda name: name != package and find(name)
+  )
   train(f"{root}/run").assert_refused(f"pip install {package}")
 
 

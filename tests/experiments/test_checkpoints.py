@@ -23,13 +23,19 @@ def test_damaged_ones_are_passed_over_and_training_resumes_before_them_to_the_sa
     assert f"checkpoint {run_copy}/checkpoints/12 is damaged: " in answer.err
     assert ": passed over\n" in answer.err
     assert names(run_copy) == ["12", "6", "9"]
-  monkeypatch.setattr(trainer_module, "evaluate", lambda *_: None)  # Scoring is for other tests.
+  monkeypatch.setattr(
+    trainer_module, "evaluate", lambda *_: None
+  )  # Scoring is for other tests.
   answer = train(run_copy)
   assert answer.status == 0, answer.err
   assert f"{run_copy} is trained to step 9\n" in answer.out
   assert f"checkpoint {run_copy}/checkpoints/12 is damaged: " in answer.err
   assert names(run_copy) == ["12", "6", "9", "damaged-12"]
-  for ours, theirs in zip(parameters(run_copy, 12), parameters(workdir, 12), strict=True):
+  for ours, theirs in zip(
+    parameters(run_copy, 12), parameters(workdir, 12), strict=True
+  ):
     np.testing.assert_array_equal(ours, theirs)
   assert metrics(run_copy) == metrics(workdir)
-  assert (run_copy / "samples.txt").read_bytes() == (workdir / "samples.txt").read_bytes()
+  assert (run_copy / "samples.txt").read_bytes() == (
+    workdir / "samples.txt"
+  ).read_bytes()

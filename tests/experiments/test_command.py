@@ -66,7 +66,9 @@ def never(**_):
   pytest.fail("the command ran")
 
 
-def test_main_gets_the_flags_by_name_and_the_config_with_its_changes(capsys, config_file):
+def test_main_gets_the_flags_by_name_and_the_config_with_its_changes(
+  capsys, config_file
+):
   calls = []
   arguments = (
     "--config.model.width",  # in two words, and before the file
@@ -106,23 +108,32 @@ command.run(lambda: [program(), report()], {}, [])
   env["PYTHONPATH"] = str(pathlib.Path(command.__file__).parents[1])
   del env["JAX_ENABLE_COMPILATION_CACHE"]
   words = [sys.executable, "-c", code]
-  run = lambda: subprocess.run(words, env=env, text=True, stdout=subprocess.PIPE, check=True).stdout
+  run = lambda: (
+    subprocess.run(words, env=env, text=True, stdout=subprocess.PIPE, check=True).stdout
+  )
   assert [run(), run()] == ["False\n", "True\n"]
   assert [*tmp_path.glob(".cache/relpos_jax/*")]
 
 
 def test_a_killed_command_has_printed_all_lines():
-  code = "import os; from experiments import command; kill = lambda: os.kill(os.getpid(), 9)"
+  code = (
+    "import os; from experiments import command; kill = lambda: os.kill(os.getpid(), 9)"
+  )
   code += "; command.run(lambda: [print(1), kill()], {}, [])"
   root = pathlib.Path(command.__file__).parents[1]
-  answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
+  answer = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, cwd=root
+  )
   assert (answer.stdout, answer.returncode) == ("1\n", -9), answer.stderr
 
 
 @pytest.mark.parametrize(
   "arguments, words",
   [
-    (["--config=F", "--config.model.widht=3"], "unknown config.model.widht config.model.width?"),
+    (
+      ["--config=F", "--config.model.widht=3"],
+      "unknown config.model.widht config.model.width?",
+    ),
     (["--config=F", "--config.model.width=3.5"], "--config.model.width=3.5 int"),
     (["--config=F", "--config.model.width"], "Missing value --config.model.width"),
     (["--config=F", "--wrokdir=a"], "Unknown wrokdir workdir --help"),
@@ -218,26 +229,44 @@ def test_a_command_ends_as_it_does_where_its_notes_cannot_be_read():
   assert (answer.stdout, answer.returncode) == ("2\n", 0)
 
 
-@pytest.mark.parametrize("word, kind", [("--help", command.CONFIG), ("-h", command.SWEEP)])
-def test_help_explains_the_command_its_flags_and_the_configs(capsys, config_file, word, kind):
+@pytest.mark.parametrize(
+  "word, kind", [("--help", command.CONFIG), ("-h", command.SWEEP)]
+)
+def test_help_explains_the_command_its_flags_and_the_configs(
+  capsys, config_file, word, kind
+):
   flags = FLAGS | dict(config=kind)
   status, out, err = run(capsys, never, "--beam_size=wide", word, flags=flags)
   assert (status, err) == (0, "")
   assert __doc__.strip() in out
   assert all(f"--{name}" in out for name in FLAGS) and "(default: 4)" in out
-  assert "configs/small.py" in out and "A small model." in out and "More about it" not in out
+  assert (
+    "configs/small.py" in out and "A small model." in out and "More about it" not in out
+  )
 
 
-def test_a_lock_is_free_when_its_process_is_killed_and_a_folder_left_empty_goes(tmp_path):
+def test_a_lock_is_free_when_its_process_is_killed_and_a_folder_left_empty_goes(
+  tmp_path,
+):
   folder = tmp_path / "run"
   hold = "import filelock, sys, time\nlock = filelock.FileLock(sys.argv[1]).acquire()\n"
-  words = [sys.executable, "-c", f"{hold}print(flush=True)\ntime.sleep(60)", str(folder / ".lock")]
+  words = [
+    sys.executable,
+    "-c",
+    f"{hold}print(flush=True)\ntime.sleep(60)",
+    str(folder / ".lock"),
+  ]
   folder.mkdir()
   with subprocess.Popen(words, stdout=subprocess.PIPE) as other:
     other.stdout.readline()
-    refusal = f"another command is using {folder}: wait for it, or give another --workdir; "
+    refusal = (
+      f"another command is using {folder}: wait for it, or give another --workdir; "
+    )
     refusal += f"if none runs on any machine, delete {folder}/.lock"
-    with pytest.raises(InputError, match=refusal), command.lock_folder(folder, "workdir"):
+    with (
+      pytest.raises(InputError, match=refusal),
+      command.lock_folder(folder, "workdir"),
+    ):
       pass
     other.kill()
   with command.lock_folder(folder, "workdir"):
@@ -254,16 +283,25 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
     raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
   monkeypatch.setattr(fcntl, "flock", no_locks)
-  refusal = rf"cannot lock {tmp_path} \(No locks available\): give a --workdir on another disk"
-  with pytest.raises(InputError, match=refusal), command.lock_folder(tmp_path, "workdir"):
+  refusal = (
+    rf"cannot lock {tmp_path} \(No locks available\): give a --workdir on another disk"
+  )
+  with (
+    pytest.raises(InputError, match=refusal),
+    command.lock_folder(tmp_path, "workdir"),
+  ):
     pass
 
 
 @pytest.mark.skipif(command.has_accelerator(), reason="memory is kept on CPUs alone")
-def test_a_command_maps_its_memory_once_whatever_plugins_are_installed(tmp_path, monkeypatch):
+def test_a_command_maps_its_memory_once_whatever_plugins_are_installed(
+  tmp_path, monkeypatch
+):
   monkeypatch.delenv("MALLOC_ARENA_MAX")
   (tmp_path / "jax_plugins").mkdir()
-  monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{pathlib.Path(command.__file__).parents[1]}")
+  monkeypatch.setenv(
+    "PYTHONPATH", f"{tmp_path}:{pathlib.Path(command.__file__).parents[1]}"
+  )
   program = """
 import resource
 import jax, jax.numpy as jnp
@@ -279,4 +317,6 @@ command.run(main, {}, [])
 """
   words = [sys.executable, "-c", program]
   lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-  assert int(lines) < 1000  # of 4 KiB; a matrix of 4,096 x 4,096 has 16,384. It may be moved once.
+  assert (
+    int(lines) < 1000
+  )  # of 4 KiB; a matrix of 4,096 x 4,096 has 16,384. It may be moved once.

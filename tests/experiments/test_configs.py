@@ -36,7 +36,10 @@ ENTRIES = 9712  # size of Multi30k's published vocabulary
 
 def load(name: str, *changes: str):
   """Returns a config by FILE.py[:ARGUMENT] and its changes, as the commands parse it."""
-  arguments = [f"--config=configs/{name}", *(f"--config.{change}" for change in changes)]
+  arguments = [
+    f"--config=configs/{name}",
+    *(f"--config.{change}" for change in changes),
+  ]
   return command.parse(dict(config=command.CONFIG), arguments)["config"]
 
 
@@ -59,7 +62,9 @@ KINDS = ("relative", "clipped", "sinusoidal", "none")
 MUSIC = [",".join(words) for words in itertools.product(KINDS, ("brief", "published"))]
 ARGUMENTS = {"music.py": MUSIC, "multi30k.py": MULTI30K}
 SWEEPS = ("table1", "table2", "table3", "sharing", "beyond")
-SWEEP_FILES = [f"{name}.py{argument}" for name in SWEEPS for argument in ("", ":published")]
+SWEEP_FILES = [
+  f"{name}.py{argument}" for name in SWEEPS for argument in ("", ":published")
+]
 SWEEP_FILES = [*SWEEP_FILES, "lengths.py:embedded", "lengths.py:scan"]
 
 
@@ -79,10 +84,14 @@ def test_every_config_is_valid(name):
 
 
 def test_no_two_experiments_share_a_folder():
-  wmt14 = itertools.product(("base", "big"), ("ende", "enfr"), POSITIONS[:2], ("v1", "v2"))
+  wmt14 = itertools.product(
+    ("base", "big"), ("ende", "enfr"), POSITIONS[:2], ("v1", "v2")
+  )
   files = [f"wmt14.py:{','.join(words)}" for words in wmt14]
   files += [f"{file}:{x}" for file, of in ARGUMENTS.items() for x in of]
-  names = [load(name).name for name in (*files, *SWEEP_FILES, "default.py", "quickstart.py")]
+  names = [
+    load(name).name for name in (*files, *SWEEP_FILES, "default.py", "quickstart.py")
+  ]
   assert len({*names}) == len(names)
 
 
@@ -103,17 +112,23 @@ def test_the_two_recipes_of_the_time(size):
 
 @pytest.mark.parametrize("size, extra", [("base", 405_504), ("big", 26_112)])
 def test_parameters_are_those_of_the_paper(size, extra):
-  # Attention has four projections, only feed-forwards have biases, norms have two vectors.
+  # Attention has four projections, only feed-forwards have biases, norms have two
+  # vectors.
   relative, sinusoidal = load(f"wmt14.py:{size}"), load(f"wmt14.py:{size},sinusoidal")
   width, hidden = sinusoidal.model.width, sinusoidal.model.feed_forward
   attention, norm = 4 * width**2, 2 * width
   feed_forward = 2 * width * hidden + hidden + width
-  encoder, decoder = attention + feed_forward + 2 * norm, 2 * attention + feed_forward + 3 * norm
+  encoder, decoder = (
+    attention + feed_forward + 2 * norm,
+    2 * attention + feed_forward + 3 * norm,
+  )
   total = VOCABULARY * width + 6 * (encoder + decoder)
   assert num_parameters(sinusoidal) == total
   assert num_parameters(relative) == total + extra
   if size == "base":
-    assert num_parameters(load("wmt14.py:v2")) == total + extra + 2 * norm  # of each stack's end
+    assert (
+      num_parameters(load("wmt14.py:v2")) == total + extra + 2 * norm
+    )  # of each stack's end
 
 
 def test_batches_have_the_papers_number_of_tokens():
@@ -141,7 +156,9 @@ def test_the_examples_of_a_step_do_not_depend_on_the_mesh(sizes, ring):
   alone, sharded = (
     batch_maker(config, lengths, x, kind=Schedule)(lengths, seed=0) for x in (one, mesh)
   )
-  assert sharded.num_per_epoch == alone.num_per_epoch and sharded.dropped == alone.dropped
+  assert (
+    sharded.num_per_epoch == alone.num_per_epoch and sharded.dropped == alone.dropped
+  )
   for step in range(2 * alone.num_per_epoch):
     np.testing.assert_array_equal(sharded.order(step), alone.order(step))
   num_rows, num_tokens = multiples(mesh.shape, ring)
@@ -156,11 +173,17 @@ def test_the_examples_of_a_step_do_not_depend_on_the_mesh(sizes, ring):
     ([], "config.json is no JSON object"),
     (None, "config.json is no JSON object"),
     (dict(task=["a"]), "config.task is ['a']: choose one of translation, "),
-    (dict(model=None), "config.model is None: give a group of values, as in configs/default.py"),
+    (
+      dict(model=None),
+      "config.model is None: give a group of values, as in configs/default.py",
+    ),
     (dict(model=["a"]), "config.model is ['a']: give a group of values"),
     (dict(decoding=3), "config.decoding is 3: give a group of values"),
     (dict(model=dict(width=None)), "config.model.width is None: give a value, as in "),
-    (dict(data=dict(pairs=dict(test=None))), "config.data.pairs.test is None: give a value"),
+    (
+      dict(data=dict(pairs=dict(test=None))),
+      "config.data.pairs.test is None: give a value",
+    ),
   ],
 )
 def test_a_config_of_another_form_is_refused(config, words, tmp_path):
@@ -169,7 +192,9 @@ def test_a_config_of_another_form_is_refused(config, words, tmp_path):
 
 
 def test_arguments_are_orthogonal_and_come_in_any_order():
-  of_positions = {f"model.{x}" for x in ("positions", "relative_values", "beyond", "max_distance")}
+  of_positions = {
+    f"model.{x}" for x in ("positions", "relative_values", "beyond", "max_distance")
+  }
   for file, arguments in ARGUMENTS.items():
     for argument in arguments:
       kind, recipe = argument.split(",")
@@ -184,7 +209,9 @@ def test_arguments_are_orthogonal_and_come_in_any_order():
 
 def plan(name: str, seeds: int = 1) -> list[cells_module.Cell]:
   """Returns the cells of a sweep without checking their configs."""
-  file = command.parse(dict(config=command.SWEEP), [f"--config=configs/{name}"])["config"]
+  file = command.parse(dict(config=command.SWEEP), [f"--config=configs/{name}"])[
+    "config"
+  ]
   with mock.patch("experiments.run.parse_config"):
     return cells_module.plan_cells(file, seeds, pathlib.Path("runs"))
 
@@ -193,17 +220,21 @@ def rows(name: str) -> dict:
   """Returns the config of each row of a sweep."""
   arguments = {cell.row: cell.command[3:-1] for cell in plan(name)}
   flags = dict(config=command.CONFIG)
-  return {row: command.parse(flags, words)["config"] for row, words in arguments.items()}
+  return {
+    row: command.parse(flags, words)["config"] for row, words in arguments.items()
+  }
 
 
 GRAPHS = [f"graph.py:{source}" for source in ("clutrr", "tu", "mutagenicity")]
 
 
 @pytest.mark.parametrize(
-  "name", [*SWEEP_FILES[::2], *SWEEP_FILES[-1:], "table1.py:published", "music.py", *GRAPHS]
+  "name",
+  [*SWEEP_FILES[::2], *SWEEP_FILES[-1:], "table1.py:published", "music.py", *GRAPHS],
 )
 def test_every_sweep_has_a_base_cell_and_equal_budgets(name):
-  # Rows are valid and change the model only; all sweeps of Multi30k have the same base cell.
+  # Rows are valid and change the model only; all sweeps of Multi30k have the same base
+  # cell.
   base = load(name)
   for config in rows(name).values():
     parse_config(config, num_devices=1)
@@ -221,7 +252,9 @@ def test_multi30k_has_the_published_number_of_parameters():
 
 def test_the_prepared_text_gives_the_published_vocabulary(shared_data):
   folder = shared_data / "multi30k" / "bpe10k_en-de"
-  config = load("multi30k.py:sinusoidal,published,prepared", f"data.multi30k.path={folder}")
+  config = load(
+    "multi30k.py:sinusoidal,published,prepared", f"data.multi30k.path={folder}"
+  )
   task = Translation(config)
   assert task.learn_tokenizer(task.load_data()).get_vocab_size() == ENTRIES == 8 * 1214
 
@@ -243,10 +276,14 @@ def test_test_sets_have_names():
   assert tests(one) == "a.tsv"
   assert tests(f"{key}.long=b.tsv") == dict(long="b.tsv")
   both = dict(test="a.tsv", long="b.en,b.de")
-  assert tests(one, f"{key}.long=b.en,b.de") == tests(f"{key}.long=b.en,b.de", one) == both
+  assert (
+    tests(one, f"{key}.long=b.en,b.de") == tests(f"{key}.long=b.en,b.de", one) == both
+  )
   config = load("default.py", "data.source=pairs", one, f"{key}.long=b.en,b.de")
   assert parse_config(config).config.data.pairs.test.to_dict() == both
-  assert parse_config(json.loads(config.to_json())).config.data.pairs.test.to_dict() == both
+  assert (
+    parse_config(json.loads(config.to_json())).config.data.pairs.test.to_dict() == both
+  )
   with pytest.raises(InputError, match=r"unknown config\.data\.pairs\.tests\.long"):
     tests("data.pairs.tests.long=a.tsv")
 
@@ -261,7 +298,9 @@ def test_the_examples_of_help_parse(call, name):
   pattern = rf"python -m experiments\.{name} ([^\n>|]*)"
   examples = re.findall(pattern, answer.out.replace("\\\n", ""))
   flags = importlib.import_module(f"experiments.{name}").FLAGS
-  assert examples and all(command.parse(flags, shlex.split(example)) for example in examples)
+  assert examples and all(
+    command.parse(flags, shlex.split(example)) for example in examples
+  )
 
 
 _AVERAGING = ("multi30k.py", "multi30k.py:brief", "multi30k.py:published")
@@ -285,13 +324,18 @@ def documented_sweeps() -> dict[str, str]:
   files = [*pathlib.Path("configs").glob("*.py"), pathlib.Path("experiments/sweep.py")]
   pattern = r"experiments\.sweep --config=(configs/[\w.:,]*\w)"
   names = [name for file in files for name in re.findall(pattern, file.read_text())]
-  return {load(name.removeprefix("configs/")).name: name.removeprefix("configs/") for name in names}
+  return {
+    load(name.removeprefix("configs/")).name: name.removeprefix("configs/")
+    for name in names
+  }
 
 
 def repeated(name: str) -> tuple[str, int, list[str], str]:
   """Returns the config, the seeds, the rows and the minutes above the table of a sweep."""
   pages = "".join(page.read_text("utf-8") for page in RESULTS.parent.glob("*.md"))
-  block = re.search(f"<!-- begin {name} -->\n```\n(.*?)\n```\n\n(.*?)\n", pages, re.DOTALL)
+  block = re.search(
+    f"<!-- begin {name} -->\n```\n(.*?)\n```\n\n(.*?)\n", pages, re.DOTALL
+  )
   names, seeds = [], set()
   for line in block[1].splitlines():
     words = shlex.split(line)
@@ -303,7 +347,12 @@ def repeated(name: str) -> tuple[str, int, list[str], str]:
     names += [values["only"]] if values["only"] else all_rows
     seeds.add(values["seeds"])
   (num_seeds,) = seeds
-  return config, num_seeds, names, re.search(r"trainings?, ([\d,]+) minutes", block[2])[1]
+  return (
+    config,
+    num_seeds,
+    names,
+    re.search(r"trainings?, ([\d,]+) minutes", block[2])[1],
+  )
 
 
 @pytest.mark.parametrize("name, file", sorted(record_files(RESULTS).items()))
@@ -318,6 +367,8 @@ def test_a_documented_sweep_finds_its_committed_records(name, file):
   assert name in documented_sweeps()
   cells = plan(config, seeds=num_seeds)
   assert (
-    records and records.items() <= {(cell.row, cell.seed): cell.digest for cell in cells}.items()
+    records
+    and records.items()
+    <= {(cell.row, cell.seed): cell.digest for cell in cells}.items()
   )
   assert all(x["digest"] == digest(x["config"], x.get("recipe", 1)) for x in lines)

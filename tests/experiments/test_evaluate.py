@@ -19,11 +19,15 @@ def test_the_same_scores_samples_and_files_come_from_the_checkpoint(
   training, call, contents, tmp_path
 ):
   (workdir, answer), copy = training, tmp_path / "run"
-  made = shutil.ignore_patterns("results.json", "record.json", "*.translations.txt", "*.png")
+  made = shutil.ignore_patterns(
+    "results.json", "record.json", "*.translations.txt", "*.png"
+  )
   shutil.copytree(workdir, copy, ignore=made)
   again = call("evaluate", f"--workdir={copy}")
   assert again.status == 0, again.err
-  assert again.out == answer.out[answer.out.index("\n\n") + 1 :].replace(str(workdir), str(copy))
+  assert again.out == answer.out[answer.out.index("\n\n") + 1 :].replace(
+    str(workdir), str(copy)
+  )
   before, after = contents(workdir), contents(copy)
   assert before.keys() == after.keys()
   assert {name for name in before if before[name] != after[name]} <= {"results.json"}
@@ -39,27 +43,43 @@ def test_the_record_says_what_the_other_files_of_the_run_say(workdir):
   assert record["digest"] == digest(changes(ConfigDict(config), default.get_config()))
   assert record["config"]["model.width"] == 16
   assert not {"name", "model.norm"} & record["config"].keys()
-  assert (record["commit"], record["date"]) == (environment["git_commit"], environment["date"])
+  assert (record["commit"], record["date"]) == (
+    environment["git_commit"],
+    environment["date"],
+  )
   devices, cores, cpu = (environment[name] for name in ("devices", "cpu_cores", "cpu"))
   assert record["hardware"] == f"{devices}, {cores} cores of {cpu}"
-  assert record["packages"] == environment["packages"] | dict(python=environment["python"])
-  assert record["budget"]["updates"] == 12 and record["budget"]["tokens_per_update"] == 128
+  assert record["packages"] == environment["packages"] | dict(
+    python=environment["python"]
+  )
+  assert (
+    record["budget"]["updates"] == 12 and record["budget"]["tokens_per_update"] == 128
+  )
   for kind in ("sacrebleu", "paper_bleu", "chrf", "exact"):
     assert record["scores"]["test"][kind] == scored["test"][kind]["value"]
-    assert record["scores"]["test"]["signatures"][kind] == scored["test"][kind]["signature"]
+    assert (
+      record["scores"]["test"]["signatures"][kind] == scored["test"][kind]["signature"]
+    )
   lines = read_metrics(workdir)
   minutes = (lines[-1]["time"] - lines[0]["time"]) / 60
   assert record["budget"]["minutes"] == pytest.approx(minutes, abs=0.01)
   speeds = [line["tokens_per_second"] for line in lines if "tokens_per_second" in line]
-  assert record["budget"]["tokens_per_second"] == pytest.approx(np.median(speeds), abs=0.1)
-  column = lambda *names: [[x["step"], *(x[n] for n in names)] for x in lines if names[0] in x]
+  assert record["budget"]["tokens_per_second"] == pytest.approx(
+    np.median(speeds), abs=0.1
+  )
+  column = lambda *names: [
+    [x["step"], *(x[n] for n in names)] for x in lines if names[0] in x
+  ]
   assert record["curve"] == column("valid_loss", "valid_bleu")
   assert record["exact"] == dict(valid=column("valid_exact"))
 
 
 def test_results_and_record_say_which_checkpoints_were_scored(longer, call, tmp_path):
   copy = shutil.copytree(longer, tmp_path / "run")
-  file, damaged = copy / "record.json", copy / "checkpoints" / "15" / "manifest" / "metadata"
+  file, damaged = (
+    copy / "record.json",
+    copy / "checkpoints" / "15" / "manifest" / "metadata",
+  )
 
   def scored(*flags):
     answer = call("evaluate", f"--workdir={copy}", *flags)
@@ -68,7 +88,9 @@ def test_results_and_record_say_which_checkpoints_were_scored(longer, call, tmp_
     return row["checkpoints"], json.loads(file.read_text("utf-8")), answer.err
 
   steps, record, _ = scored()
-  assert steps == record["checkpoints"] == [12, 15] and record["budget"]["updates"] == 15
+  assert (
+    steps == record["checkpoints"] == [12, 15] and record["budget"]["updates"] == 15
+  )
   steps, last, _ = scored("--average_checkpoints=1")
   assert steps == last["checkpoints"] == [15] and last["digest"] != record["digest"]
   damaged.write_text("{}")
@@ -98,11 +120,16 @@ def test_named_test_sets_are_scored_beside_the_first(workdir, train, data, run_c
   more = f"--config.data.pairs.test.unseen={data}/valid.en,{data}/valid.de"
   answer = train(copy, more)
   assert answer.status == 0, answer.err
-  before, after = (json.loads((x / "record.json").read_text("utf-8")) for x in (workdir, copy))
+  before, after = (
+    json.loads((x / "record.json").read_text("utf-8")) for x in (workdir, copy)
+  )
   assert [*after["scores"]] == [*after["sentences"]] == ["test", "unseen"]
   assert after["scores"]["test"] == before["scores"]["test"]
   assert after["config"]["data.pairs.test.test"] == before["config"]["data.pairs.test"]
-  assert after["scores"]["unseen"]["exact"] == 100 * np.mean(after["sentences"]["unseen"], 0)[-1]
+  assert (
+    after["scores"]["unseen"]["exact"]
+    == 100 * np.mean(after["sentences"]["unseen"], 0)[-1]
+  )
   assert re.search(r"^test +6 .*\nunseen +6 ", answer.out, re.MULTILINE)
   assert train(copy, more).status == 0  # its config.json has names
 
@@ -112,7 +139,9 @@ def test_other_pairs_and_given_translations_are_scored_as_a_test_set(
 ):
   copy = shutil.copytree(workdir, tmp_path / "run")
   before, table = contents(copy), results(workdir)
-  english, german = ((data / f"test.{x}").read_text("utf-8").splitlines() for x in ("en", "de"))
+  english, german = (
+    (data / f"test.{x}").read_text("utf-8").splitlines() for x in ("en", "de")
+  )
   lines = [f"{a}\t{b}\n" for a, b in zip(english, german, strict=True)]
   lines.insert(1, "nothing\t\n")
   (pairs := tmp_path / "pairs.tsv").write_text("".join(lines), encoding="utf-8")
@@ -123,7 +152,9 @@ def test_other_pairs_and_given_translations_are_scored_as_a_test_set(
   assert note in answer.out
   assert results(copy / "pairs") == dict(pairs=table["test"])
   after = contents(copy)
-  assert {name: x for name, x in after.items() if not name.startswith("pairs")} == before
+  assert {
+    name: x for name, x in after.items() if not name.startswith("pairs")
+  } == before
   # The translations have a line for each pair, also for the one that is skipped.
   ours = copy / "pairs" / "pairs.translations.txt"
   test = (workdir / "test.translations.txt").read_text("utf-8").split("\n")
@@ -145,9 +176,13 @@ def test_nothing_is_written_where_a_link_in_a_run_points_to(
   if kind == "file":
     (run_copy / "pairs").write_text("")
   else:
-    (run_copy / "pairs").symlink_to(tmp_path / ("elsewhere" if kind == "link" else "nowhere"))
+    (run_copy / "pairs").symlink_to(
+      tmp_path / ("elsewhere" if kind == "link" else "nowhere")
+    )
   before = contents(tmp_path)
-  answer = call("evaluate", f"--workdir={run_copy}", f"--pairs={data}/test.en,{data}/test.de")
+  answer = call(
+    "evaluate", f"--workdir={run_copy}", f"--pairs={data}/test.en,{data}/test.de"
+  )
   answer.assert_refused(f"{run_copy}/pairs is a link or a file: delete it")
   assert contents(tmp_path) == before
 
@@ -156,7 +191,10 @@ def test_nothing_is_written_where_a_link_in_a_run_points_to(
   "flags, words",
   [
     ("--hypotheses={data}/test.de", "--pairs source_file,target_file"),
-    ("--hypotheses={data}/test.de --pairs={data}/train.en,{data}/train.de", "test.de 6 53"),
+    (
+      "--hypotheses={data}/test.de --pairs={data}/train.en,{data}/train.de",
+      "test.de 6 53",
+    ),
     ("--pairs={data}/test.en,{data}/gone.de", "no file gone.de"),
   ],
 )

@@ -28,19 +28,25 @@ WORDS = [f"w{number}" for number in range(40)]
     ),
   ],
 )
-def test_what_cannot_be_exported_is_refused(call, workdir, tmp_path, before, after, words):
+def test_what_cannot_be_exported_is_refused(
+  call, workdir, tmp_path, before, after, words
+):
   config = (workdir / "config.json").read_text()
   assert before in config
   run, out = tmp_path / "run", f"--out={tmp_path}/out"
   run.mkdir()
   (run / "config.json").write_text(config.replace(before, after))
   call("export", f"--workdir={run}", out).assert_refused(words)
-  call("export", f"--workdir={workdir}", "--out=.").assert_refused(". exists already --out")
+  call("export", f"--workdir={workdir}", "--out=.").assert_refused(
+    ". exists already --out"
+  )
   assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("norm, tables_per_layer", [("pre", True), ("post", False)])
-def test_ctranslate2_translates_as_the_model_that_was_exported(norm, tables_per_layer, tmp_path):
+def test_ctranslate2_translates_as_the_model_that_was_exported(
+  norm, tables_per_layer, tmp_path
+):
   ctranslate2 = pytest.importorskip("ctranslate2")
   config = multi30k.get_config("published")
   config.model.update(num_layers=2, width=32, num_heads=4, max_distance=3, norm=norm)
@@ -53,7 +59,9 @@ def test_ctranslate2_translates_as_the_model_that_was_exported(norm, tables_per_
   export.ctranslate2_spec(run).save(str(tmp_path))
 
   lengths = np.random.default_rng(0).integers(1, 12, 20)
-  lines = [" ".join(np.random.default_rng(i).choice(WORDS, n)) for i, n in enumerate(lengths)]
+  lines = [
+    " ".join(np.random.default_rng(i).choice(WORDS, n)) for i, n in enumerate(lengths)
+  ]
   entries = {number: token for token, number in tokenizer.get_vocab().items()}
   sources = [[entries[i] for i in row.tolist()] for row in encode(tokenizer, lines)]
   translator = ctranslate2.Translator(str(tmp_path))

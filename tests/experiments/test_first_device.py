@@ -12,7 +12,8 @@ from experiments.benchmark.__main__ import COMMANDS
 
 SCRIPT = pathlib.Path(__file__).parents[2] / "experiments" / "first_device.sh"
 
-# Describes a GPU to the script, and keeps the words of other commands; steps fail, music hangs.
+# Describes a GPU to the script, and keeps the words of other commands; steps fail,
+# music hangs.
 PYTHON = """#!/bin/bash
 if [[ $1 == - ]]; then
   printf 'gpu an-h100\\n{"devices": "1 x An H100"}\\n'
@@ -30,9 +31,15 @@ def run(folder):
   records.mkdir(parents=True)
   path = f"{folder}:{os.environ['PATH']}"
   env = dict(os.environ, PATH=path, LIMIT="1", RECORDS=str(records))
-  answer = subprocess.run(["bash", SCRIPT, f"--out={folder}/out"], env=env, capture_output=True)
+  answer = subprocess.run(
+    ["bash", SCRIPT, f"--out={folder}/out"], env=env, capture_output=True
+  )
   files = sorted(records.iterdir(), key=lambda file: file.stat().st_mtime_ns)
-  return answer.returncode, answer.stdout.decode(), [x.read_text().splitlines() for x in files]
+  return (
+    answer.returncode,
+    answer.stdout.decode(),
+    [x.read_text().splitlines() for x in files],
+  )
 
 
 def test_all_pieces_run_and_only_the_open_ones_again(tmp_path):
@@ -40,7 +47,9 @@ def test_all_pieces_run_and_only_the_open_ones_again(tmp_path):
   (tmp_path / "python").chmod(0o755)
   status, output, commands = run(tmp_path)
   logs = {path.name for path in (tmp_path / "out" / "first_device").iterdir()}
-  assert status == 1 and "music: stopped" in output and "step_big: exit status 1" in output
+  assert (
+    status == 1 and "music: stopped" in output and "step_big: exit status 1" in output
+  )
   assert {"parity_bfloat16.log", "attention.log", "table3.log"} < logs
   failed = {"music.failed", "step_base.failed", "step_big.failed"}
   assert {x for x in logs if x.endswith(".failed")} == failed
@@ -56,7 +65,10 @@ def test_all_pieces_run_and_only_the_open_ones_again(tmp_path):
       assert module == "pytest" and "device" in flags
   status, output, commands = run(tmp_path)
   assert status == 1 and "table1: done before" in output
-  assert [words[1] for words in commands] == ["experiments.sweep", *["experiments.benchmark"] * 2]
+  assert [words[1] for words in commands] == [
+    "experiments.sweep",
+    *["experiments.benchmark"] * 2,
+  ]
 
 
 @pytest.mark.slow
@@ -64,5 +76,7 @@ def test_every_piece_runs_at_toy_size(shared_data, tmp_path):
   path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
   env = dict(os.environ, PATH=path, TOY="1", DATA=str(shared_data))
   env["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path / "compiled")
-  answer = subprocess.run(["bash", SCRIPT, f"--out={tmp_path}/out"], env=env, capture_output=True)
+  answer = subprocess.run(
+    ["bash", SCRIPT, f"--out={tmp_path}/out"], env=env, capture_output=True
+  )
   assert answer.returncode == 0, answer.stdout

@@ -16,7 +16,12 @@ pytestmark = pytest.mark.usefixtures("in_the_repository")
 
 NUM_GRAPHS, NUM_FOLDS = 48, 4
 SMALL = (
-  *("model.num_layers=1", "model.width=16", "model.num_heads=2", "model.feed_forward=16"),
+  *(
+    "model.num_layers=1",
+    "model.width=16",
+    "model.num_heads=2",
+    "model.feed_forward=16",
+  ),
   *("batches.tokens=96", "batches.max_length=8", "batches.num_shapes=2", "mesh.data=1"),
   *("training.num_epochs=30", "training.eval_every=30", "training.save_every=60"),
   *("training.warmup_steps=10", "training.learning_rate=0.01", "model.dropout_rate=0"),
@@ -73,7 +78,9 @@ def test_labels_that_decide_are_learned_and_every_graph_is_scored(run):
     assert of["majority"] == 50 and of["loss"] < 0.1
   assert record["curve"][-1][::2] == [60, 100.0]
   assert f"of {NUM_FOLDS} folds, 2 is for testing, 3 for validation" in answer.out
-  assert sum("train_step" in name for name in answer.compiled) == 2  # for two shapes of batches
+  assert (
+    sum("train_step" in name for name in answer.compiled) == 2
+  )  # for two shapes of batches
   assert (workdir / "learning_curves.png").stat().st_size > 5_000
 
 
@@ -101,12 +108,20 @@ def test_the_updates_of_a_run_of_epochs_are_those_of_its_training(run, call, tmp
 def test_the_fold_follows_from_the_seed_unless_given(folder):
   def test_split(*changes):
     data = f"--config.data.tu.path={folder}", "--config.data.tu.name="
-    values = ["--config=configs/graph.py:tu", *data, *(f"--config.{change}" for change in changes)]
+    values = [
+      "--config=configs/graph.py:tu",
+      *data,
+      *(f"--config.{change}" for change in changes),
+    ]
     config = command.parse(dict(config=command.CONFIG), values)["config"]
     graphs = parse_config(config).load_data().splits["test"]
     return [(graph.nodes.tolist(), graph.labels.tolist()) for graph in graphs]
 
-  assert test_split("seed=15") == test_split("seed=5") == test_split("seed=3", "data.tu.fold=5")
+  assert (
+    test_split("seed=15")
+    == test_split("seed=5")
+    == test_split("seed=3", "data.tu.fold=5")
+  )
   assert test_split("seed=15") != test_split("seed=16")
 
 
@@ -130,7 +145,10 @@ def test_mistakes_with_graphs_are_one_line(run, call, train_graphs, tmp_path):
     ("data.tu.fold=4", "config.data.tu.fold is 4 0 to 3"),
     ("mesh.sequence=2", "config.mesh.sequence is 2 graphs"),
     ("model.sees=nobody", "config.model sees 'nobody' neighbours, all"),
-    ("model.implementation=edge_list model.sees=all", "config.model sees 'all' edge_list"),
+    (
+      "model.implementation=edge_list model.sees=all",
+      "config.model sees 'all' edge_list",
+    ),
   ):
     flags = [f"--config.{word}" for word in change.split()]
     train_graphs(tmp_path / "run", *flags).assert_refused(words)
@@ -142,5 +160,7 @@ def test_a_model_is_not_scored_on_graphs_with_other_names(run):
   loaded = load_run(run[0])
   data = loaded.task.load_data()
   other = GraphData(data.splits, data.names._replace(edge_labels=("0", "7")))
-  with pytest.raises(InputError, match=r"the data have edge_labels .*7.*, the trained model .*1"):
+  with pytest.raises(
+    InputError, match=r"the data have edge_labels .*7.*, the trained model .*1"
+  ):
     loaded.task.make_batches(other, loaded.vocabulary, loaded.mesh)

@@ -16,17 +16,26 @@ from test_launch import is_alive
 from test_train import metrics, results
 
 from experiments.launch.__main__ import environments
-from experiments.training.checkpoint_reader import check_digests, list_damaged, list_steps
+from experiments.training.checkpoint_reader import (
+  check_digests,
+  list_damaged,
+  list_steps,
+)
 
 pytestmark = pytest.mark.chaos
 
 ROOT = pathlib.Path(__file__).parents[2]
 NUM_STEPS, SAVE_EVERY = 100, 20
 CHANGES = (
-  *(f"--config.training.num_steps={NUM_STEPS}", f"--config.training.save_every={SAVE_EVERY}"),
+  *(
+    f"--config.training.num_steps={NUM_STEPS}",
+    f"--config.training.save_every={SAVE_EVERY}",
+  ),
   *(f"--config.training.eval_every={NUM_STEPS}", "--config.mesh.data=-1"),
 )
-ENV = os.environ | dict(PYTHONPATH=str(ROOT), JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="1")
+ENV = os.environ | dict(
+  PYTHONPATH=str(ROOT), JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="1"
+)
 
 
 @contextlib.contextmanager
@@ -51,7 +60,12 @@ def train(data):
 @pytest.fixture(scope="module")
 def launched(train):
   def launched(workdir, processes, retries=0):
-    launcher = "experiments.launch", f"--processes={processes}", f"--retries={retries}", "--"
+    launcher = (
+      "experiments.launch",
+      f"--processes={processes}",
+      f"--retries={retries}",
+      "--",
+    )
     return start(*launcher, "python", "-m", *train(workdir), workdir=workdir)
 
   return launched
@@ -68,10 +82,16 @@ def check_end(launched, tmp_path_factory):
       with launched(left_alone[processes], processes) as launcher:
         assert launcher.wait() == 0, log(left_alone[processes])
     other, checkpoints = left_alone[processes], workdir / "checkpoints"
-    assert list_steps(checkpoints) == list_steps(other / "checkpoints") == [60, 80, NUM_STEPS]
+    assert (
+      list_steps(checkpoints)
+      == list_steps(other / "checkpoints")
+      == [60, 80, NUM_STEPS]
+    )
     assert not list_damaged(checkpoints)
     assert metrics(workdir) == metrics(other) and results(workdir) == results(other)
-    ours, theirs = (read_step(run / "checkpoints" / str(NUM_STEPS)) for run in (workdir, other))
+    ours, theirs = (
+      read_step(run / "checkpoints" / str(NUM_STEPS)) for run in (workdir, other)
+    )
     for name in ours.keys() | theirs.keys():
       np.testing.assert_array_equal(ours[name], theirs[name])
 
@@ -83,7 +103,9 @@ def log(workdir) -> str:
 
 
 def children(process) -> list[int]:
-  pids = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+  pids = (
+    pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+  )
   return [pid for pid in map(int, pids) if is_alive(pid)]
 
 
@@ -127,7 +149,9 @@ def wait_for(moment, rng, since, process, workdir) -> None:
   "processes, moments",
   [(1, "start save"), (1, "save train"), (1, "train end"), (2, "train")],
 )
-def test_a_killed_process_is_started_again(processes, moments, launched, check_end, tmp_path):
+def test_a_killed_process_is_started_again(
+  processes, moments, launched, check_end, tmp_path
+):
   workdir, rng, since = tmp_path / "run", random.Random(f"{processes} {moments}"), 0.0
   with launched(workdir, processes, retries=2) as launcher:
     for moment in moments.split():
@@ -136,7 +160,8 @@ def test_a_killed_process_is_started_again(processes, moments, launched, check_e
       pids = children(launcher)
       os.kill(rng.choice(pids), signal.SIGKILL)
       until(lambda pids=pids: not any(map(is_alive, pids)), launcher, workdir)
-      # An interval, and the steps beside the save under way: the next save waits for that one.
+      # An interval, and the steps beside the save under way: the next save waits for
+      # that one.
       assert reached(workdir) - kept(workdir) <= 2 * SAVE_EVERY
       since = time.time()
     assert launcher.wait() == 0, log(workdir)
@@ -156,21 +181,27 @@ def test_a_signal_saves_and_the_same_command_goes_on(
     wait_for("train", rng, 0.0, launcher, workdir)
     sent = time.monotonic()
     pids = [launcher.pid, *children(launcher)]
-    for pid in pids if number == signal.SIGINT else [rng.choice(pids)]:  # as a terminal does
+    for pid in (
+      pids if number == signal.SIGINT else [rng.choice(pids)]
+    ):  # as a terminal does
       os.kill(pid, number)
     assert launcher.wait() == 128 + number, log(workdir)
   assert time.monotonic() - sent < 10
   last = reached(workdir)
   assert last == kept(workdir)
   check_digests(workdir / "checkpoints" / str(last))
-  assert f"stopped by {number.name} at step {last}: run the same command again" in log(workdir)
+  assert f"stopped by {number.name} at step {last}: run the same command again" in log(
+    workdir
+  )
   with launched(workdir, processes) as launcher:
     assert launcher.wait() == 0, log(workdir)
   check_end(workdir, processes)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_on_a_cluster_no_process_survives_another(victim, train, launched, check_end, tmp_path):
+def test_on_a_cluster_no_process_survives_another(
+  victim, train, launched, check_end, tmp_path
+):
   workdir = tmp_path / "run"
   with contextlib.ExitStack() as stack:
     processes = [

@@ -17,9 +17,24 @@ from experiments.training.task import own_copies
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 
 SMALL = (
-  *("model.num_layers=1", "model.width=16", "model.num_heads=2", "model.feed_forward=16"),
-  *("model.max_distance=8", "batches.tokens=256", "batches.max_length=64", "batches.num_shapes=1"),
-  *("training.num_steps=6", "training.eval_every=6", "training.save_every=3", "mesh.data=1"),
+  *(
+    "model.num_layers=1",
+    "model.width=16",
+    "model.num_heads=2",
+    "model.feed_forward=16",
+  ),
+  *(
+    "model.max_distance=8",
+    "batches.tokens=256",
+    "batches.max_length=64",
+    "batches.num_shapes=1",
+  ),
+  *(
+    "training.num_steps=6",
+    "training.eval_every=6",
+    "training.save_every=3",
+    "mesh.data=1",
+  ),
 )
 NUM_STEPS = 24  # of each piece: longer than a row
 
@@ -71,7 +86,9 @@ def test_a_run_is_scored_by_the_likelihood_of_complete_pieces(run, pieces):
     assert (workdir / name).stat().st_size > 5_000 and name in answer.out
 
 
-def test_skipped_files_are_listed_in_the_run_directory(run, train_music, pieces, tmp_path):
+def test_skipped_files_are_listed_in_the_run_directory(
+  run, train_music, pieces, tmp_path
+):
   folder, workdir = shutil.copytree(pieces, tmp_path / "pieces"), tmp_path / "run"
   bad = folder / "train" / "bad.mid"
   bad.write_bytes(b"MThd")
@@ -87,7 +104,9 @@ def test_skipped_files_are_listed_in_the_run_directory(run, train_music, pieces,
 def test_a_run_is_not_scored_on_other_pieces_than_its_own(run, call, pieces, tmp_path):
   workdir = shutil.copytree(run[0], tmp_path / "run")
   config = json.loads((workdir / "config.json").read_text())
-  folder = config["data"]["midi"]["path"] = str(shutil.copytree(pieces, tmp_path / "pieces"))
+  folder = config["data"]["midi"]["path"] = str(
+    shutil.copytree(pieces, tmp_path / "pieces")
+  )
   (workdir / "config.json").write_text(json.dumps(config))
   evaluate = lambda: call("evaluate", f"--workdir={workdir}")
   assert evaluate().status == 0
@@ -98,7 +117,12 @@ def test_a_run_is_not_scored_on_other_pieces_than_its_own(run, call, pieces, tmp
 def test_a_sample_continues_its_prime(run, call, pieces, tmp_path):
   prime = pieces / "test" / "0.mid"
   sample = lambda name, *flags, suffix=".mid": call(
-    *("sample", f"--workdir={run[0]}", f"--prime={prime}", f"--out={tmp_path}/{name}{suffix}"),
+    *(
+      "sample",
+      f"--workdir={run[0]}",
+      f"--prime={prime}",
+      f"--out={tmp_path}/{name}{suffix}",
+    ),
     *("--num_tokens=16", "--prime_tokens=32", *flags),
   )
   answers = sample("a"), sample("b"), sample("c", "--seed=1")
@@ -131,7 +155,10 @@ def test_mistakes_are_one_line(run, call, train_music, pieces, workdir, tmp_path
     (sample(out, "--top_p=1.5"), "top_p=1.5 range"),
     (sample(out, "--num_tokens=0"), "num_tokens=0 positive integer"),
     (sample(out, "--temperature=nan"), "temperature=nan finite"),
-    (sample(f"--out={own_prime}", f"--prime={own_prime}"), "own.mid exists another --out"),
+    (
+      sample(f"--out={own_prime}", f"--prime={own_prime}"),
+      "own.mid exists another --out",
+    ),
     (sample(f"--out={tmp_path}/drawn.mid"), "drawn.png exists another --out"),
     (call("sample", f"--workdir={workdir}", out), "translation music"),
     (call("translate", own), "music translation"),
@@ -150,7 +177,9 @@ def test_attention_on_all_tokens_and_the_begin_is_drawn(
   draw = mock.Mock(wraps=piano_roll._draw_attention)
   monkeypatch.setattr(piano_roll, "_draw_attention", draw)
   piece = voices.CODEC.read(pieces / "test" / "0.mid")[:num_tokens]
-  assert piano_roll.draw(load_run(run[0]), piece, tmp_path / "a.png").stat().st_size > 5_000
+  assert (
+    piano_roll.draw(load_run(run[0]), piece, tmp_path / "a.png").stat().st_size > 5_000
+  )
   _, weights, *_ = draw.call_args[0]
   np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
   assert weights.shape[-1] == num_tokens + 1

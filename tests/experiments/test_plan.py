@@ -17,7 +17,12 @@ from experiments.training.sharding import make_mesh
 ROOT = pathlib.Path(__file__).parents[2]
 WMT14, LONG = f"--config={ROOT}/configs/wmt14.py", f"--config={ROOT}/configs/long.py"
 SMALL = (
-  *("model.num_layers=1", "model.width=64", "model.num_heads=2", "model.feed_forward=96"),
+  *(
+    "model.num_layers=1",
+    "model.width=64",
+    "model.num_heads=2",
+    "model.feed_forward=96",
+  ),
   *("batches.num_shapes=2", "model.dtype=float32"),
 )
 WORDS, KERNEL = "vocabulary.size=500", "model.implementation=pallas_tpu"
@@ -29,14 +34,26 @@ def load(file: str, *changes: str):
 
 
 def test_a_chip_holds_the_state_and_its_rows_and_takes_its_time_at_the_peak(fast):
-  rates = "model.positions=none", "model.dropout_rate=0", "model.embedding_dropout_rate=0"
+  rates = (
+    "model.positions=none",
+    "model.dropout_rate=0",
+    "model.embedding_dropout_rate=0",
+  )
   config = load(WMT14, WORDS, "batches.tokens=256", "batches.max_length=16", *rates)
-  task, mesh, shape = parse_config(config), make_mesh(), (16, 16)  # simulated devices as chips
+  task, mesh, shape = (
+    parse_config(config),
+    make_mesh(),
+    (16, 16),
+  )  # simulated devices as chips
   with fast():
     step = plan.compile_step(task, mesh, shape)
-  num = sum(x.size for x in jax.tree.leaves(build(task, task.mock_vocabulary()).shapes.params))
+  num = sum(
+    x.size for x in jax.tree.leaves(build(task, task.mock_vocabulary()).shapes.params)
+  )
   tokens = math.prod(shape) / 8
-  state_and_batch = 4 * (3 * num + 3) + 2 * 4 * tokens  # with two moments, and three counts
+  state_and_batch = (
+    4 * (3 * num + 3) + 2 * 4 * tokens
+  )  # with two moments, and three counts
   memory = step.memory_analysis()
   assert memory.argument_size_in_bytes == pytest.approx(state_and_batch, abs=64)
   assert memory.peak_memory_in_bytes > memory.argument_size_in_bytes
@@ -45,7 +62,10 @@ def test_a_chip_holds_the_state_and_its_rows_and_takes_its_time_at_the_peak(fast
   # Computing takes a second, memory traffic half of one.
   chip = plan.Chip(flops=flops, hbm=16e9, hbm_bandwidth=2 * traffic)
   shown = plan.figures(chip, step, 3600)
-  assert (shown["time of compute"], shown["time of memory"]) == ("1000.0 ms", "500.0 ms")
+  assert (shown["time of compute"], shown["time of memory"]) == (
+    "1000.0 ms",
+    "500.0 ms",
+  )
   assert shown["time without the network"] == "1000.0 to 1500.0 ms"
   assert shown["all updates"] == "1.0 to 1.5 h"
 
@@ -57,7 +77,9 @@ def test_a_chip_holds_the_state_and_its_rows_and_takes_its_time_at_the_peak(fast
     (LONG, ["topology=v5e:2x2"], "mesh sequence=16 fit 4"),
   ],
 )
-def test_a_mistake_is_one_line_and_nothing_is_compiled(call, monkeypatch, file, flags, words):
+def test_a_mistake_is_one_line_and_nothing_is_compiled(
+  call, monkeypatch, file, flags, words
+):
   monkeypatch.setattr(plan, "use_compiler", lambda: None)
   small = ["config.batches.max_length=16", "config.model.positions=none"]
   flags = [*(small if file == WMT14 else ["topology=v5e:4x4"]), *flags]

@@ -48,8 +48,14 @@ def tables_of(page: pathlib.Path, *blocks: str) -> dict[str, dict[str, dict[str,
   text = page.read_text("utf-8")
   found, head = {}, None
   for block in blocks:
-    for line in re.search(f"<!-- begin {block} -->(.*?)<!-- end", text, re.S)[1].splitlines():
-      cells = [cell.strip() for cell in line.strip("|").split("|")] if line[:1] == "|" else None
+    for line in re.search(f"<!-- begin {block} -->(.*?)<!-- end", text, re.S)[
+      1
+    ].splitlines():
+      cells = (
+        [cell.strip() for cell in line.strip("|").split("|")]
+        if line[:1] == "|"
+        else None
+      )
       if cells and head is None:
         found[cells[0]] = {}
       elif cells and cells[0] != "---":
@@ -88,13 +94,17 @@ def test_scores_of_translation_are_those_of_the_seeds():
     for other in {*scores} - {row}:
       difference = f"{np.mean(scores[row]) - np.mean(scores[other]):+.2f}"
       assert pairs[row][other].removeprefix("**").startswith(f"{difference} ± ")
-  assert pairs["relative"]["none"].startswith("**") and "**" not in pairs["relative"]["both"]
+  assert (
+    pairs["relative"]["none"].startswith("**") and "**" not in pairs["relative"]["both"]
+  )
 
 
 def test_the_guide_to_positions_has_the_scores_and_the_differences_of_the_results():
   guide = RESULTS.parent / "docs/positions.md"
   lines = [line for line in guide.read_text("utf-8").splitlines() if line[:1] == "|"]
-  head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+  head, _, *rows = (
+    [cell.strip() for cell in line.strip("|").split("|")] for line in lines
+  )
   corpora = [
     ("positions-multi30k", "BLEU, Multi30k", "sacreBLEU", "sacreBLEU of test"),
     ("positions-chorales", "nats, chorales", "valid, a token", "valid, a token"),
@@ -114,7 +124,8 @@ def test_the_guide_to_positions_has_the_scores_and_the_differences_of_the_result
 def test_exact_matches_are_compared_at_a_level_and_by_length():
   tables = tables_of(RESULTS / "lengths.md", "lengths-scan")
   level, free, given = (
-    tables[f"lengths-scan: {x}"] for x in ("valid first at 90%", "EOS free", "length given")
+    tables[f"lengths-scan: {x}"]
+    for x in ("valid first at 90%", "EOS free", "length given")
   )
   for row, runs in of_rows("lengths-scan", lambda run: run["exact"]).items():
     firsts = [next((step for step, x in run["valid"] if x >= 90), None) for run in runs]
@@ -153,7 +164,10 @@ def test_every_score_of_every_test_set_has_a_column_unless_records_are_older(tmp
   cells = tables_of(tmp_path / "report.md", "table1")["table1"]["none"]
   assert cells["chrF"] == interval([50, 51, 52, 53, 54])
   assert cells["chrF, long"] == interval([51, 52, 53, 54, 55])
-  assert (cells["exact (%)"], cells["exact (%), long"]) == ("10.00 ± 0.00", "11.00 ± 0.00")
+  assert (cells["exact (%)"], cells["exact (%), long"]) == (
+    "10.00 ± 0.00",
+    "11.00 ± 0.00",
+  )
   del records[0]["scores"]["test"]["chrf"]
   write_runs(tmp_path, "table1", records)
   report.main(tmp_path)
@@ -163,7 +177,9 @@ def test_every_score_of_every_test_set_has_a_column_unless_records_are_older(tmp
 
 def test_accuracies_of_graphs_are_those_of_the_seeds():
   tables = tables_of(RESULTS / "graphs.md", "graph-clutrr")
-  longest = lambda run: 100 * np.mean([ok for k, ok in run["sentences"]["valid"] if k == 4])
+  longest = lambda run: (
+    100 * np.mean([ok for k, ok in run["sentences"]["valid"] if k == 4])
+  )
   longer = lambda run: (
     100 * np.mean([ok for k in range(5, 11) for _, ok in run["sentences"][f"test_{k}"]])
   )
@@ -177,7 +193,9 @@ def test_accuracies_of_graphs_are_those_of_the_seeds():
   assert by_length["CTP, published"]["6 (105; 105)"] == f"{graphs.CTP[6]:.1f}"
   guess = tables["graph-clutrr"]["most frequent class in training"]
   assert (guess["valid"], guess["valid, 4"]) == ("9.0", "-")
-  gains = np.subtract(*(of_rows("graph-clutrr", longest)[row] for row in ("keys", "none")))
+  gains = np.subtract(
+    *(of_rows("graph-clutrr", longest)[row] for row in ("keys", "none"))
+  )
   assert tables["valid, 4, row - column"]["keys"]["none"] == f"**+{interval(gains)}**"
 
 
@@ -209,10 +227,15 @@ def test_likelihoods_of_music_are_those_of_the_seeds_that_did_not_diverge(tmp_pa
 
 def test_hand_written_text_stays_and_pictures_are_drawn(tmp_path):
   page = tmp_path / "report.md"
-  page.write_text("Ours.\n<!-- begin table3 -->\nold\n<!-- end table3 -->\nA conclusion.\n")
+  page.write_text(
+    "Ours.\n<!-- begin table3 -->\nold\n<!-- end table3 -->\nA conclusion.\n"
+  )
   report.main(write_runs(tmp_path, "table3", committed("table3")))
   text = page.read_text("utf-8")
-  assert text.startswith("Ours.\n<!-- begin table3 -->\n```\npython -m") and "old" not in text
+  assert (
+    text.startswith("Ours.\n<!-- begin table3 -->\n```\npython -m")
+    and "old" not in text
+  )
   assert "<!-- end table3 -->\nA conclusion.\n" in text
   (picture,) = re.findall(r"\]\((.*?)\)", text)
   assert (tmp_path / picture).stat().st_size > 10_000
@@ -241,7 +264,10 @@ def test_a_picture_names_its_data_and_seeds(tmp_path, monkeypatch, sweep, title,
     (lambda r: r.update(row="relative"), "a second record of 'relative', seed 1"),
     (lambda r: _shift(r), "not the same data as line 1"),
     (lambda r: r["budget"].update(updates=3000), "not the same budget as line 1"),
-    (lambda r: r["config"].update({"model.width": 64}), "not the same config as line 2"),
+    (
+      lambda r: r["config"].update({"model.width": 64}),
+      "not the same config as line 2",
+    ),
     (lambda r: r.update(recipe=1), "not the same recipe as line 1"),
   ],
 )
@@ -262,7 +288,9 @@ def _shift(record):
 def test_the_committed_pages_match_the_committed_records(tmp_path):
   names = ("runs", "report.md", "graphs.md", "music.md", "positions.md", "lengths.md")
   for name in names:
-    (shutil.copytree if "." not in name else shutil.copy)(RESULTS / name, tmp_path / name)
+    (shutil.copytree if "." not in name else shutil.copy)(
+      RESULTS / name, tmp_path / name
+    )
   report.main(tmp_path)
   for name in names[1:]:
     assert (tmp_path / name).read_text("utf-8") == (RESULTS / name).read_text("utf-8")
@@ -270,7 +298,10 @@ def test_the_committed_pages_match_the_committed_records(tmp_path):
     assert all((RESULTS / picture).exists() for picture in pictures)
 
 
-INTERVALS, FIGURES = r"\d+\.\d+ ± \d+\.\d+", r"(?<![\w.:/])\d+\.\d+(?: ± \d+\.\d+)?(?!\d)"
+INTERVALS, FIGURES = (
+  r"\d+\.\d+ ± \d+\.\d+",
+  r"(?<![\w.:/])\d+\.\d+(?: ± \d+\.\d+)?(?!\d)",
+)
 
 
 @pytest.mark.parametrize("page, pattern, own", [
@@ -282,14 +313,18 @@ INTERVALS, FIGURES = r"\d+\.\d+ ± \d+\.\d+", r"(?<![\w.:/])\d+\.\d+(?: ± \d+\.
   ("README", INTERVALS, {}),
   ("docs/positions", INTERVALS, {}),
 ])  # fmt: skip
-def test_figures_in_the_text_of_a_page_occur_in_its_tables_or_those_of_results(page, pattern, own):
+def test_figures_in_the_text_of_a_page_occur_in_its_tables_or_those_of_results(
+  page, pattern, own
+):
   text = (RESULTS.parent / f"{page}.md").read_text("utf-8").partition("## Memory")[0]
   blocks = re.compile(r"<!-- begin (.*?) -->.*?<!-- end \1 -->", re.DOTALL)
   figures = re.findall(pattern, blocks.sub("", text))
   tables = "".join(match[0] for match in blocks.finditer(text))
   if not tables:
     tables = "".join(page.read_text("utf-8") for page in RESULTS.glob("*.md"))
-  assert len(figures) > 1 and [x for x in figures if x not in tables and x not in own] == []
+  assert (
+    len(figures) > 1 and [x for x in figures if x not in tables and x not in own] == []
+  )
 
 
 def test_the_command_above_a_table_has_the_changes_of_the_command_line(tmp_path):
@@ -297,7 +332,9 @@ def test_the_command_above_a_table_has_the_changes_of_the_command_line(tmp_path)
   records = [record for record in records if record["seed"] in (1, 2)]
   for record in records:
     record["config"]["model.width"] = 64
-  own = [{**record, "sweep": "mine", "row": f"my {record['row']}"} for record in records]
+  own = [
+    {**record, "sweep": "mine", "row": f"my {record['row']}"} for record in records
+  ]
   write_runs(tmp_path, "mine", own)
   (page,) = report.main(write_runs(tmp_path, "table1", records))
   table1, mine = sorted(page.read_text("utf-8").split("<!-- begin ")[1:], reverse=True)

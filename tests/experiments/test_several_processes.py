@@ -19,13 +19,24 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 def launch(processes, workdir, data, *changes, devices=1, first=":"):
   """Trains the tiny config after another command; each process expands variables in both."""
-  launcher = [sys.executable, "-m", "experiments.launch", f"--processes={processes}", "--"]
+  launcher = [
+    sys.executable,
+    "-m",
+    "experiments.launch",
+    f"--processes={processes}",
+    "--",
+  ]
   python = f"exec {sys.executable} -m"
-  train = f"{first}; {python} experiments.train --config={data}/tiny.py --workdir={workdir}"
+  train = (
+    f"{first}; {python} experiments.train --config={data}/tiny.py --workdir={workdir}"
+  )
   return subprocess.run(
     [*launcher, "bash", "-c", " ".join((train, *changes))],
     env=dict(
-      os.environ, PYTHONPATH=str(ROOT), JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES=str(devices)
+      os.environ,
+      PYTHONPATH=str(ROOT),
+      JAX_PLATFORMS="cpu",
+      JAX_NUM_CPU_DEVICES=str(devices),
     ),
     cwd=ROOT,
     capture_output=True,
@@ -40,7 +51,11 @@ def losses(workdir):
 
 
 def test_processes_with_other_configs_code_or_data_are_refused_by_all(data, tmp_path):
-  run, everywhere, own = tmp_path / "run", "--config.mesh.data=-1", tmp_path / "$JAX_PROCESS_ID"
+  run, everywhere, own = (
+    tmp_path / "run",
+    "--config.mesh.data=-1",
+    tmp_path / "$JAX_PROCESS_ID",
+  )
   for process in ("0", "1"):
     shutil.copytree(data, tmp_path / process)
     shutil.copytree(ROOT / "relpos_jax", tmp_path / f"code{process}" / "relpos_jax")
@@ -49,12 +64,18 @@ def test_processes_with_other_configs_code_or_data_are_refused_by_all(data, tmp_
     file.write("# another version")
   splits = dict(train="training", valid="validation", test="test")
   for split in splits:
-    first, second, *others = (data / f"{split}.en").read_text().splitlines(keepends=True)
+    first, second, *others = (
+      (data / f"{split}.en").read_text().splitlines(keepends=True)
+    )
     (tmp_path / "1" / f"{split}.en").write_text("".join((second, first, *others)))
   pair = lambda split: f"--config.data.pairs.{split}={split}.en,{data}/{split}.de"
   answers = {
     "config.training.learning_rate is 0.01 in process 0 and 0.02 in process 1: start all": launch(
-      2, run, data, everywhere, "--config.training.learning_rate=0.0$((JAX_PROCESS_ID+1))"
+      2,
+      run,
+      data,
+      everywhere,
+      "--config.training.learning_rate=0.0$((JAX_PROCESS_ID+1))",
     ),
     "the digest of relpos_jax is ": launch(
       2, run, data, everywhere, first=f"cd {tmp_path}/code$JAX_PROCESS_ID"
@@ -80,7 +101,11 @@ def test_processes_with_other_configs_code_or_data_are_refused_by_all(data, tmp_
 
 
 def test_wrong_folders_and_meshes_are_refused_by_all(data, tmp_path):
-  run, own, everywhere = tmp_path / "run", tmp_path / "$JAX_PROCESS_ID", "--config.mesh.data=-1"
+  run, own, everywhere = (
+    tmp_path / "run",
+    tmp_path / "$JAX_PROCESS_ID",
+    "--config.mesh.data=-1",
+  )
   answers = [launch(2, run, data), launch(2, own, data, everywhere)]
   assert not [*tmp_path.rglob("checkpoints/*")]
   shutil.rmtree(tmp_path / "0")
@@ -104,9 +129,12 @@ def test_parameters_sharded_over_processes_are_evaluated_as_replicated_ones(
 ):
   answer = launch(2, tmp_path, data, "--config.mesh.data=1", "--config.mesh.fsdp=2")
   assert answer.returncode == 0, answer.stderr
-  assert answer.stdout.count("training: shapes ") == answer.stdout.count("pictures:") == 1
+  assert (
+    answer.stdout.count("training: shapes ") == answer.stdout.count("pictures:") == 1
+  )
   np.testing.assert_allclose(losses(tmp_path), losses(workdir), atol=1e-4)
   translations = [
-    (folder / "test.translations.txt").read_text("utf-8") for folder in (tmp_path, workdir)
+    (folder / "test.translations.txt").read_text("utf-8")
+    for folder in (tmp_path, workdir)
   ]
   assert translations[0] == translations[1]

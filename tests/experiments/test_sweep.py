@@ -26,7 +26,8 @@ def sweep():
     yield f"k={k}", {"model.max_distance": k}
 """
 
-# Takes the flags of train, and does what do.json says for the cell; logs how it was started.
+# Takes the flags of train, and does what do.json says for the cell; logs how it was
+# started.
 FAKE = """import ctypes, json, os, pathlib, shutil, sys, time
 here = pathlib.Path(__file__).parent
 flags = dict(word[2:].split("=", 1) for word in sys.argv[1:])
@@ -65,10 +66,14 @@ def room(tmp_path, monkeypatch, request):
 
 def plan(room, file="three.py"):
   """Plans a sweep and prepares the records that the stand-in writes."""
-  sweep_file = command.parse(dict(config=command.SWEEP), [f"--config={room}/{file}"])["config"]
+  sweep_file = command.parse(dict(config=command.SWEEP), [f"--config={room}/{file}"])[
+    "config"
+  ]
   for cell in plan_cells(sweep_file, 2, room / "runs"):
     record = dict(sweep="", row="", seed=cell.seed, digest=cell.digest, config={})
-    (room / "records" / f"{cell.workdir.name}.json").write_text(f"{json.dumps(record)}\n")
+    (room / "records" / f"{cell.workdir.name}.json").write_text(
+      f"{json.dumps(record)}\n"
+    )
 
 
 @pytest.fixture
@@ -78,7 +83,9 @@ def swept(call, room):
   def swept(*arguments, do=None, seeds=1, file="three.py"):
     (room / "do.json").write_text(json.dumps(do or {}))
     folders = f"--out={room}/runs", f"--results={room}/results"
-    return call("sweep", f"--config={room}/{file}", *folders, f"--seeds={seeds}", *arguments)
+    return call(
+      "sweep", f"--config={room}/{file}", *folders, f"--seeds={seeds}", *arguments
+    )
 
   return swept
 
@@ -93,7 +100,8 @@ def names(room):
 
 def results(room, name="three"):
   return [
-    (one["row"], one["seed"]) for one in read_records(room / "results" / "runs" / f"{name}.jsonl")
+    (one["row"], one["seed"])
+    for one in read_records(room / "results" / "runs" / f"{name}.jsonl")
   ]
 
 
@@ -106,13 +114,19 @@ def test_rows_are_trained_seed_by_seed_and_finished_cells_skipped(room, swept):
   assert names(room)[:3] == CELLS
   assert sorted(names(room)[3:]) == ["k-1-seed1", "k-2-seed1", "k-4-seed1"]
   assert results(room) == [*RESULTS, ("k=1", 1), ("k=2", 1), ("k=4", 1)]
-  assert {one["sweep"] for one in read_records(room / "results" / "runs" / "three.jsonl")} == {
-    "three"
-  }
-  assert f"three: 6 of 6 are finished; {room}/results/runs/three.jsonl\n" in answers[1].out
-  assert {one["signal"] for one in calls(room)} == {signal.SIGKILL}  # sent if the sweep is killed
+  assert {
+    one["sweep"] for one in read_records(room / "results" / "runs" / "three.jsonl")
+  } == {"three"}
+  assert (
+    f"three: 6 of 6 are finished; {room}/results/runs/three.jsonl\n" in answers[1].out
+  )
+  assert {one["signal"] for one in calls(room)} == {
+    signal.SIGKILL
+  }  # sent if the sweep is killed
   cores = sorted(os.sched_getaffinity(0))
-  shares = sorted(one["cores"] for one in calls(room)[3:])[::2]  # the first and the last of three
+  shares = sorted(one["cores"] for one in calls(room)[3:])[
+    ::2
+  ]  # the first and the last of three
   assert shares == sorted([cores[::2], cores[1::2] or cores])
   assert {one["memory"] for one in calls(room)[3:]} == {"0.450"}
   before = (room / "results" / "runs" / "three.jsonl").read_bytes()
@@ -124,16 +138,25 @@ def test_rows_are_trained_seed_by_seed_and_finished_cells_skipped(room, swept):
 
 def test_one_row_is_trained_by_its_name(room, swept):
   swept("--only=k=4", seeds=2)
-  assert names(room) == ["k-4-seed0", "k-4-seed1"] and results(room) == [("k=4", 0), ("k=4", 1)]
+  assert names(room) == ["k-4-seed0", "k-4-seed1"] and results(room) == [
+    ("k=4", 0),
+    ("k=4", 1),
+  ]
   answer = swept("--only=k=1", "--dry_run", seeds=1)
   assert answer.out.count("\n") == 1 and "0 of 1 are finished" in answer.err
   anew = "every cell has a record: give --results=FOLDER --out=FOLDER to train anew\n"
   assert swept("--only=k=4").err == anew
   assert "three: 1 of 1 are finished" in swept("--only=k=1").out
-  assert results(room) == [("k=1", 0), ("k=4", 0), ("k=4", 1)]  # no row's records are lost
+  assert results(room) == [
+    ("k=1", 0),
+    ("k=4", 0),
+    ("k=4", 1),
+  ]  # no row's records are lost
 
 
-def test_records_of_the_same_config_in_another_sweep_are_taken_and_no_others(room, swept):
+def test_records_of_the_same_config_in_another_sweep_are_taken_and_no_others(
+  room, swept
+):
   swept()
   text = CONFIG_FILE.replace('"three"', '"two"').replace("(1, 2, 4)", "(4, 8)")
   (room / "two.py").write_text(text.replace("k={k}", "clip {k}"))
@@ -172,7 +195,9 @@ def test_a_failed_cell_keeps_its_error_and_is_resumed(room, swept, contents):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_stops_the_trainings_and_keeps_finished_results(number, room, swept, monkeypatch):
+def test_a_signal_stops_the_trainings_and_keeps_finished_results(
+  number, room, swept, monkeypatch
+):
   def sleep(seconds, sleep=time.sleep):
     sleep(seconds)
     if (room / "hanging").exists():
@@ -190,14 +215,18 @@ def test_a_signal_stops_the_trainings_and_keeps_finished_results(number, room, s
 
 def test_one_sweep_at_a_time_works_in_a_folder(room, swept):
   with command.lock_folder(room / "runs" / "three", "out"):
-    swept().assert_refused(f"another command is using {room}/runs/three: give another --out")
+    swept().assert_refused(
+      f"another command is using {room}/runs/three: give another --out"
+    )
     assert swept("--dry_run").status == 0
   assert not calls(room) and not (room / "results").exists()
 
 
 def test_the_commands_that_a_dry_run_prints_may_run_elsewhere(room, swept):
   for line in swept("--dry_run").out.splitlines():
-    subprocess.run(f"{sys.executable} {line.removeprefix('python')}", shell=True, check=True)
+    subprocess.run(
+      f"{sys.executable} {line.removeprefix('python')}", shell=True, check=True
+    )
   assert names(room) == CELLS
   assert swept().status == 0 and len(calls(room)) == 3 and results(room) == RESULTS
 
@@ -206,7 +235,9 @@ def test_changes_on_the_command_line_reach_all_cells(room, swept):
   (room / "three.py").write_text(CONFIG_FILE + "  yield 'own', {'mesh.tensor': 2}\n")
   changes = ("mesh.data=16", "name=other", "seed=5", "model.max_distance=8")
   answer = swept(*(f"--config.{change}" for change in changes), "--dry_run")
-  commands = [command.parse(train.FLAGS, line.split()[2:]) for line in answer.out.splitlines()]
+  commands = [
+    command.parse(train.FLAGS, line.split()[2:]) for line in answer.out.splitlines()
+  ]
   found = [(c["config"].seed, c["config"].model.max_distance) for c in commands]
   assert found == [(5, 1), (5, 2), (5, 4), (5, 8)], answer.err
   assert commands[3]["workdir"] == room / "runs/other/own-seed5"
@@ -218,10 +249,18 @@ ROWS = 'for k in (1, 2, 4):\n    yield f"k={k}", {"model.max_distance": k}'
 @pytest.mark.parametrize(
   "rows, flag, words",
   [
-    (ROWS, "--config.model.max_distance=16", "model.max_distance has no effect three.py"),
+    (
+      ROWS,
+      "--config.model.max_distance=16",
+      "model.max_distance has no effect three.py",
+    ),
     (ROWS, "--only=k=3", "--only=k=3 three.py: k=1; k=2; k=4"),
     (ROWS, "--config.model.num_heads=3", "row 'k=1' config.model num_heads, 3"),
-    (ROWS, "--config=configs/quickstart.py", "quickstart.py has no sweep() configs/table1.py"),
+    (
+      ROWS,
+      "--config=configs/quickstart.py",
+      "quickstart.py has no sweep() configs/table1.py",
+    ),
     ("yield 'k=4', {}\n  yield 'k 4', {'model.width': 64}", "", "two rows same name"),
     ("yield 'a', {}\n  yield 'b', {}", "", "two rows same config"),
   ],
@@ -229,17 +268,24 @@ ROWS = 'for k in (1, 2, 4):\n    yield f"k={k}", {"model.max_distance": k}'
 def test_mistakes_are_refused_before_anything_runs(room, swept, rows, flag, words):
   (room / "three.py").write_text(CONFIG_FILE.replace(ROWS, rows))
   swept(*[flag] * bool(flag)).assert_refused(words)
-  assert not calls(room) and not (room / "runs").exists() and not (room / "results").exists()
+  assert (
+    not calls(room) and not (room / "runs").exists() and not (room / "results").exists()
+  )
 
 
 @pytest.mark.parametrize(
   "change, words",
   [
     (lambda lines: [*lines, lines[0]], "has two lines of one row and seed"),
-    (lambda lines: [lines[0].replace("k=1", "k=4")], "'k=4', seed 0, another config --results"),
+    (
+      lambda lines: [lines[0].replace("k=1", "k=4")],
+      "'k=4', seed 0, another config --results",
+    ),
   ],
 )
-def test_contradictory_results_are_refused_and_kept(room, swept, contents, change, words):
+def test_contradictory_results_are_refused_and_kept(
+  room, swept, contents, change, words
+):
   swept()
   path = room / "results" / "runs" / "three.jsonl"
   path.write_text("\n".join(change(path.read_text().splitlines())) + "\n")
@@ -252,7 +298,9 @@ def test_contradictory_results_are_refused_and_kept(room, swept, contents, chang
 def test_the_results_are_the_folder_above_the_records(room, call, name):
   config = [f"--config={room}/three.py"] if name == "sweep" else []
   answer = call(name, *config, f"--results={room}/results/runs")
-  answer.assert_refused(f"error: --results={room}/results/runs give --results={room}/results:")
+  answer.assert_refused(
+    f"error: --results={room}/results/runs give --results={room}/results:"
+  )
   assert not calls(room) and not (room / "results").exists()
 
 

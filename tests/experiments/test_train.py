@@ -28,22 +28,31 @@ from experiments.translation import task as translation_task
 def metrics(workdir):
   """Returns the lines of metrics.jsonl without times."""
   timed = ("time", "tokens_per_second", "seconds_per_step")
-  return [{k: v for k, v in line.items() if k not in timed} for line in read_metrics(workdir)]
+  return [
+    {k: v for k, v in line.items() if k not in timed} for line in read_metrics(workdir)
+  ]
 
 
 def results(workdir):
   """Returns results.json without times."""
   rows = json.loads((workdir / "results.json").read_text())
-  return {split: {k: v for k, v in row.items() if k != "seconds"} for split, row in rows.items()}
+  return {
+    split: {k: v for k, v in row.items() if k != "seconds"}
+    for split, row in rows.items()
+  }
 
 
 def test_the_folder_holds_all_of_the_run(workdir, data):
-  names = "config.json environment.json digests.json tokenizer.json checkpoints metrics.jsonl"
+  names = (
+    "config.json environment.json digests.json tokenizer.json checkpoints metrics.jsonl"
+  )
   names += " tensorboard samples.txt record.json results.json test.translations.txt average.npz"
   names += " learning_curves.png attention.png"
   assert {path.name for path in workdir.iterdir()} == {*names.split()}
   assert {path.name for path in (workdir / "checkpoints").iterdir()} == {"6", "9", "12"}
-  assert [path.name.split(".")[0] for path in (workdir / "tensorboard").iterdir()] == ["events"]
+  assert [path.name.split(".")[0] for path in (workdir / "tensorboard").iterdir()] == [
+    "events"
+  ]
   config = json.loads((workdir / "config.json").read_text())
   assert config["model"]["width"] == 16 and config["training"]["label_smoothing"] == 0.1
   assert config["data"]["pairs"]["test"] == f"{data}/test.en,{data}/test.de"
@@ -66,19 +75,32 @@ def test_every_step_is_measured_and_some_evaluated(workdir):
   assert text.count("=== step") == 2 and text.count("translation ") == 4
 
 
-def test_the_output_has_the_model_the_data_the_scores_five_samples_and_the_pictures(training):
+def test_the_output_has_the_model_the_data_the_scores_five_samples_and_the_pictures(
+  training,
+):
   workdir, answer = training
   size = sum(x.size for x in jax.tree.leaves(load_run(workdir).params))
-  lines = "devices: 1 x cpu, processes: 1, mesh: 1", f"parameters: {size:,}, tokens of a batch: 128"
+  lines = (
+    "devices: 1 x cpu, processes: 1, mesh: 1",
+    f"parameters: {size:,}, tokens of a batch: 128",
+  )
   assert "\n".join(lines) in answer.out
-  assert sum("train_step" in name for name in answer.compiled) == 1  # for one shape of batches
-  assert "attention, batches of 14x9: " in answer.out and ": per_position, because" in answer.out
+  assert (
+    sum("train_step" in name for name in answer.compiled) == 1
+  )  # for one shape of batches
+  assert (
+    "attention, batches of 14x9: " in answer.out
+    and ": per_position, because" in answer.out
+  )
   assert "pairs with an empty side skipped in train: 1 (lines: 53)\n" in answer.out
   assert "training: shapes 14x9, " in answer.out and "dropped (above 9): " in answer.out
   assert "validation: shapes 14x9, batches per epoch: 1, " in answer.out
   (score,) = results(workdir).values()
   row = next(line for line in answer.out.splitlines() if line.split()[:1] == ["test"])
-  values = (f"{score[name]['value']:.2f}" for name in ("sacrebleu", "paper_bleu", "chrf", "exact"))
+  values = (
+    f"{score[name]['value']:.2f}"
+    for name in ("sacrebleu", "paper_bleu", "chrf", "exact")
+  )
   assert row.split() == ["test", "6", *values]
   for name in ("source  ", "reference  ", "translation  "):
     assert sum(line.startswith(name) for line in answer.out.splitlines()) == 5
@@ -93,15 +115,21 @@ def test_a_step_has_its_rate_and_is_logged_and_profiled(
   monkeypatch.setitem(sys.modules, "wandb", wandb)
   run = wandb.init.return_value
   run.__enter__.return_value = run
-  monkeypatch.setattr(trainer_module, "evaluate", lambda *_: None)  # Scoring is for other tests.
+  monkeypatch.setattr(
+    trainer_module, "evaluate", lambda *_: None
+  )  # Scoring is for other tests.
   few = ("num_steps=5", "eval_every=5", "save_every=2")
   again = [f"--config.training.{value}" for value in few]
   assert train(tmp_path, *again, "--wandb=mine", "--profile_steps=2:3").status == 0
   lines = [line for line in read_metrics(tmp_path) if "loss" in line]
   rates = schedule(load_task(tmp_path).config)
   for line in lines:
-    np.testing.assert_allclose(line["learning_rate"], rates(line["step"] - 1), rtol=1e-6)
-  logged = [dict(*x.args, **x.kwargs) for x in run.log.call_args_list if "loss" in x.args[0]]
+    np.testing.assert_allclose(
+      line["learning_rate"], rates(line["step"] - 1), rtol=1e-6
+    )
+  logged = [
+    dict(*x.args, **x.kwargs) for x in run.log.call_args_list if "loss" in x.args[0]
+  ]
   assert logged == [{k: x for k, x in line.items() if k != "time"} for line in lines]
   profiles = [*tmp_path.glob("tensorboard/plugins/profile/*/*.xplane.pb")]
   assert len(profiles) == 1 and b"train" in profiles[0].read_bytes()
@@ -113,7 +141,10 @@ def test_a_step_has_its_rate_and_is_logged_and_profiled(
 
 
 def test_flags_that_cannot_be_met_are_refused(train, tmp_path):
-  for flag, words in (("--profile_steps=x", "10:20"), ("--wandb=mine", "pip install wandb")):
+  for flag, words in (
+    ("--profile_steps=x", "10:20"),
+    ("--wandb=mine", "pip install wandb"),
+  ):
     train(tmp_path / "run", flag).assert_refused(words)
   assert not (tmp_path / "run").exists()
 
@@ -132,12 +163,16 @@ def test_a_finished_run_even_older_than_a_key_is_only_scored_again(
   )
   for name in ("evaluate", "translate"):
     assert call(name, f"--workdir={copy}", stdin=b"a cat\n").status == 0
-  records = [json.loads((folder / "record.json").read_text()) for folder in (copy, workdir)]
+  records = [
+    json.loads((folder / "record.json").read_text()) for folder in (copy, workdir)
+  ]
   assert records[0]["config"] == records[1]["config"]
   assert records[0]["digest"] == records[1]["digest"]
   assert records[0]["exact"] == records[1]["exact"] | dict(test=[[6, 5], [12, 5]])
   before = contents(copy)
-  monkeypatch.setattr(trainer_module, "naming_attention", lambda *_: lambda *_: pytest.fail())
+  monkeypatch.setattr(
+    trainer_module, "naming_attention", lambda *_: lambda *_: pytest.fail()
+  )
   again = train(copy)
   assert (again.status, f"{copy} is trained to step 12\n" in again.out) == (0, True)
   scores = answer.out.partition("split")[2].replace(str(workdir), str(copy))
@@ -175,7 +210,10 @@ def test_a_run_does_not_go_on_with_other_data_or_another_tokenizer(
   refused("tokenizer", run / "tokenizer.json", swap, "evaluate", "translate")
 
   digests = json.loads((run / "digests.json").read_text())
-  for old in ({}, {"training data": digests["training data"]}):  # as of runs from before the others
+  for old in (
+    {},
+    {"training data": digests["training data"]},
+  ):  # as of runs from before the others
     (run / "digests.json").write_text(json.dumps(old))
     test = f"--config.data.pairs.test={data}/test.en,{data}/test.de"
     for new in ((), (test,)):
@@ -206,7 +244,9 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
   assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
   with open(tmp_path / "metrics.jsonl", "a") as file:
     file.write('{"step": 4, "lo')  # killed while it wrote
-  monkeypatch.setattr(trainer_module, "evaluate", lambda *_: None)  # Scoring is for other tests.
+  monkeypatch.setattr(
+    trainer_module, "evaluate", lambda *_: None
+  )  # Scoring is for other tests.
   answer = train(tmp_path, "--config.training.num_steps=6")
   assert answer.status == 0, answer.err
   assert metrics(tmp_path) == [line for line in metrics(workdir) if line["step"] <= 6]
@@ -219,10 +259,16 @@ def test_a_run_whose_losses_are_not_finite_ends_with_the_step(
     return tasks.Loss(jnp.nan * logits.sum(), (targets != 0).sum())
 
   monkeypatch.setattr(tasks, "cross_entropy", loss)
-  answer = train(tmp_path, "--config.training.max_skipped=4", "--config.training.save_every=2")
+  answer = train(
+    tmp_path, "--config.training.max_skipped=4", "--config.training.save_every=2"
+  )
   last = answer.err.splitlines()[-1]
-  assert answer.status == 1 and last.startswith("stopped: step 4: loss nan, gradient norm nan on ")
-  skipped = [(line["step"], line["loss"], line["skipped"]) for line in metrics(tmp_path)]
+  assert answer.status == 1 and last.startswith(
+    "stopped: step 4: loss nan, gradient norm nan on "
+  )
+  skipped = [
+    (line["step"], line["loss"], line["skipped"]) for line in metrics(tmp_path)
+  ]
   assert skipped == [(step, None, 1) for step in (1, 2, 3, 4)]
   assert all(np.isfinite(x).all() for x in parameters(tmp_path, 2))
 
@@ -242,8 +288,12 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
   longer, train, parameters, tmp_path, monkeypatch
 ):
   straight, handler = longer, signal.getsignal(signal.SIGTERM)
-  with monkeypatch.context() as patch:  # while it evaluates, at a step that is not saved otherwise
-    translate = lambda *_: signal.raise_signal(signal.SIGTERM) or pytest.fail("evaluation goes on")
+  with (
+    monkeypatch.context() as patch
+  ):  # while it evaluates, at a step that is not saved otherwise
+    translate = lambda *_: (
+      signal.raise_signal(signal.SIGTERM) or pytest.fail("evaluation goes on")
+    )
     patch.setattr(translation_task, "make_translator", lambda *_, **__: translate)
     answer = train(tmp_path, "--config.training.save_every=4")
   assert (answer.status, answer.out.splitlines()[-1]) == (
@@ -264,13 +314,21 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
   assert train(tmp_path, "--config.training.num_steps=15").status == 0
   assert signal.getsignal(signal.SIGTERM) == handler
   assert list_steps(tmp_path / "checkpoints") == list_steps(straight / "checkpoints")
-  for ours, theirs in zip(parameters(tmp_path, 15), parameters(straight, 15), strict=True):
+  for ours, theirs in zip(
+    parameters(tmp_path, 15), parameters(straight, 15), strict=True
+  ):
     np.testing.assert_array_equal(ours, theirs)
-  averages = (jax.tree.leaves(load_run(folder).params) for folder in (tmp_path, straight))
+  averages = (
+    jax.tree.leaves(load_run(folder).params) for folder in (tmp_path, straight)
+  )
   for ours, theirs in zip(*averages, strict=True):
     np.testing.assert_array_equal(ours, theirs)
-  assert metrics(tmp_path) == metrics(straight) and results(tmp_path) == results(straight)
-  assert (tmp_path / "samples.txt").read_bytes() == (straight / "samples.txt").read_bytes()
+  assert metrics(tmp_path) == metrics(straight) and results(tmp_path) == results(
+    straight
+  )
+  assert (tmp_path / "samples.txt").read_bytes() == (
+    straight / "samples.txt"
+  ).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -281,11 +339,17 @@ def test_a_training_whose_reader_or_terminal_is_gone_saves_and_ends(
 ):
   reader, writer = open_display()
   os.close(reader)
-  words = f"--config={data}/tiny.py", f"--workdir={tmp_path}", "--config.training.num_steps=6"
+  words = (
+    f"--config={data}/tiny.py",
+    f"--workdir={tmp_path}",
+    "--config.training.num_steps=6",
+  )
 
   def train() -> int:
     with contextlib.ExitStack() as stack:
-      stdout, stderr = (stack.enter_context(open(os.dup(writer), "w")) for _ in range(2))
+      stdout, stderr = (
+        stack.enter_context(open(os.dup(writer), "w")) for _ in range(2)
+      )
       stack.enter_context(contextlib.redirect_stdout(stdout))
       stack.enter_context(contextlib.redirect_stderr(stderr))
       stack.enter_context(fast())
@@ -305,13 +369,19 @@ def test_a_training_whose_reader_or_terminal_is_gone_saves_and_ends(
 
 
 def test_other_choices_train_too(train, data, tmp_path):
-  english, german = ((data / f"valid.{x}").read_text().splitlines() for x in ("en", "de"))
+  english, german = (
+    (data / f"valid.{x}").read_text().splitlines() for x in ("en", "de")
+  )
   table = "".join(f"{x}\t{y}\n" for x, y in zip(english, german, strict=True))
   (tmp_path / "valid.tsv").write_text(table)
   answer = train(
     tmp_path / "run",
     *(f"--config.data.pairs.valid={tmp_path}/valid.tsv", "--config.data.pairs.test="),
-    *("--config.data.moses", "--config.data.lowercase", "--config.evaluation.tokenize=none"),
+    *(
+      "--config.data.moses",
+      "--config.data.lowercase",
+      "--config.evaluation.tokenize=none",
+    ),
     *("--config.batches.tokens=270", "--config.training.warmup_steps=1"),
     *("--noconfig.model.share_embeddings", "--config.model.dtype=bfloat16"),
     *("--config.mesh.data=2", "--config.training.num_microbatches=2"),
@@ -382,7 +452,10 @@ def test_positions_of_ones_own_train_and_resume(own_positions, train, call, tmp_
     ("own.gaussian:Gausian", "own.gaussian has no Gausian"),
     ("own.gaussian:number", "number no subclass of relpos_jax.nn.Positions"),
     ("flax.nnx:Linear", "Linear no subclass of relpos_jax.nn.Positions"),
-    ("own.gaussian:Unbuildable", "Unbuildable 'sigma' num_heads, head_width, max_distance"),
+    (
+      "own.gaussian:Unbuildable",
+      "Unbuildable 'sigma' num_heads, head_width, max_distance",
+    ),
   ],
 )
 def test_wrong_positions_are_one_line(own_positions, train, tmp_path, name, words):

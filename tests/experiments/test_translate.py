@@ -37,7 +37,10 @@ def translate(call, workdir):
   """Returns a function that runs the command on bytes and returns its lines."""
 
   def translate(stdin: bytes, *arguments: str) -> list[str]:
-    flags = f"--workdir={workdir}", "--beam_size=1"  # a beam ends at once: the model is bad
+    flags = (
+      f"--workdir={workdir}",
+      "--beam_size=1",
+    )  # a beam ends at once: the model is bad
     answer = call("translate", *flags, *arguments, stdin=stdin)
     assert answer.status == 0, answer.err
     assert answer.out.endswith("\n") or not answer.out
@@ -60,12 +63,34 @@ def test_every_line_has_its_translation(translations, workdir, fast):
 
 
 def test_a_line_loads_no_other_system_and_no_library_of_scores(workdir):
-  words = sys.executable, "-X", "importtime", "-m", "experiments.translate", f"--workdir={workdir}"
-  answer = subprocess.run(words, input="the dog\n", capture_output=True, text=True, check=True)
-  imported = {*re.findall(r"^import time:.*\| +(\S+)$", answer.stderr, flags=re.MULTILINE)}
+  words = (
+    sys.executable,
+    "-X",
+    "importtime",
+    "-m",
+    "experiments.translate",
+    f"--workdir={workdir}",
+  )
+  answer = subprocess.run(
+    words, input="the dog\n", capture_output=True, text=True, check=True
+  )
+  imported = {
+    *re.findall(r"^import time:.*\| +(\S+)$", answer.stderr, flags=re.MULTILINE)
+  }
   assert "experiments.translation.translator" in imported
-  assert not imported & {"experiments.music", "experiments.graphs", "matplotlib", "sacrebleu"}
-  assert not imported & {"grain", "sacremoses", "scipy", "tensorboardX", "tensorflow_datasets"}
+  assert not imported & {
+    "experiments.music",
+    "experiments.graphs",
+    "matplotlib",
+    "sacrebleu",
+  }
+  assert not imported & {
+    "grain",
+    "sacremoses",
+    "scipy",
+    "tensorboardX",
+    "tensorflow_datasets",
+  }
   assert "orbax" not in imported  # since the evaluation after training kept the average
 
 
@@ -83,12 +108,21 @@ def test_line_ends_a_byte_order_mark_and_packing_do_not_matter(
 
 
 def test_a_long_line_is_truncated_with_a_warning(call, workdir):
-  lines = ["the dog", "", "the cat finds the old green bike. " * 50, "the dog sees the house."]
+  lines = [
+    "the dog",
+    "",
+    "the cat finds the old green bike. " * 50,
+    "the dog sees the house.",
+  ]
   stdin = "".join(f"{line}\n" for line in lines).encode()
-  answer = call("translate", f"--workdir={workdir}", "--max_source_length=12", stdin=stdin)
+  answer = call(
+    "translate", f"--workdir={workdir}", "--max_source_length=12", stdin=stdin
+  )
   warnings = [line for line in answer.err.splitlines() if "--max_source_length" in line]
   assert answer.status == 0 and len(warnings) == 1, answer.err
-  assert warnings[0].startswith("line 3 has ") and "truncated to the first 12" in warnings[0]
+  assert (
+    warnings[0].startswith("line 3 has ") and "truncated to the first 12" in warnings[0]
+  )
   tokenizer = load_tokenizer(workdir)
   first = decode(tokenizer, encode(tokenizer, [lines[2].strip()])[0][:12])
   short = [*lines[:2], first, lines[3]]
@@ -96,7 +130,9 @@ def test_a_long_line_is_truncated_with_a_warning(call, workdir):
   assert answer.out == wanted.out
 
 
-def test_a_model_that_diverged_is_told_from_its_empty_translations(call, workdir, monkeypatch):
+def test_a_model_that_diverged_is_told_from_its_empty_translations(
+  call, workdir, monkeypatch
+):
   def load_diverged(*args):
     run = load_run(*args)
     params = jax.tree.map(lambda x: x * jnp.nan, run.params)
@@ -104,7 +140,9 @@ def test_a_model_that_diverged_is_told_from_its_empty_translations(call, workdir
 
   monkeypatch.setattr(run_module, "load_run", load_diverged)
   monkeypatch.setattr(translate_command, "_LINES_AT_ONCE", 3)
-  answer = call("translate", f"--workdir={workdir}", stdin=b"\na cat\nthe dog\n\na cat\n")
+  answer = call(
+    "translate", f"--workdir={workdir}", stdin=b"\na cat\nthe dog\n\na cat\n"
+  )
   assert (answer.status, answer.out) == (0, 5 * "\n")
   warnings = [line for line in answer.err.splitlines() if "empty" in line]
   assert warnings == [
@@ -126,7 +164,9 @@ def test_lines_are_translated_and_counted_in_portions(
   monkeypatch.setattr(translate_command, "_LINES_AT_ONCE", 2)
   assert translate("\n".join(LINES).encode()) == translations
   stdin = b"a cat\n" * 4 + b"the dog sees the house.\n"
-  answer = call("translate", f"--workdir={workdir}", "--max_source_length=3", stdin=stdin)
+  answer = call(
+    "translate", f"--workdir={workdir}", "--max_source_length=3", stdin=stdin
+  )
   assert answer.status == 0 and "line 5 has " in answer.err
 
 
@@ -140,7 +180,11 @@ def test_so_many_checkpoints_are_averaged_as_asked(call, longer):
 
 def test_a_run_older_than_the_choice_stops_at_the_bound_as_it_did(workdir, tmp_path):
   config = json.loads((workdir / "config.json").read_text())
-  assert config["decoding"].pop("stop") == load_task(workdir).config.decoding.stop == "present"
+  assert (
+    config["decoding"].pop("stop")
+    == load_task(workdir).config.decoding.stop
+    == "present"
+  )
   (tmp_path / "config.json").write_text(json.dumps(config))
   assert load_task(tmp_path).config.decoding.stop == "bound"
 
@@ -152,12 +196,17 @@ def test_input_is_normalised_as_in_training(workdir):
 
 
 def test_training_strips_lines_as_translating_does():
-  pairs = [("a dog runs", "ein Hund rennt"), ("it rains", "es regnet"), ("no", "nein")] * 4
+  pairs = [
+    ("a dog runs", "ein Hund rennt"),
+    ("it rains", "es regnet"),
+    ("no", "nein"),
+  ] * 4
   spaced = [(f"{source}\t", f"\u3000 {target}\u3000 ") for source, target in pairs]
   task, mesh = Translation(quickstart.get_config()), make_mesh(data=1)
   tokenizer = task.learn_tokenizer(Corpus(dict(train=pairs, valid=pairs)))
   both = [
-    task.make_batches(Corpus(dict(train=x, valid=x)), tokenizer, mesh) for x in (spaced, pairs)
+    task.make_batches(Corpus(dict(train=x, valid=x)), tokenizer, mesh)
+    for x in (spaced, pairs)
   ]
   for ours, theirs in zip(*both, strict=True):
     assert ours.num_per_epoch == theirs.num_per_epoch

@@ -38,7 +38,11 @@ def unbatched(batch) -> list:
       continue
     found.append(
       Graph(
-        *(batch.nodes[row, nodes], batch.senders[row, edges], batch.receivers[row, edges]),
+        *(
+          batch.nodes[row, nodes],
+          batch.senders[row, edges],
+          batch.receivers[row, edges],
+        ),
         *(batch.labels[row, edges], batch.node_features[row, nodes]),
         *(batch.edge_features[row, edges], batch.target[row], batch.query[row]),
       )
@@ -46,14 +50,18 @@ def unbatched(batch) -> list:
   return [as_lists(graph) for graph in found]
 
 
-some_sizes = st.lists(st.integers(1, 9), min_size=1, max_size=30).filter(lambda x: min(x) <= 8)
+some_sizes = st.lists(st.integers(1, 9), min_size=1, max_size=30).filter(
+  lambda x: min(x) <= 8
+)
 
 
 @settings(max_examples=30)
 @given(some_sizes, st.one_of(st.none(), st.integers(-1, 2**64)))
 def test_every_graph_occurs_once_per_epoch_in_few_shapes(sizes, seed):
   graphs = [graph(size, number) for number, size in enumerate(sizes)]
-  batches = GraphBatches(graphs, boundaries=BOUNDARIES, budget=16, multiple_of=2, seed=seed)
+  batches = GraphBatches(
+    graphs, boundaries=BOUNDARIES, budget=16, multiple_of=2, seed=seed
+  )
   small = [as_lists(graph) for graph in graphs if len(graph.nodes) <= 8]
   for epoch in range(2):
     steps = range(epoch * batches.num_per_epoch, (epoch + 1) * batches.num_per_epoch)
@@ -68,7 +76,9 @@ def test_every_graph_occurs_once_per_epoch_in_few_shapes(sizes, seed):
   assert batches.dropped == len(graphs) - len(small)
 
 
-@pytest.mark.parametrize("wrong", [dict(target=[1]), dict(node_features=[[1.0]]), dict(nodes=[])])
+@pytest.mark.parametrize(
+  "wrong", [dict(target=[1]), dict(node_features=[[1.0]]), dict(nodes=[])]
+)
 def test_rows_that_do_not_fit_the_nodes_are_refused(wrong):
   with pytest.raises(ValueError, match=r"nodes with node_features .* and target"):
     Graph.of(**dict(nodes=[0, 0, 0], edges=[], target=1) | wrong)
@@ -76,7 +86,14 @@ def test_rows_that_do_not_fit_the_nodes_are_refused(wrong):
 
 def test_an_edge_given_twice_is_one_and_another_label_or_feature_is_another_edge():
   given = [(0, 1, 2), (0, 1, 2), (0, 1, 2), (0, 1, 0), (1, 1, 2)]
-  twice = Graph.of([0, 0], given, target=0, edge_features=[[1, 5], [3, 5], [1, 5], [1, 5], [1, 5]])
+  twice = Graph.of(
+    [0, 0], given, target=0, edge_features=[[1, 5], [3, 5], [1, 5], [1, 5], [1, 5]]
+  )
   assert twice.labels.tolist() == [2, 2, 0, 2]
-  assert twice.senders.tolist() == [0, 0, 0, 1] and twice.receivers.tolist() == [1, 1, 1, 1]
+  assert twice.senders.tolist() == [0, 0, 0, 1] and twice.receivers.tolist() == [
+    1,
+    1,
+    1,
+    1,
+  ]
   assert twice.edge_features.tolist() == [[1, 5], [3, 5], [1, 5], [1, 5]]

@@ -12,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.graphs import data as data_module
-from experiments.graphs.data import ANSWERS, RELATIONS, load_clutrr, load_tu, split_folds
+from experiments.graphs.data import (
+  ANSWERS,
+  RELATIONS,
+  load_clutrr,
+  load_tu,
+  split_folds,
+)
 from experiments.graphs.graph import Graph, GraphData, GraphNames
 
 HEADER = "id,story,target,task_name,story_edges,edge_types,query_edge"
@@ -46,7 +52,9 @@ def folder(tmp_path, publish) -> pathlib.Path:
   with zipfile.ZipFile(tmp_path / "archive" / data_module._ZIP, "w") as archive:
     for name, rows in SPLITS.items():
       archive.writestr(f"{name}.csv", "\n".join([HEADER, *map(csv_line, rows)]) + "\n")
-  lines = [json.dumps(row | dict(split=name)) for name, rows in SPLITS.items() for row in rows]
+  lines = [
+    json.dumps(row | dict(split=name)) for name, rows in SPLITS.items() for row in rows
+  ]
   graphs = "\n".join(lines).encode()
   (tmp_path / "graphs" / data_module._GRAPHS).write_bytes(graphs)
   for name in ("archive", "graphs"):
@@ -77,7 +85,8 @@ def test_archive_and_graphs_are_read(folder, kind):
   assert not any(graph in train for graph in valid)
 
 
-# Two graphs: a directed triangle with a loop and an edge given twice, and a pair of nodes.
+# Two graphs: a directed triangle with a loop and an edge given twice, and a pair of
+# nodes.
 FILES = {
   "graph_indicator": "1\n1\n2\n1\n2\n",
   "graph_labels": "-1\n1\n",
@@ -99,7 +108,11 @@ def write(folder: pathlib.Path, name="TOY", **changes) -> pathlib.Path:
 
 
 def edges(graph):
-  return [*zip(*(x.tolist() for x in (graph.senders, graph.receivers, graph.labels)), strict=True)]
+  return [
+    *zip(
+      *(x.tolist() for x in (graph.senders, graph.receivers, graph.labels)), strict=True
+    )
+  ]
 
 
 @pytest.mark.parametrize("name", ["", "TOY"])
@@ -169,7 +182,9 @@ def test_classes_are_counted_and_whole_numbers_are_integers(tmp_path):
   assert note.startswith("13 classes of 30 graphs: 0 (3), 1 (3), 2 (3), 3 (3), 4 (2), ")
   assert note.endswith(", and 3 more")
   (note,) = load_tu("", path=write_classes(file, [*range(734)] + 166 * [0])).notes
-  assert note.startswith("734 classes of 900 graphs: is this a regression? 0 (167), 1 (1), ")
+  assert note.startswith(
+    "734 classes of 900 graphs: is this a regression? 0 (167), 1 (1), "
+  )
 
 
 @pytest.mark.parametrize("label", [None, 0.37, float("nan"), [1], {"a": 1}])
@@ -212,13 +227,21 @@ def test_optional_files_may_be_missing(tmp_path):
 
 
 WRONG = {
-  "cannot read {A}: could not convert string 'x' to float64 at row 1": dict(A="1, 2\n2,x\n"),
+  "cannot read {A}: could not convert string 'x' to float64 at row 1": dict(
+    A="1, 2\n2,x\n"
+  ),
   "{A}, line 3: want two nodes of one graph, from 1 to 5": dict(A="1, 2\n2, 1\n2, 6\n"),
   "{A}, line 2: want two nodes of one graph, from 1 to 5": dict(A="1, 2\n1, 3\n"),
-  "{A} has 2 lines of 3 numbers; want 2 lines of 2 numbers": dict(A="1, 2, 3\n1, 2, 3\n"),
-  "{graph_indicator}: want graphs from 1 to 2, each": dict(graph_indicator="1\n1\n2\n1\n3\n"),
+  "{A} has 2 lines of 3 numbers; want 2 lines of 2 numbers": dict(
+    A="1, 2, 3\n1, 2, 3\n"
+  ),
+  "{graph_indicator}: want graphs from 1 to 2, each": dict(
+    graph_indicator="1\n1\n2\n1\n3\n"
+  ),
   "{node_labels} has 2 lines of 1 numbers; want 5 lines": dict(node_labels="1\n2\n"),
-  "cannot read {node_attributes}: the number of columns": dict(node_attributes="1, 2\n1\n"),
+  "cannot read {node_attributes}: the number of columns": dict(
+    node_attributes="1, 2\n1\n"
+  ),
   "{folder}: want graphs of two classes or more": dict(graph_labels="5\n5\n"),
   "cannot read {graph_labels}: [Errno 2] No such file": dict(graph_labels=None),
   "{folder} has 0 data sets in TU format: want a folder with NAME_A.txt": dict(A=None),
@@ -226,12 +249,17 @@ WRONG = {
 
 
 WRONG |= {
-  "{graph_labels} has no graphs": dict.fromkeys(FILES, "") | dict(graph_indicator="1\n1\n"),
+  "{graph_labels} has no graphs": dict.fromkeys(FILES, "")
+  | dict(graph_indicator="1\n1\n"),
   "{graph_labels} has no graphs; want": dict.fromkeys(FILES, ""),
   "{A}, line 2: want two nodes": dict(graph_indicator="1\n2\n", A="1, 1\n1, 2\n"),
-  "{node_attributes}, line 3: nan": dict(node_attributes="0, 1\n0, 2\n0, nan\n0, 4\n0, 5\n"),
+  "{node_attributes}, line 3: nan": dict(
+    node_attributes="0, 1\n0, 2\n0, nan\n0, 4\n0, 5\n"
+  ),
   "{edge_attributes}, line 2: inf": dict(edge_attributes="1\ninf\n3\n4\n5\n1\n6\n"),
-  "{edge_attributes}, line 7: -1e+39": dict(edge_attributes="1\n2\n3\n4\n5\n1\n-1e39\n"),
+  "{edge_attributes}, line 7: -1e+39": dict(
+    edge_attributes="1\n2\n3\n4\n5\n1\n-1e39\n"
+  ),
   "{graph_labels}, line 2: 0.5 is no integer": dict(graph_labels="1\n0.5\n"),
   "{node_labels}, line 4: nan is no integer": dict(node_labels="1\n2\n3\nnan\n5\n"),
 }
@@ -246,7 +274,10 @@ def test_labels_may_be_written_as_floats(tmp_path):
 
 
 def test_several_columns_of_labels_are_one_label(tmp_path):
-  node_labels, edge_labels = "0, 7\n0, 7\n1, 0\n0, 8\n0, 7\n", "0,1\n0,1\n2,0\n" * 2 + "2,0\n"
+  node_labels, edge_labels = (
+    "0, 7\n0, 7\n1, 0\n0, 8\n0, 7\n",
+    "0,1\n0,1\n2,0\n" * 2 + "2,0\n",
+  )
   folder = write(tmp_path / "toy", node_labels=node_labels, edge_labels=edge_labels)
   data = load_tu("", path=str(folder))
   assert data.names.node_labels == ("0,7", "0,8", "1,0")
@@ -259,12 +290,16 @@ def test_several_columns_of_labels_are_one_label(tmp_path):
 def test_a_wrong_folder_is_refused_by_file_and_line(tmp_path, message):
   folder = write(tmp_path / "toy", **WRONG[message])
   files = {kind: folder / f"TOY_{kind}.txt" for kind in FILES}
-  assert refusal(load_tu, "", str(folder)).startswith(message.format(folder=folder, **files))
+  assert refusal(load_tu, "", str(folder)).startswith(
+    message.format(folder=folder, **files)
+  )
 
 
 def test_a_folder_of_several_data_sets_needs_a_name_that_it_has(tmp_path):
   folder = write(tmp_path / "toy")
-  assert refusal(load_tu, "OTHER", str(folder)).startswith(f"cannot read {folder}/OTHER_A.txt: ")
+  assert refusal(load_tu, "OTHER", str(folder)).startswith(
+    f"cannot read {folder}/OTHER_A.txt: "
+  )
   write(folder, name="TWO")
   assert refusal(load_tu, "", str(folder)).endswith("(TOY, TWO): give the name of one")
   unknown = "unknown data set 'PROTEINS': give the path of its folder, or MUTAG"
@@ -299,11 +334,15 @@ def test_a_users_archive_is_read(tmp_path, inside):
   assert f"{file} has data sets in " in refusal(load_tu, "", str(file))
   with zipfile.ZipFile(file, "w") as archive:
     archive.writestr("readme.txt", "x")
-  assert f"{file}/ has 0 data sets in TU format: want" in refusal(load_tu, "", str(file))
+  assert f"{file}/ has 0 data sets in TU format: want" in refusal(
+    load_tu, "", str(file)
+  )
 
 
 def make_data(classes) -> GraphData:
-  graphs = [Graph.of([0] * (1 + i % 5), [], target=label) for i, label in enumerate(classes)]
+  graphs = [
+    Graph.of([0] * (1 + i % 5), [], target=label) for i, label in enumerate(classes)
+  ]
   return GraphData(dict(all=graphs), GraphNames(("x",), (), ("a", "b", "c", "d")))
 
 
@@ -316,7 +355,10 @@ def test_folds_cover_every_graph_once_with_their_share_of_every_class(classes, n
     return [id(graph) for name in names for graph in splits[fold][name]]
 
   everything = sorted(map(id, data.splits["all"]))
-  assert sorted(itertools.chain(*(ids(fold, "test") for fold in range(number)))) == everything
+  assert (
+    sorted(itertools.chain(*(ids(fold, "test") for fold in range(number))))
+    == everything
+  )
   for fold in range(number):
     assert sorted(ids(fold, "train", "valid", "test")) == everything
     assert ids(fold, "valid") == ids((fold + 1) % number, "test")

@@ -60,12 +60,19 @@ OTHER_LABEL = ONE._replace(labels=np.int32([0, *ONE.labels[1:]]))
 OTHER_WAY = ONE._replace(
   senders=np.int32([1, *ONE.senders[1:]]), receivers=np.int32([0, *ONE.receivers[1:]])
 )
-OTHER_FEATURE = ONE._replace(edge_features=ONE.edge_features + np.eye(6, 1, dtype=np.float32))
+OTHER_FEATURE = ONE._replace(
+  edge_features=ONE.edge_features + np.eye(6, 1, dtype=np.float32)
+)
 NO_EDGE = Graph.of(ONE.nodes, [], target=0, query=ONE.query, node_features=ONE.node_features,
                    edge_features=np.empty((0, 1)))  # fmt: skip
-SEVERAL = [ONE, graph(3, ((0, 1, 0), (2, 1, 1)), seed=1), graph(2, ((1, 0, 2), (1, 0, 1)), seed=2)]
+SEVERAL = [
+  ONE,
+  graph(3, ((0, 1, 0), (2, 1, 1)), seed=1),
+  graph(2, ((1, 0, 2), (1, 0, 1)), seed=2),
+]
 
-# The properties of edges that each system uses: labels, direction, features, and their existence.
+# The properties of edges that each system uses: labels, direction, features, and their
+# existence.
 SYSTEMS = {
   "keys and values": (dict(), "labels direction features edges"),
   "as a list": (dict(implementation="edge_list"), "labels direction features edges"),
@@ -88,7 +95,9 @@ def of_five_graphs(**values):
 def test_a_system_knows_of_the_edges_what_its_switches_say(system):
   values, known = SYSTEMS[system]
   one, *others = of_five_graphs(**values)
-  for what, other in zip(("labels", "direction", "features", "edges"), others, strict=True):
+  for what, other in zip(
+    ("labels", "direction", "features", "edges"), others, strict=True
+  ):
     assert differ(one, other) == (what in known.split()), what
 
 
@@ -97,17 +106,24 @@ WAYS = [dict(reverse_edges=way) for way in ("own_label", "none")]
 
 @pytest.mark.parametrize("values", [*WAYS, BLIND], ids=str)
 def test_edges_as_a_list_and_as_a_matrix_are_one_model(values):
-  assert_same(of_five_graphs(implementation="edge_list", **values), of_five_graphs(**values))
+  assert_same(
+    of_five_graphs(implementation="edge_list", **values), of_five_graphs(**values)
+  )
 
 
 @pytest.mark.parametrize(
   "reverse_edges, wanted",
   [
-    ("own_label", {(1, 0): [1, 5], (0, 1): [5, 1], (2, 1): [3, 0], (1, 2): [0, 3], (3, 3): [6, 6]}),
+    (
+      "own_label",
+      {(1, 0): [1, 5], (0, 1): [5, 1], (2, 1): [3, 0], (1, 2): [0, 3], (3, 3): [6, 6]},
+    ),
     ("none", {(1, 0): [1], (0, 1): [5], (2, 1): [3], (3, 3): [6]}),
   ],
 )
-def test_a_pairs_features_are_the_mean_of_its_edges_in_each_direction(reverse_edges, wanted):
+def test_a_pairs_features_are_the_mean_of_its_edges_in_each_direction(
+  reverse_edges, wanted
+):
   """Compares features by receiver and sender; the edge from a node to itself changes nothing."""
   config = GraphEncoderConfig(
     num_node_labels=1, num_edge_labels=3, num_classes=2, num_edge_features=1, width=8, num_heads=2,
@@ -118,7 +134,9 @@ def test_a_pairs_features_are_the_mean_of_its_edges_in_each_direction(reverse_ed
   features = [[1.0], [5.0], [2.0], [4.0], [6.0]]
   batch = rows(Graph.of([0] * 4, ends, target=0, edge_features=features))
   num_rows = config.num_table_rows
-  (found,), _ = pair_features(*complete(batch, config), num_labels=num_rows, num_nodes=4)
+  (found,), _ = pair_features(
+    *complete(batch, config), num_labels=num_rows, num_nodes=4
+  )
   expected = np.zeros((4, 4, config.num_directions))
   for pair, features in wanted.items():
     expected[pair] = features
@@ -130,7 +148,10 @@ def renumbered(graph: Graph, new) -> Graph:
   old, edges = np.argsort(new), np.arange(len(graph.senders))[::-1]
   return Graph(
     graph.nodes[old],
-    *(np.int32(np.asarray(new)[ends[edges]]) for ends in (graph.senders, graph.receivers)),
+    *(
+      np.int32(np.asarray(new)[ends[edges]])
+      for ends in (graph.senders, graph.receivers)
+    ),
     labels=graph.labels[edges],
     node_features=graph.node_features[old],
     edge_features=graph.edge_features[edges],
@@ -142,7 +163,9 @@ def renumbered(graph: Graph, new) -> Graph:
 KINDS = {
   "mean of nodes": dict(head="graph"),
   "sum of nodes": dict(head="graph", readout="sum", sees="all", num_layers=2),
-  "nodes": dict(head="node", norm="post", tables_per_layer=False, tables_per_head=False),
+  "nodes": dict(
+    head="node", norm="post", tables_per_layer=False, tables_per_head=False
+  ),
   "pairs, as a list": dict(head="pair", implementation="edge_list"),
 }
 
@@ -155,7 +178,9 @@ def test_renumbered_and_padded_graphs_give_the_same(kind):
   others = np.array(model(rows(renumbered(ONE, new), *SEVERAL[1:], longest=6)))
   if KINDS[kind]["head"] == "node":
     others[0, :4] = others[0, new]
-    found, others = ([x[i, : len(y.nodes)] for i, y in enumerate(SEVERAL)] for x in (found, others))
+    found, others = (
+      [x[i, : len(y.nodes)] for i, y in enumerate(SEVERAL)] for x in (found, others)
+    )
     found, others = np.concatenate(found), np.concatenate(others)
   assert_same(found, others)
   assert differ(found[0], found[1])

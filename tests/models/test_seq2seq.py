@@ -67,13 +67,17 @@ def test_tables_can_be_absent_or_shared():
 
 def test_shared_embeddings_are_one_matrix_and_separate_ones_three():
   def matrices(config):
-    return sorted(leaf.shape for path, leaf in shapes(config).items() if path[-1] == "table")
+    return sorted(
+      leaf.shape for path, leaf in shapes(config).items() if path[-1] == "table"
+    )
 
   assert matrices(tiny(target_vocab_size=13, share_embeddings=True)) == [(13, 16)]
   assert matrices(TINY) == [(13, 16), (17, 16), (17, 16)]
 
 
-@pytest.mark.parametrize("field, value", [("positions", "relativ"), ("share_embeddings", True)])
+@pytest.mark.parametrize(
+  "field, value", [("positions", "relativ"), ("share_embeddings", True)]
+)
 def test_values_that_make_no_model_are_refused(field, value):
   config = tiny()
   object.__setattr__(config, field, value)  # bypasses the type checks of the tests
@@ -115,17 +119,29 @@ def test_only_relative_positions_are_translation_invariant(positions, invariant)
 @pytest.mark.parametrize("stacks", ["all", "encoder", "decoder"])
 def test_a_stack_without_positions_knows_no_order(positions, stacks):
   call = compiled(
-    tiny(target_vocab_size=13, share_embeddings=True, positions=positions, positions_in=stacks)
+    tiny(
+      target_vocab_size=13,
+      share_embeddings=True,
+      positions=positions,
+      positions_in=stacks,
+    )
   )
   logits, order = call(SOURCE, TARGET), np.array([1, 0, 2, 3, 4, 5])
-  of_source, of_target = call(SOURCE[:, order], TARGET), call(SOURCE, TARGET[:, order[:5]])
+  of_source, of_target = (
+    call(SOURCE[:, order], TARGET),
+    call(SOURCE, TARGET[:, order[:5]]),
+  )
   assert np.allclose(of_source, logits, atol=1e-5) == (stacks == "decoder")
   # In one causal layer, later tokens see the earlier ones as a set.
-  assert np.allclose(of_target[:, 2:], logits[:, 2:], atol=1e-5) == (stacks == "encoder")
+  assert np.allclose(of_target[:, 2:], logits[:, 2:], atol=1e-5) == (
+    stacks == "encoder"
+  )
 
 
 def test_zero_beyond_the_table_is_not_clipping():
-  clip, zero = (compiled(tiny(beyond=beyond), "encode")(SOURCE) for beyond in ("clip", "zero"))
+  clip, zero = (
+    compiled(tiny(beyond=beyond), "encode")(SOURCE) for beyond in ("clip", "zero")
+  )
   assert jnp.abs(clip - zero).max() > 0.01
 
 
@@ -141,7 +157,9 @@ def test_without_sub_layers_the_encoder_is_its_embedding_and_norms(norm):
   for out in (layer.self_attention.out.kernel, layer.feed_forward.out.kernel):
     out[...] = jnp.zeros_like(out[...])
   layer.feed_forward.out.bias[...] = jnp.zeros(16)
-  embedded = model.source_embedding.table[...][SOURCE] * 4 + sinusoids(jnp.arange(6), 16)
+  embedded = model.source_embedding.table[...][SOURCE] * 4 + sinusoids(
+    jnp.arange(6), 16
+  )
   norms = [model.encoder.norm] if norm == "pre" else [r.norm for r in layer.residuals]
   expected = functools.reduce(layer_norm, norms, np.asarray(embedded))
   np.testing.assert_allclose(jax.jit(model.encode)(SOURCE), expected, atol=1e-5)
@@ -168,7 +186,9 @@ def test_bfloat16_computes_near_float32_with_float32_parameters():
   ],
   ids=str,
 )
-def test_hypotheses_that_branch_have_the_logits_of_the_full_pass_of_each(changes, monkeypatch):
+def test_hypotheses_that_branch_have_the_logits_of_the_full_pass_of_each(
+  changes, monkeypatch
+):
   monkeypatch.setattr("relpos_jax.nn.attention._FEWEST_SLOTS", 1)
   config, random, beam_size = tiny(**changes), np.random.default_rng(0), 3
   model, decode, full = make(config), compiled(config, "decode"), compiled(config)

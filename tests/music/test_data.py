@@ -16,7 +16,9 @@ from experiments.music.data import MusicRows
 
 codecs = st.sampled_from([voices.CODEC, performance.CODEC])
 some_pieces = st.lists(
-  st.integers(1, 40).flatmap(lambda n: st.lists(st.integers(3, 131), min_size=n, max_size=n)),
+  st.integers(1, 40).flatmap(
+    lambda n: st.lists(st.integers(3, 131), min_size=n, max_size=n)
+  ),
   min_size=1,
   max_size=6,
 ).map(lambda pieces: [np.array(piece) for piece in pieces])
@@ -46,14 +48,25 @@ semitone_ranges = st.sampled_from([0, 3, 130])
 
 
 @settings(max_examples=100)
-@given(some_pieces, codecs, st.booleans(), st.integers(4, 20), st.integers(0, 3), semitone_ranges)
+@given(
+  some_pieces,
+  codecs,
+  st.booleans(),
+  st.integers(4, 20),
+  st.integers(0, 3),
+  semitone_ranges,
+)
 def test_rows_of_an_epoch_are_the_pieces_transposed_and_their_ends(
   pieces, codec, random_slices, longest, epoch, semitones
 ):
-  rows = make(pieces, codec, random_slices=random_slices, longest=longest, semitones=semitones)
+  rows = make(
+    pieces, codec, random_slices=random_slices, longest=longest, semitones=semitones
+  )
   of_epoch = rows.in_epoch(epoch)
   for piece, (*moved, end) in zip(pieces, joined(of_epoch), strict=True):
-    possible = [codec.transpose(piece, by).tolist() for by in range(-semitones, semitones + 1)]
+    possible = [
+      codec.transpose(piece, by).tolist() for by in range(-semitones, semitones + 1)
+    ]
     assert moved in possible and end == EOS
   assert len(of_epoch) == len(rows.lengths)
   assert (of_epoch.lengths <= rows.lengths).all() and rows.lengths.max() <= longest
@@ -89,7 +102,9 @@ def test_rows_depend_on_the_seed_and_the_epoch_alone():
     rows = vary(**changes)
     assert rows_of(rows, 0) != rows_of(rows, 1)
     assert rows_of(rows, 0) != rows_of(vary(seed=1, **changes), 0)
-    assert rows_of(rows, 0) == rows_of(vary(**changes), 0)  # after another epoch was read
+    assert rows_of(rows, 0) == rows_of(
+      vary(**changes), 0
+    )  # after another epoch was read
   still = vary(semitones=0, random_slices=False)
   assert rows_of(still, 0) == rows_of(still, 1)
 
@@ -108,13 +123,17 @@ def test_transpositions_and_slices_are_uniform():
 
 
 def test_the_batches_of_an_epoch_hold_its_rows():
-  rows = make(pieces_of(2, 5, 9, 14, 20), longest=24, semitones=3, random_slices=True, seed=7)
+  rows = make(
+    pieces_of(2, 5, 9, 14, 20), longest=24, semitones=3, random_slices=True, seed=7
+  )
   options = dict(boundaries=(16, 24), budget=48, seed=7)
   batches = Batches(rows, **options)
   for epoch in range(4):
     steps = range(epoch * batches.num_per_epoch, (epoch + 1) * batches.num_per_epoch)
     found = [row[row != PAD].tolist() for step in steps for row in batches[step].tokens]
-    assert sorted(filter(None, found)) == sorted(row.tolist() for row in rows.in_epoch(epoch))
+    assert sorted(filter(None, found)) == sorted(
+      row.tolist() for row in rows.in_epoch(epoch)
+    )
 
 
 GRID = np.array([[67, 64, 60, 48], [67, 65, -1, 50]])
@@ -133,14 +152,22 @@ def test_sub_folders_are_splits_and_their_files_pieces_by_name(tmp_path):
   (tmp_path / "test").mkdir()  # empty: no split
   (tmp_path / "train" / "readme.txt").write_text("no music")
   music = data.load_midi_folder(str(tmp_path), codec="voices")
-  sopranos = {split: [x[0] - 4 - 67 for x in pieces] for split, pieces in music.splits.items()}
+  sopranos = {
+    split: [x[0] - 4 - 67 for x in pieces] for split, pieces in music.splits.items()
+  }
   assert sopranos == {"train": [2, 0, 1], "valid": [3]}
   assert music.notes == (f"MIDI files of {tmp_path}: 3 train, 1 valid",)
-  first, *_ = data.load_midi_folder(str(tmp_path)).splits["train"]  # as events by default
-  np.testing.assert_array_equal(first, performance.CODEC.read(tmp_path / "train" / "a.midi"))
+  first, *_ = data.load_midi_folder(str(tmp_path)).splits[
+    "train"
+  ]  # as events by default
+  np.testing.assert_array_equal(
+    first, performance.CODEC.read(tmp_path / "train" / "a.midi")
+  )
 
 
-DRUMS = mido.MidiTrack([mido.Message("note_on", channel=9, note=36), mido.MetaMessage("marker")])
+DRUMS = mido.MidiTrack(
+  [mido.Message("note_on", channel=9, note=36), mido.MetaMessage("marker")]
+)
 
 
 def test_bad_files_are_skipped_and_named_and_hidden_ones_ignored(tmp_path):
@@ -152,7 +179,9 @@ def test_bad_files_are_skipped_and_named_and_hidden_ones_ignored(tmp_path):
   (tmp_path / "train" / ".trash").mkdir()
   (tmp_path / "train" / ".trash" / "a.mid").write_bytes(b"gone")
   music = data.load_midi_folder(str(tmp_path))
-  assert {split: len(pieces) for split, pieces in music.splits.items()} == dict(train=2, valid=1)
+  assert {split: len(pieces) for split, pieces in music.splits.items()} == dict(
+    train=2, valid=1
+  )
   damaged, drums = music.bad_files
   assert drums.startswith(f"no notes in {tmp_path / 'train' / 'drums.mid'}")
   assert damaged.startswith(f"cannot read MIDI file {tmp_path / 'test' / 'c.mid'}")
@@ -166,7 +195,9 @@ def test_bad_files_are_skipped_and_named_and_hidden_ones_ignored(tmp_path):
   for name in "bcdef":
     write(tmp_path / "train" / f"{name}.mid")
   (tmp_path / "valid" / "a.mid").write_bytes(b"MThd")
-  no_valid = f"no good MIDI file for valid: cannot read MIDI file {tmp_path / 'valid' / 'a.mid'}"
+  no_valid = (
+    f"no good MIDI file for valid: cannot read MIDI file {tmp_path / 'valid' / 'a.mid'}"
+  )
   assert refusal(data.load_midi_folder, str(tmp_path)).startswith(no_valid)
 
 
@@ -182,7 +213,11 @@ def split_by_file(folder, *names) -> dict[str, str]:
 def test_files_are_split_by_the_first_depth_with_twenty_folders(tmp_path):
   versions = ("original.mid", "versions/1.mid", "versions/2.mid")
   pieces = [f"{piece:03}" for piece in range(1, 21)]
-  for folder, prefix in ((tmp_path / "a", ""), (tmp_path / "b", "bach/"), (tmp_path / "c", "x/y/")):
+  for folder, prefix in (
+    (tmp_path / "a", ""),
+    (tmp_path / "b", "bach/"),
+    (tmp_path / "c", "x/y/"),
+  ):
     names = [f"{prefix}{piece}/{version}" for piece in pieces for version in versions]
     split_of = split_by_file(folder, *names, f"{prefix}readme.mid")
     for piece in pieces:
@@ -194,7 +229,9 @@ def test_files_are_split_by_the_first_depth_with_twenty_folders(tmp_path):
 
 def test_files_in_fewer_folders_are_split_by_their_path(tmp_path):
   names = [f"{year}/{name}.mid" for year in range(2000, 2019) for name in "abcdef"]
-  assert split_by_file(tmp_path / "years", *names) == {x: data.split_of(x) for x in names}
+  assert split_by_file(tmp_path / "years", *names) == {
+    x: data.split_of(x) for x in names
+  }
   flat = [f"{number}.mid" for number in range(40)]  # a path is a name
   assert split_by_file(tmp_path / "flat", *flat) == {x: data.split_of(x) for x in flat}
 
@@ -220,7 +257,9 @@ def test_splits_have_80_10_and_10_percent():
 def test_bad_folders_are_named(tmp_path):
   load = data.load_midi_folder
   none = "no MIDI file for {0}: put .mid or .midi files into {1}/{0}"
-  assert refusal(load, str(tmp_path / "a")) == f"no folder {tmp_path / 'a'}: check the name"
+  assert (
+    refusal(load, str(tmp_path / "a")) == f"no folder {tmp_path / 'a'}: check the name"
+  )
   write(tmp_path / "24.mid")  # its hash is in valid
   assert refusal(load, str(tmp_path)) == none.format("train", tmp_path)
   write(tmp_path / "train" / "a.mid")
@@ -238,5 +277,8 @@ def test_a_folder_gives_the_chorales_upstream(tmp_path, publish):
   (tmp_path / "jsb" / data._CHORALES).write_text(json.dumps(PIECES))
   publish(data, "CHORALES", tmp_path / "jsb")
   splits = data.load_chorales(str(tmp_path / "jsb")).splits
-  grids = {split: [voices.decode(x).tolist() for x in pieces] for split, pieces in splits.items()}
+  grids = {
+    split: [voices.decode(x).tolist() for x in pieces]
+    for split, pieces in splits.items()
+  }
   assert grids == PIECES

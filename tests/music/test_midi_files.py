@@ -15,7 +15,9 @@ def save(path, *tracks, **options):
     make = lambda time, kind, **values: (
       mido.MetaMessage if kind in ("set_tempo", "track_name") else mido.Message
     )(kind, time=time, **values)
-    file.tracks.append(mido.MidiTrack(make(time, kind, **values) for time, kind, values in track))
+    file.tracks.append(
+      mido.MidiTrack(make(time, kind, **values) for time, kind, values in track)
+    )
   file.save(path)
   return path
 
@@ -34,7 +36,9 @@ def pedal(time, value):
 
 def test_what_is_written_is_read(tmp_path):
   parts = [
-    Part(f"part {number}", [Note(0, 5 + number, 60, 1 + number), Note(30, 42, 127, 127)])
+    Part(
+      f"part {number}", [Note(0, 5 + number, 60, 1 + number), Note(30, 42, 127, 127)]
+    )
     for number in range(20)  # more parts than channels
   ]
   parts[3].notes.append(Note(42, 50, 127, 1))  # repeats the note before
@@ -52,19 +56,27 @@ def test_what_is_written_is_read(tmp_path):
 def test_a_part_is_a_channel_of_a_track_and_drums_are_left_out(tmp_path):
   drums = [on(0, 40, channel=9), off(5, 40, channel=9)]
   two = [on(0, 60), on(0, 61, channel=3), off(5, 60), off(0, 61, channel=3)]
-  parts = read_score(save(tmp_path / "a.mid", drums + two, [on(0, 62), off(5, 62)])).parts
+  parts = read_score(
+    save(tmp_path / "a.mid", drums + two, [on(0, 62), off(5, 62)])
+  ).parts
   assert [[note.pitch for note in part.notes] for part in parts] == [[60], [61], [62]]
   assert "no notes in" in refusal(read_score, save(tmp_path / "b.mid", drums))
 
 
 def simultaneous(notes, order):
   """Returns a track of (start, end, pitch, channel); `order(is_on)` sorts messages at one tick."""
-  events = [(start, True, on(0, pitch, 1 + start, channel)) for start, _, pitch, channel in notes]
-  events += [(end, False, off(0, pitch, channel=channel)) for _, end, pitch, channel in notes]
+  events = [
+    (start, True, on(0, pitch, 1 + start, channel))
+    for start, _, pitch, channel in notes
+  ]
+  events += [
+    (end, False, off(0, pitch, channel=channel)) for _, end, pitch, channel in notes
+  ]
   events.sort(key=lambda event: (event[0], order(event[1])))
   ticks = [0, *(tick for tick, *_ in events)]
   return [
-    (tick - before, *message[1:]) for before, (tick, _, message) in zip(ticks, events, strict=False)
+    (tick - before, *message[1:])
+    for before, (tick, _, message) in zip(ticks, events, strict=False)
   ]
 
 
@@ -75,9 +87,14 @@ def test_the_order_of_simultaneous_messages_changes_nothing(tmp_path):
     end = start + generator.integers(1, 5, 30)
     pitch, channel = generator.integers(60, 63, 30), generator.integers(0, 2, 30)
     notes = np.column_stack([start, end, pitch, channel]).tolist()
-    orders = [lambda is_on: is_on, lambda is_on: not is_on, lambda _: generator.random()]
+    orders = [
+      lambda is_on: is_on,
+      lambda is_on: not is_on,
+      lambda _: generator.random(),
+    ]
     first, *others = (
-      read_score(save(tmp_path / "a.mid", simultaneous(notes, order))) for order in orders
+      read_score(save(tmp_path / "a.mid", simultaneous(notes, order)))
+      for order in orders
     )
     assert others == [first] * 2
 
@@ -87,7 +104,15 @@ def test_the_order_of_simultaneous_messages_changes_nothing(tmp_path):
   [
     # A note ends at velocity 0, at its off and with its track.
     (
-      [on(0, 60), on(5, 60, 0), on(0, 61), on(5, 61, 70), off(5, 61), off(5, 99), on(0, 62)],
+      [
+        on(0, 60),
+        on(5, 60, 0),
+        on(0, 61),
+        on(5, 61, 70),
+        off(5, 61),
+        off(5, 99),
+        on(0, 62),
+      ],
       [Note(0, 5, 60, 64), Note(5, 15, 61, 64), Note(10, 20, 61, 70)],
     ),
     ([on(0, 62), pedal(5, 0)], [Note(0, 5, 62, 64)]),
@@ -104,7 +129,15 @@ def test_the_order_of_simultaneous_messages_changes_nothing(tmp_path):
     ([on(0, 60), off(0, 60), on(0, 61), off(5, 61)], [Note(0, 5, 61, 64)]),
     ([on(0, 60), on(5, 60), off(0, 60), off(0, 60), off(5, 61)], [Note(0, 5, 60, 64)]),
     (
-      [pedal(0, 127), on(0, 60), off(5, 60), on(5, 60), off(0, 60), pedal(0, 0), off(5, 61)],
+      [
+        pedal(0, 127),
+        on(0, 60),
+        off(5, 60),
+        on(5, 60),
+        off(0, 60),
+        pedal(0, 0),
+        off(5, 61),
+      ],
       [Note(0, 10, 60, 64)],
     ),
     # The pedal holds notes until it is lifted or they are repeated.
@@ -117,10 +150,19 @@ def test_the_order_of_simultaneous_messages_changes_nothing(tmp_path):
     ),
     # Lifted and pressed again at one tick, it lets go of the notes before.
     (
-      [pedal(0, 64), on(0, 60), off(5, 60), pedal(5, 63), pedal(0, 64), on(0, 61), off(5, 61)],
+      [
+        pedal(0, 64),
+        on(0, 60),
+        off(5, 60),
+        pedal(5, 63),
+        pedal(0, 64),
+        on(0, 61),
+        off(5, 61),
+      ],
       [Note(0, 10, 60, 64), Note(10, 15, 61, 64)],
     ),
-    # It holds a note whose key goes up as it goes down, and none whose key goes up with it.
+    # It holds a note whose key goes up as it goes down, and none whose key goes up with
+    # it.
     (
       [on(0, 60), on(0, 61), off(5, 60), pedal(0, 127), pedal(5, 0), off(0, 61)],
       [Note(0, 10, 60, 64), Note(0, 10, 61, 64)],
@@ -145,7 +187,10 @@ def test_the_pedal_is_the_channels_in_all_tracks(tmp_path):
 
 
 def test_seconds_follow_the_tempo_in_any_track(tmp_path):
-  slow = [(0, "track_name", dict(name="tempi")), (10, "set_tempo", dict(tempo=1_000_000))]
+  slow = [
+    (0, "track_name", dict(name="tempi")),
+    (10, "set_tempo", dict(tempo=1_000_000)),
+  ]
   path = save(tmp_path / "a.mid", slow, [on(5, 60), off(15, 60)], ticks_per_beat=10)
   score = read_score(path)
   np.testing.assert_allclose(score.seconds([0, 5, 10, 20]), [0, 0.25, 0.5, 1.5])
@@ -155,15 +200,29 @@ def test_seconds_follow_the_tempo_in_any_track(tmp_path):
 def test_bad_files_are_refused(tmp_path):
   track = [on(0, 60), off(5, 60)]
   content = save(tmp_path / "a.mid", track).read_bytes()
-  assert "of type 2" in refusal(read_score, save(tmp_path / "b.mid", track, track, type=2))
-  for slow in ([], [(0, "set_tempo", dict(tempo=1))]):  # the seconds of one, the quarters of both
-    endless = save(tmp_path / "b.mid", [*slow, on(0, 60), off(2**28 - 1, 60)], ticks_per_beat=1)
-    assert "lasts more than 86,400 seconds or quarter notes" in refusal(read_score, endless)
+  assert "of type 2" in refusal(
+    read_score, save(tmp_path / "b.mid", track, track, type=2)
+  )
+  for slow in (
+    [],
+    [(0, "set_tempo", dict(tempo=1))],
+  ):  # the seconds of one, the quarters of both
+    endless = save(
+      tmp_path / "b.mid", [*slow, on(0, 60), off(2**28 - 1, 60)], ticks_per_beat=1
+    )
+    assert "lasts more than 86,400 seconds or quarter notes" in refusal(
+      read_score, endless
+    )
   slow = [(0, "set_tempo", dict(tempo=2**24 - 1)), on(0, 60), off(86_400, 60)]
-  assert "lasts more than" in refusal(read_score, save(tmp_path / "b.mid", slow, ticks_per_beat=1))
+  assert "lasts more than" in refusal(
+    read_score, save(tmp_path / "b.mid", slow, ticks_per_beat=1)
+  )
   assert "No such file or directory" in refusal(read_score, tmp_path / "none.mid")
   for wrong, words in (
-    *((content[:end], "it is truncated or not MIDI") for end in range(0, len(content), 5)),
+    *(
+      (content[:end], "it is truncated or not MIDI")
+      for end in range(0, len(content), 5)
+    ),
     (content.replace(bytes([0x90, 60]), bytes([0x90, 200])), "0..127"),
     (content[:12] + b"\xe7\x28" + content[14:], "counts time in frames"),
     (b"this is text, no music", "MThd not found"),

@@ -13,7 +13,9 @@ from experiments.music.task import likelihood, make_nats_of, token_nats
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 
 VOCABULARY = 12
-PIECES = [np.random.default_rng(n).integers(3, VOCABULARY, 4 * n) for n in (2, 12, 5, 40, 1)]
+PIECES = [
+  np.random.default_rng(n).integers(3, VOCABULARY, 4 * n) for n in (2, 12, 5, 40, 1)
+]
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +58,8 @@ def test_likelihood_is_the_sum_over_pieces_in_any_batches(model, token_budget):
 
 def test_many_tokens_are_summed_in_float64():
   pieces = [np.full(1000, 5)] * 2  # in float32, 2**24 + 0.5 equals 2**24
-  nats_of = lambda tokens: np.where(tokens == EOS, 2.0**24, 0.5 * (tokens > 2)).astype(np.float32)
+  nats_of = lambda tokens: np.where(tokens == EOS, 2.0**24, 0.5 * (tokens > 2)).astype(
+    np.float32
+  )
   scores, found = likelihood(nats_of, pieces, voices.times, token_budget=4096)
   assert found.sum() == 2 * 2**24 + 1000 and scores["without_ends"] == 0.5

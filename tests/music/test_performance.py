@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from experiments.data.tokenizer import BOS, EOS, PAD
 from experiments.music import performance
 from experiments.music.midi_files import Note, Part, Score, read_score
-from experiments.music.performance import NOTE_OFF, NOTE_ON, TIME_SHIFT, VELOCITY, VOCAB_SIZE
+from experiments.music.performance import (
+  NOTE_OFF,
+  NOTE_ON,
+  TIME_SHIFT,
+  VELOCITY,
+  VOCAB_SIZE,
+)
 
 _PITCHES = st.integers(58, 61) | st.integers(0, 127)
 scores = st.lists(
@@ -62,12 +68,19 @@ def test_notes_on_the_grid_are_near_and_do_not_overlap(score):
 @given(st.lists(st.integers(NOTE_ON, VOCAB_SIZE - 1), max_size=30))
 def test_any_stream_decodes_to_notes(stream):
   notes = performance.decode(stream)
-  assert all(0 <= note.start < note.end <= performance.times(stream)[-1] for note in notes)
+  assert all(
+    0 <= note.start < note.end <= performance.times(stream)[-1] for note in notes
+  )
   assert performance.decode(performance.encode(notes)) == notes
 
 
 def test_notes_that_begin_together_are_the_longest_and_loudest():
-  notes = [Note(0, 9, 60, 2), Note(0, 5, 60, 98), Note(0, 7, 60, 50), Note(8, 12, 60, 2)]
+  notes = [
+    Note(0, 9, 60, 2),
+    Note(0, 5, 60, 98),
+    Note(0, 7, 60, 50),
+    Note(8, 12, 60, 2),
+  ]
   found = performance.on_grid(performance.score(notes))
   assert found == [Note(0, 8, 60, 98), Note(8, 12, 60, 2)]
 
@@ -81,7 +94,9 @@ def test_notes_of_a_file_that_begin_together_are_the_longest_and_loudest(tmp_pat
 
 
 def test_a_midi_file_holds_the_stream(tmp_path):
-  drawn = np.random.default_rng(0).integers([0, 1, 0], [999, 300, 128], (200, 3)).tolist()
+  drawn = (
+    np.random.default_rng(0).integers([0, 1, 0], [999, 300, 128], (200, 3)).tolist()
+  )
   notes = [Note(start, start + length, pitch, 64) for start, length, pitch in drawn]
   stream = performance.encode(performance.on_grid(performance.score(notes)))
   performance.CODEC.write([BOS, *stream.tolist(), EOS], tmp_path / "a.mid")

@@ -10,7 +10,8 @@ import pytest
 from experiments.music.midi_files import Note, Part, Score, read_score
 from experiments.music.sound import RATE, synthesize, write_wav
 
-# An a' of a second, a silence of one, and an octave below for half a second, at 120 a minute.
+# An a' of a second, a silence of one, and an octave below for half a second, at 120 a
+# minute.
 NOTES = [Note(0, 200, pitch=69, velocity=80), Note(400, 500, pitch=57, velocity=40)]
 SCORE = Score([Part("Piano", NOTES)], ticks_per_quarter=100, tempi=[(0, 0.5)])
 
@@ -58,7 +59,9 @@ def test_many_notes_at_once_are_not_clipped_and_none_is_silence():
 @pytest.mark.parametrize("page", ["docs/gallery.md", "results/music.md"])
 def test_the_chorale_of_the_pages_sounds_as_its_midi_file(page):
   path = pathlib.Path(__file__).parents[2] / page
-  (source,) = re.findall(r'<audio controls src="(.*)"></audio>', path.read_text("utf-8"))
+  (source,) = re.findall(
+    r'<audio controls src="(.*)"></audio>', path.read_text("utf-8")
+  )
   file = path.parent / source
   assert file.stat().st_size < 500_000
   _, samples = read(file)

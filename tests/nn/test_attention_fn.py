@@ -71,14 +71,20 @@ def projections(params):
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize("kind, is_causal", [("nnx", True), ("nnx", False), ("linen", False)])
 @pytest.mark.parametrize(
-  "hook", [dict(num_heads=None, left=1), dict(beyond="zero", logits_soft_cap=0.5)], ids=str
+  "kind, is_causal", [("nnx", True), ("nnx", False), ("linen", False)]
+)
+@pytest.mark.parametrize(
+  "hook",
+  [dict(num_heads=None, left=1), dict(beyond="zero", logits_soft_cap=0.5)],
+  ids=str,
 )
 def test_the_layer_attends_as_the_operator_does(mask, kind, is_causal, hook):
   call, params = make_call(kind, hook)
   causal = dict(is_causal=True) if is_causal else {}
-  visible = None if mask is None else jnp.broadcast_to(jnp.asarray(mask) > 0, (B, 1, T, T))
+  visible = (
+    None if mask is None else jnp.broadcast_to(jnp.asarray(mask) > 0, (B, 1, T, T))
+  )
   sides = {name: x for name, x in hook.items() if name in ("left", "beyond")}
   relations = RelativePositions(**params["attention_fn"]["tables"], **sides)
   options = dict(mask=visible, logits_soft_cap=hook.get("logits_soft_cap")) | causal
@@ -117,7 +123,9 @@ def test_weights_are_sown_as_flax_sows_them(kind):
   _, sown = call(mask=MASKS["of_tokens"], sow_weights=True, deterministic=False)
   (weights,) = sown["attention_weights"]
   relations = RelativePositions(**params["attention_fn"]["tables"])
-  wanted = attention_weights(*projections(params)[:2], is_causal=True, relations=relations)
+  wanted = attention_weights(
+    *projections(params)[:2], is_causal=True, relations=relations
+  )
   np.testing.assert_allclose(weights, wanted, atol=1e-6)
   assert not call(deterministic=True)[1]
 
@@ -158,18 +166,30 @@ class Stack(nnx.Module):
 has_input_positions = (
   "input_positions" in inspect.signature(nnx.MultiHeadAttention.__call__).parameters
 )
-BY_INPUT = pytest.param("input", marks=pytest.mark.skipif(not has_input_positions, reason="flax"))
+BY_INPUT = pytest.param(
+  "input", marks=pytest.mark.skipif(not has_input_positions, reason="flax")
+)
 
 
-@pytest.mark.parametrize("by", ["mask", "view", "view of rows", "no parameters", BY_INPUT])
+@pytest.mark.parametrize(
+  "by", ["mask", "view", "view of rows", "no parameters", BY_INPUT]
+)
 def test_scanned_layers_decode_as_the_full_pass(by):
-  without = lambda rngs, **options: RelativeAttention(positions=RotaryPositions(), **options)
-  model = Stack(without if by == "no parameters" else make_hook, self_attention=by == "mask")
+  without = lambda rngs, **options: RelativeAttention(
+    positions=RotaryPositions(), **options
+  )
+  model = Stack(
+    without if by == "no parameters" else make_hook, self_attention=by == "mask"
+  )
   full = model(jnp.asarray(X), is_causal=True)
   model.init_cache()
   for t in range(T):
     positions = jnp.full((B, 1) if by in ("view of rows", "input") else 1, t)
-    view = nnx.view(model, query_positions=positions) if by not in ("mask", "input") else model
+    view = (
+      nnx.view(model, query_positions=positions)
+      if by not in ("mask", "input")
+      else model
+    )
     given = dict(input_positions=positions) if by == "input" else {}
     y = view(jnp.asarray(X[:, t : t + 1]), decode=True, **given)
     np.testing.assert_allclose(y[:, 0], full[:, t], atol=1e-5)
@@ -181,9 +201,13 @@ def test_positions_of_packed_sentences():
   hook = layer.attention_fn
   q, k, v = jnp.asarray(RANDOM.standard_normal((3, B, T, N, H), dtype=np.float32))
   positions = jnp.array([[3, 4, 0, 1, 2], [0, 1, 2, 3, 4]])
-  attend = lambda **options: dot_product_attention(q, k, v, relations=hook.tables(), **options)
+  attend = lambda **options: dot_product_attention(
+    q, k, v, relations=hook.tables(), **options
+  )
   both = dict(query_positions=positions, key_positions=positions)
-  np.testing.assert_allclose(hook(q, k, v, input_positions=positions), attend(**both), atol=1e-6)
+  np.testing.assert_allclose(
+    hook(q, k, v, input_positions=positions), attend(**both), atol=1e-6
+  )
   view = nnx.view(hook, **both | dict(query_positions=positions[1:]))
   shifted = attend(**both | dict(query_positions=positions[1]))
   np.testing.assert_allclose(view(q, k, v), shifted, atol=1e-6)
@@ -197,12 +221,17 @@ def test_a_mesh_and_partitioned_tables_give_the_result_of_one_device(axis_type):
     hook = make_hook(rngs, table_init=init)
     return nnx.MultiHeadAttention(N, D, attention_fn=hook, decode=False, rngs=rngs)
 
-  mask, positions = np.asarray(MASKS["padding_in_numbers"]), np.tile(np.arange(T), (B, 1))
+  mask, positions = (
+    np.asarray(MASKS["padding_in_numbers"]),
+    np.tile(np.arange(T), (B, 1)),
+  )
   expected = make(init_table)(jnp.asarray(X), mask=mask)
   call = lambda layer, x, mask, at: nnx.view(layer, query_positions=at)(x, mask=mask)
   with jax.set_mesh(jax.make_mesh((2, 2), ("data", "model"), (axis_type,) * 2)):
     layer = make(nnx.with_partitioning(init_table, (None, "model", None)))
-    y = nnx.jit(call)(layer, *(jax.device_put(x, jax.P("data")) for x in (X, mask, positions)))
+    y = nnx.jit(call)(
+      layer, *(jax.device_put(x, jax.P("data")) for x in (X, mask, positions))
+    )
   assert layer.attention_fn.tables.key[...].sharding.spec == jax.P(None, "model", None)
   np.testing.assert_allclose(y, expected, atol=1e-6)
 
@@ -215,5 +244,7 @@ def test_any_number_of_batch_axes():
   positions = RANDOM.integers(9, size=(2, 3, T))
   z = hook(q, k, v, bias, mask, input_positions=positions)
   for i, j in np.ndindex(2, 3):
-    of_one = hook(q[i, j], k[i, j], v[i, j], bias[j], mask[i, 0], input_positions=positions[i, j])
+    of_one = hook(
+      q[i, j], k[i, j], v[i, j], bias[j], mask[i, 0], input_positions=positions[i, j]
+    )
     np.testing.assert_allclose(z[i, j], of_one, atol=1e-6)

@@ -23,7 +23,9 @@ def make_layer(*, tables=True, table_heads=N, beyond="clip", scheme=None, **opti
     if scheme is not None:
       config = LayersConfig(positions=scheme, max_distance=4, width=D, num_heads=N)
       own = make_positions(config, is_causal=True, rngs=rngs)
-    return MultiHeadAttention(D, N, positions=own if tables else None, rngs=rngs, **options)
+    return MultiHeadAttention(
+      D, N, positions=own if tables else None, rngs=rngs, **options
+    )
 
   return randomly(make, 0.3)
 
@@ -32,7 +34,10 @@ VARIANTS = dict(
   plain=dict(tables=False),
   relative=dict(),
   grouped=dict(num_key_heads=2, table_heads=None, beyond="zero"),
-  **{name: dict(scheme=name) for name in ("t5", "alibi", "rotary", "xl", "content", "deberta")},
+  **{
+    name: dict(scheme=name)
+    for name in ("t5", "alibi", "rotary", "xl", "content", "deberta")
+  },
 )
 
 
@@ -57,8 +62,12 @@ def spread(x, real):
   return tokens.astype(x.dtype), positions
 
 
-@pytest.mark.parametrize("parts, num_slots, fewest", [([1] * 6, 10, 32), ([4, 1, 1], 11, 1)])
-def test_any_split_into_parts_gives_the_full_pass(causal, parts, num_slots, fewest, monkeypatch):
+@pytest.mark.parametrize(
+  "parts, num_slots, fewest", [([1] * 6, 10, 32), ([4, 1, 1], 11, 1)]
+)
+def test_any_split_into_parts_gives_the_full_pass(
+  causal, parts, num_slots, fewest, monkeypatch
+):
   monkeypatch.setattr("relpos_jax.nn.attention._FEWEST_SLOTS", fewest)
   layer, expected, decode = causal
   cache = layer.init_cache(B, num_slots)
@@ -71,7 +80,9 @@ def test_any_split_into_parts_gives_the_full_pass(causal, parts, num_slots, fewe
   np.testing.assert_allclose(np.concatenate(outputs, axis=1), expected, atol=1e-5)
 
 
-def test_padding_left_right_and_between_and_beams_in_any_order_give_the_full_pass(causal):
+def test_padding_left_right_and_between_and_beams_in_any_order_give_the_full_pass(
+  causal,
+):
   layer, expected, decode = causal
   left, right, between = [0, 0, 1, 1], [1, 1, 0, 0], [1, 0, 1, 0]
   real = np.array([left, right, between], bool)
@@ -99,12 +110,17 @@ def test_attention_to_a_memory_is_self_attention_over_both_sequences():
   layer = make_layer()
   memory, at = X[:, :4] * 2 - 1, dict(queries=np.arange(T), keys=2 * np.arange(4) - 1)
   y = layer(
-    jnp.asarray(X), jnp.asarray(memory), query_positions=at["queries"], key_positions=at["keys"]
+    jnp.asarray(X),
+    jnp.asarray(memory),
+    query_positions=at["queries"],
+    key_positions=at["keys"],
   )
   both = jnp.concatenate([X, memory], axis=1)
   positions = np.concatenate([at["queries"], at["keys"]])
   options = dict(query_positions=positions, key_positions=positions)
-  expected = layer(both, mask=(np.arange(T + 4) >= T)[None, None, None], **options)[:, :T]
+  expected = layer(both, mask=(np.arange(T + 4) >= T)[None, None, None], **options)[
+    :, :T
+  ]
   np.testing.assert_allclose(y, expected, atol=1e-5)
   assert jnp.abs(y - layer(jnp.asarray(X), jnp.asarray(memory))).max() > 0.1
 
@@ -112,7 +128,9 @@ def test_attention_to_a_memory_is_self_attention_over_both_sequences():
 def test_a_full_cache_refuses_a_token():
   layer = make_layer()
   cache = layer.init_cache(B, num_slots=2)
-  with pytest.raises(ValueError, match="cache of 2 slots holds 0 tokens: no room for 3"):
+  with pytest.raises(
+    ValueError, match="cache of 2 slots holds 0 tokens: no room for 3"
+  ):
     layer.decode(jnp.asarray(X[:, :3]), cache, jnp.zeros((B, 3), int))
 
 
@@ -120,7 +138,9 @@ def test_a_row_that_outgrows_its_cache_becomes_nan_and_the_others_do_not():
   layer = make_layer()
   x, decode = jnp.asarray(X), jax.jit(layer.decode)
   full = layer(x, is_causal=True)
-  cache = layer.init_cache(B, T)._replace(length=jnp.array([0, 1, 0]))  # one slot is taken
+  cache = layer.init_cache(B, T)._replace(
+    length=jnp.array([0, 1, 0])
+  )  # one slot is taken
   for t in range(T):
     y, cache = decode(x[:, t : t + 1], cache, jnp.full((B, 1), t))
     rows = [0, 1, 2] if t < T - 1 else [0, 2]

@@ -21,7 +21,9 @@ def standardized(x):
 
 @pytest.mark.parametrize("shape", [(400, 300), (20, 30, 200)])
 def test_a_share_of_the_numbers_is_dropped_each_on_its_own(shape):
-  dropped = jax.jit(lambda seed: drop(jnp.ones(shape), 0.2, nnx.Rngs(dropout=jax.random.key(seed))))
+  dropped = jax.jit(
+    lambda seed: drop(jnp.ones(shape), 0.2, nnx.Rngs(dropout=jax.random.key(seed)))
+  )
   x, other = np.asarray(dropped(0)), np.asarray(dropped(1))
   assert set(np.unique(x)) == {np.float32(0), np.float32(1.25)}
   np.testing.assert_array_equal(x, dropped(0))
@@ -62,7 +64,9 @@ def test_pre_norm_leaves_the_way_around_alone():
 def test_post_norm_standardizes_the_sum():
   residual = Residual(8, norm="post", rngs=nnx.Rngs(0))
   np.testing.assert_array_equal(jax.jit(residual.before)(X), X)
-  np.testing.assert_allclose(jax.jit(residual.after)(X, Y), standardized(X + Y), atol=1e-5)
+  np.testing.assert_allclose(
+    jax.jit(residual.after)(X, Y), standardized(X + Y), atol=1e-5
+  )
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])

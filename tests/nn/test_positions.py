@@ -17,7 +17,9 @@ from relpos_jax.nn.positions import RelativePositionTables, sinusoids
 def test_tables_have_the_shape_and_range_of_the_original(
   max_distance, head_width, num_heads, shape, limit
 ):
-  tables = RelativePositionTables(max_distance, head_width, num_heads=num_heads, rngs=nnx.Rngs(0))
+  tables = RelativePositionTables(
+    max_distance, head_width, num_heads=num_heads, rngs=nnx.Rngs(0)
+  )
   key, value = np.asarray(tables().key), np.asarray(tables().value)
   assert key.shape == value.shape == shape
   for table in (key, value):
@@ -28,12 +30,20 @@ def test_tables_have_the_shape_and_range_of_the_original(
 
 def test_asymmetric_tables_of_any_start_dtype_and_names():
   zeros = nnx.with_partitioning(jax.nn.initializers.zeros, (None, "heads", None))
-  options = dict(left=7, num_heads=2, param_dtype=jnp.bfloat16, table_init=zeros, rngs=nnx.Rngs(0))
+  options = dict(
+    left=7, num_heads=2, param_dtype=jnp.bfloat16, table_init=zeros, rngs=nnx.Rngs(0)
+  )
   with jax.set_mesh(jax.make_mesh((1,), ("heads",), (jax.sharding.AxisType.Auto,))):
     tables = RelativePositionTables(0, 4, **options)
-  assert tables.key.dtype == jnp.bfloat16 and "heads" in tables.key.get_metadata("out_sharding")
+  assert tables.key.dtype == jnp.bfloat16 and "heads" in tables.key.get_metadata(
+    "out_sharding"
+  )
   relations = tables()
-  assert relations.reach == (7, 0) and relations.key.shape == (8, 2, 4) and not relations.key.any()
+  assert (
+    relations.reach == (7, 0)
+    and relations.key.shape == (8, 2, 4)
+    and not relations.key.any()
+  )
 
 
 def tensor2tensor_signal(length: int, channels: int) -> np.ndarray:
@@ -48,4 +58,6 @@ def tensor2tensor_signal(length: int, channels: int) -> np.ndarray:
 def test_sinusoids_are_those_of_tensor2tensor_at_any_positions():
   signal = tensor2tensor_signal(100, 64)
   for positions in (np.arange(100), np.array([[3, 1, 4], [1, 5, 9]])):
-    np.testing.assert_allclose(sinusoids(jnp.asarray(positions), 64), signal[positions], atol=1e-5)
+    np.testing.assert_allclose(
+      sinusoids(jnp.asarray(positions), 64), signal[positions], atol=1e-5
+    )

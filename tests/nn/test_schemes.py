@@ -38,17 +38,22 @@ def make(scheme):
 def turned(x, position):
   """The components d and d + H/2 as complex numbers, multiplied by those of the position."""
   numbers = x[: H // 2] + 1j * x[H // 2 :]
-  return numbers * [cmath.exp(1j * position * 10_000 ** (-2 * d / H)) for d in range(H // 2)]
+  return numbers * [
+    cmath.exp(1j * position * 10_000 ** (-2 * d / H)) for d in range(H // 2)
+  ]
 
 
 def logit(scheme, module, q, k, i, j, n):
   """Computes a pair's logit as the scheme's paper has it, in float64."""
   values = {
-    name: np.asarray(x, np.float64) for name, x in nnx.to_pure_dict(nnx.state(module)).items()
+    name: np.asarray(x, np.float64)
+    for name, x in nnx.to_pure_dict(nnx.state(module)).items()
   }
   clipped = min(max(j - i, -LEFT), K)
   match scheme:
-    case "t5":  # 8 buckets: distances 0, 1, 2 to the left, more; 1, 2 to the right, more
+    case (
+      "t5"
+    ):  # 8 buckets: distances 0, 1, 2 to the left, more; 1, 2 to the right, more
       bucket = min(abs(j - i), 2) if abs(j - i) < 4 else 3
       return q @ k / H**0.5 + values["buckets"][bucket + 4 * (j > i), n]
     case "alibi":
@@ -57,17 +62,22 @@ def logit(scheme, module, q, k, i, j, n):
       return (turned(q, i) @ turned(k, j).conj()).real / H**0.5
     case "xl":
       wave = [
-        f(-clipped / 10_000 ** (d / (D // 2 - 1))) for f in (np.sin, np.cos) for d in range(D // 2)
+        f(-clipped / 10_000 ** (d / (D // 2 - 1)))
+        for f in (np.sin, np.cos)
+        for d in range(D // 2)
       ]
       r = np.array(wave) @ values["projection"][:, n]
       return (q @ k + q @ r + values["u"][n] @ k + values["v"][n] @ r) / H**0.5
     case "content":
       inside = clipped == j - i
       return (
-        q @ k / H**0.5 + inside * q @ values["projection"][:, n] @ values["bank"][clipped + LEFT]
+        q @ k / H**0.5
+        + inside * q @ values["projection"][:, n] @ values["bank"][clipped + LEFT]
       )
     case "deberta":
-      of_query, of_key = (values[name][clipped + LEFT, n] for name in ("of_query", "of_key"))
+      of_query, of_key = (
+        values[name][clipped + LEFT, n] for name in ("of_query", "of_key")
+      )
       return (q @ k + q @ of_query + k @ of_key) / (3 * H) ** 0.5
 
 
@@ -84,7 +94,9 @@ def test_each_scheme_is_its_papers_formula(scheme):
 
 
 def test_rotary_positions_have_the_frequencies_they_are_given():
-  found = layers.RotaryPositions(frequencies=np.array([0.3])).arguments(Q, KEY, query_offset=2)
+  found = layers.RotaryPositions(frequencies=np.array([0.3])).arguments(
+    Q, KEY, query_offset=2
+  )
   for name, x, first in (("query", Q, 2), ("key", KEY, 0)):
     wanted = rotate(x, first + jnp.arange(T), frequencies=np.array([0.3]))
     np.testing.assert_array_equal(found[name], wanted)
@@ -98,7 +110,9 @@ def test_only_distances_count_and_every_parameter_learns(scheme):
   def attend(state, shift):
     at = jnp.arange(T) + shift
     arguments = nnx.merge(graphdef, state).arguments(Q, KEY, at, at)
-    return dot_product_attention(value=V, query_positions=at, key_positions=at, **arguments)
+    return dot_product_attention(
+      value=V, query_positions=at, key_positions=at, **arguments
+    )
 
   call = quickly(attend)
   np.testing.assert_allclose(call(state, 0), call(state, 7), atol=2e-5)
@@ -120,7 +134,9 @@ def test_both_of_flaxs_hooks_take_it_and_decode(scheme):
   layer = randomly(make_layer)
   full = layer(X, is_causal=True)
   q, k, v = layer.query(X), layer.key(X), layer.value(X)
-  z = dot_product_attention(value=v, is_causal=True, **layer.attention_fn.tables.arguments(q, k))
+  z = dot_product_attention(
+    value=v, is_causal=True, **layer.attention_fn.tables.arguments(q, k)
+  )
   np.testing.assert_allclose(full, layer.out(z), atol=1e-5)
   layer.init_cache((B, T + 2, D))
   step = nnx.jit(lambda layer, x: layer(x, decode=True))
@@ -129,7 +145,9 @@ def test_both_of_flaxs_hooks_take_it_and_decode(scheme):
 
   positions = nnx.bridge.to_linen(kind, *arguments, **options)
   make_linen = lambda decode: linen.MultiHeadDotProductAttention(
-    N, attention_fn=relpos_jax.linen.RelativeAttention(None, positions=positions), decode=decode
+    N,
+    attention_fn=relpos_jax.linen.RelativeAttention(None, positions=positions),
+    decode=decode,
   )
   params = nnx.to_pure_dict(nnx.state(layer, nnx.Param))
   if tables := params.pop("attention_fn", {}).get("tables"):
@@ -140,7 +158,9 @@ def test_both_of_flaxs_hooks_take_it_and_decode(scheme):
   )
   cache = make_linen(True).init(jax.random.key(0), X)["cache"]
   read = quickly(
-    lambda cache, x: make_linen(True).apply(dict(params=params, cache=cache), x, mutable=["cache"])
+    lambda cache, x: make_linen(True).apply(
+      dict(params=params, cache=cache), x, mutable=["cache"]
+    )
   )
   for t in range(T):
     y, updated = read(cache, X[:, t : t + 1])
@@ -159,7 +179,9 @@ def test_t5_has_fewer_buckets_than_asked_where_distances_are_few():
 
 def test_decoders_have_all_buckets_for_the_left():
   config = LayersConfig(positions="t5", max_distance=128, num_heads=N, width=D)
-  relation = lambda is_causal: make_positions(config, is_causal=is_causal, rngs=nnx.Rngs(0))()
+  relation = lambda is_causal: make_positions(
+    config, is_causal=is_causal, rngs=nnx.Rngs(0)
+  )()
   assert isinstance(relation(True), DistanceBias)
   assert [len(relation(is_causal).table) for is_causal in (True, False)] == [129, 257]
 

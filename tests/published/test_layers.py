@@ -18,7 +18,10 @@ TABLES = jax.random.normal(jax.random.key(0), (2, 33, H))
 @pytest.fixture(scope="module")
 def page():
   names = {}
-  exec(re.search(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.M)[1], names)
+  exec(
+    re.search(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.M)[1],
+    names,
+  )
   return names
 
 

@@ -1,7 +1,7 @@
 """Tests that the functions of docs/published.md compute what the published modules do.
 
-With --published_out=results/published it also measures memory and writes the record and the page's
-table: pytest -n0 -m published --published_out=results/published
+With --published_out=results/published it also measures memory and writes the record and
+the page's table: pytest -n0 -m published --published_out=results/published
 """
 
 import ast
@@ -63,7 +63,9 @@ def case(module, run, ours, shape, **others) -> Case:
   import torch
 
   parameters = dict(module.eval().named_parameters()) if module else {}
-  parameters |= {name: torch.zeros(shape, requires_grad=True) for name, shape in others.items()}
+  parameters |= {
+    name: torch.zeros(shape, requires_grad=True) for name, shape in others.items()
+  }
   torch.manual_seed(0)
   with torch.no_grad():
     for name, values in parameters.items():
@@ -81,7 +83,8 @@ def causal(length: int, attention: str, dtype):
   return mask if attention == EAGER else None
 
 
-# The originals, from transformers where it has them -----------------------------------------------
+# The originals, from transformers where it has them
+# -----------------------------------------------
 
 
 def modeling(name: str):
@@ -92,16 +95,24 @@ def modeling(name: str):
 def configured(name: str, kind: str, attention: str = EAGER, **options):
   """Returns a module of transformers, and its config of these sizes and options."""
   module, sizes = modeling(name), dict(hidden_size=D, num_attention_heads=HEADS)
-  return module, getattr(module, kind)(**sizes, attn_implementation=attention, **options)
+  return module, getattr(module, kind)(
+    **sizes, attn_implementation=attention, **options
+  )
 
 
 def t5(batch, length, attention, name="T5", is_causal=False):
   m = modeling(name.lower())
   sizes = dict(d_model=D, d_kv=H, num_heads=HEADS, is_decoder=is_causal)
   config = getattr(m, f"{name}Config")(**sizes, attn_implementation=attention)
-  module = getattr(m, f"{name}Attention")(config, True, layer_idx=0, is_causal=is_causal)
-  run = lambda w, x: module(x, causal(length, attention, x.dtype) if is_causal else None)[0]
-  return case(module, run, functools.partial(page().t5, is_causal=is_causal), (batch, length, D))
+  module = getattr(m, f"{name}Attention")(
+    config, True, layer_idx=0, is_causal=is_causal
+  )
+  run = lambda w, x: module(
+    x, causal(length, attention, x.dtype) if is_causal else None
+  )[0]
+  return case(
+    module, run, functools.partial(page().t5, is_causal=is_causal), (batch, length, D)
+  )
 
 
 def bert(batch, length, attention, of_keys=False):
@@ -124,18 +135,24 @@ def bert(batch, length, attention, of_keys=False):
       scores = scores + torch.einsum("bhrd,lrd->bhlr", key, embedding)
     return ((scores / math.sqrt(H)).softmax(-1) @ value).transpose(1, 2).flatten(2)
 
-  return case(module, run, functools.partial(page().bert, of_keys=of_keys), (batch, length, D))
+  return case(
+    module, run, functools.partial(page().bert, of_keys=of_keys), (batch, length, D)
+  )
 
 
 def wav2vec2_bert(batch, length, attention):
   m, config = configured("wav2vec2_bert", "Wav2Vec2BertConfig", attention)
   module = m.Wav2Vec2BertSelfAttention(config)
-  return case(module, lambda w, x: module(x)[0], page().wav2vec2_bert, (batch, length, D))
+  return case(
+    module, lambda w, x: module(x)[0], page().wav2vec2_bert, (batch, length, D)
+  )
 
 
 def conformer(batch, length, attention):
   options = dict(position_embeddings_type="relative")
-  m, config = configured("wav2vec2_conformer", "Wav2Vec2ConformerConfig", attention, **options)
+  m, config = configured(
+    "wav2vec2_conformer", "Wav2Vec2ConformerConfig", attention, **options
+  )
   module = m.Wav2Vec2ConformerSelfAttention(config)
   positions = m.Wav2Vec2ConformerRelPositionalEmbedding(config)
   run = lambda w, x: module(x, relative_position_embeddings=positions(x))[0]
@@ -150,11 +167,17 @@ def tensor2tensor(batch, length, attention, max_distance=16):
     query, key, value = x.transpose(2, 3)
     at = torch.arange(length)
     rows = (at - at[:, None]).clamp(-max_distance, max_distance) + max_distance
-    inner = lambda x, z: torch.matmul(x.flatten(0, 1).transpose(0, 1), z).transpose(0, 1)
-    of_keys, of_values = (torch.nn.functional.embedding(rows, w[name]) for name in ("key", "value"))
+    inner = lambda x, z: torch.matmul(x.flatten(0, 1).transpose(0, 1), z).transpose(
+      0, 1
+    )
+    of_keys, of_values = (
+      torch.nn.functional.embedding(rows, w[name]) for name in ("key", "value")
+    )
     query = query * H**-0.5
     logits = query @ key.transpose(-1, -2)
-    weights = (logits + inner(query, of_keys.transpose(1, 2)).view(logits.shape)).softmax(-1)
+    weights = (
+      logits + inner(query, of_keys.transpose(1, 2)).view(logits.shape)
+    ).softmax(-1)
     of_values = inner(weights, of_values)
     return (weights @ value + of_values.view(value.shape)).transpose(1, 2)
 
@@ -173,7 +196,9 @@ def music_transformer(batch, length, attention):
     padded = torch.nn.functional.pad(relative, (1, 0))
     shifted = padded.view(batch, HEADS, length + 1, length)[:, :, 1:]
     logits = (query @ key.transpose(-1, -2) + shifted) / math.sqrt(H)
-    return ((logits + causal(length, EAGER, x.dtype)).softmax(-1) @ value).transpose(1, 2)
+    return ((logits + causal(length, EAGER, x.dtype)).softmax(-1) @ value).transpose(
+      1, 2
+    )
 
   ours = lambda w, x: page().music_transformer(w, *x)
   return case(None, run, ours, (3, batch, length, HEADS, H), key=(length, HEADS, H))
@@ -224,12 +249,16 @@ def xlnet(batch, length, attention):
   module = model.layer[0].rel_attn
   segments = np.arange(length) // (length // 3)
   differ = torch.tensor(segments[:, None] != segments).long()
-  one_hot = torch.nn.functional.one_hot(differ, 2).float()[:, :, None].expand(-1, -1, batch, -1)
+  one_hot = (
+    torch.nn.functional.one_hot(differ, 2).float()[:, :, None].expand(-1, -1, batch, -1)
+  )
 
   def run(w, x):
     waves = model.relative_positional_encoding(length, length, batch).to(x.dtype)
     of_segments = one_hot.to(x.dtype)
-    return module(x.transpose(0, 1), None, None, None, waves, of_segments)[0].transpose(0, 1)
+    return module(x.transpose(0, 1), None, None, None, waves, of_segments)[0].transpose(
+      0, 1
+    )
 
   ours = lambda w, x: page().xlnet(w, x, np.broadcast_to(segments, x.shape[:2]))
   return case(module, run, ours, (batch, length, D))
@@ -255,7 +284,9 @@ def mpt(batch, length, attention):
 
   def run(w, x):
     bias = m.build_mpt_alibi_tensor(HEADS, length)
-    return module(x, bias.to(x.dtype), attention_mask=causal(length, EAGER, x.dtype) != 0)[0]
+    return module(
+      x, bias.to(x.dtype), attention_mask=causal(length, EAGER, x.dtype) != 0
+    )[0]
 
   return case(module, run, page().mpt, (batch, length, D))
 
@@ -268,7 +299,10 @@ def rotary(batch, length, attention, name, kind, ours, **options):
   embedding = getattr(m, f"{kind}RotaryEmbedding")(config)
 
   def run(w, x):
-    mask, positions = causal(length, attention, x.dtype), embedding(x, torch.arange(length)[None])
+    mask, positions = (
+      causal(length, attention, x.dtype),
+      embedding(x, torch.arange(length)[None]),
+    )
     return module(x, attention_mask=mask, position_embeddings=positions)[0]
 
   return case(module, run, ours, (batch, length, D))
@@ -276,12 +310,16 @@ def rotary(batch, length, attention, name, kind, ours, **options):
 
 def llama(*sizes, rope, ours):
   longest = int(rope["factor"] * rope["original_max_position_embeddings"])
-  options = dict(rope_parameters=rope, max_position_embeddings=longest, num_key_value_heads=2)
+  options = dict(
+    rope_parameters=rope, max_position_embeddings=longest, num_key_value_heads=2
+  )
   return rotary(*sizes, "llama", "Llama", ours, **options)
 
 
 def llama3(*sizes):
-  rope = dict(rope_type="llama3", rope_theta=500_000.0, low_freq_factor=1.0, high_freq_factor=4.0)
+  rope = dict(
+    rope_type="llama3", rope_theta=500_000.0, low_freq_factor=1.0, high_freq_factor=4.0
+  )
   rope |= dict(factor=8.0, original_max_position_embeddings=8192)
   return llama(*sizes, rope=rope, ours=lambda w, x: page().llama(w, x, page().llama3()))
 
@@ -305,7 +343,9 @@ def swin(batch, length, attention, size=8):
   windows = length // size**2
   seen = np.random.default_rng(0).random((windows, size**2, 1)) < 0.5
   bias = np.where(seen == seen.swapaxes(1, 2), 0.0, -100.0)
-  run = lambda w, x: module(x.flatten(0, 1), torch.tensor(bias, dtype=x.dtype))[0].view(x.shape)
+  run = lambda w, x: module(x.flatten(0, 1), torch.tensor(bias, dtype=x.dtype))[0].view(
+    x.shape
+  )
   ours = lambda w, x: page().swin(w, x, size, bias[:, None])
   return case(module, run, ours, (batch, windows, size**2, D))
 
@@ -333,7 +373,9 @@ class Row(NamedTuple):
   function: str  # of the page
   make: Callable[..., Case]
   attentions: tuple[str, ...] = (EAGER,)  # that the original has
-  single: str = ""  # what the original computes in float32, be its weights in float64; or ALL
+  single: str = (
+    ""  # what the original computes in float32, be its weights in float64; or ALL
+  )
 
 
 BOTH = (EAGER, FUSED)
@@ -344,8 +386,12 @@ ROWS = {
   "Wav2Vec2-BERT": Row("wav2vec2_bert", wav2vec2_bert, BOTH),
   "Tensor2Tensor": Row("tensor2tensor", tensor2tensor),
   "Music Transformer": Row("music_transformer", music_transformer),
-  "DeBERTa v2": Row("deberta", functools.partial(deberta, is_shared=False), single="scale"),
-  "DeBERTa v3": Row("deberta", functools.partial(deberta, is_shared=True), single="scale"),
+  "DeBERTa v2": Row(
+    "deberta", functools.partial(deberta, is_shared=False), single="scale"
+  ),
+  "DeBERTa v3": Row(
+    "deberta", functools.partial(deberta, is_shared=True), single="scale"
+  ),
   "Gemma 4's audio encoder": Row("gemma4_audio", gemma4_audio, single=ALL),
   "Wav2Vec2-Conformer": Row("conformer", conformer, BOTH, "sinusoids"),
   "XLNet": Row("xlnet", xlnet, single="sinusoids"),
@@ -363,7 +409,8 @@ ROWS = {
 }
 
 
-# Errors and memory --------------------------------------------------------------------------------
+# Errors and memory
+# --------------------------------------------------------------------------------
 
 
 def with_gradients(ours):
@@ -384,11 +431,15 @@ def errors(row: Row, dtype: str) -> tuple[float, float]:
   random = np.random.default_rng(0)
   for values in found.parameters.values():
     values.data = values.data.to(getattr(torch, dtype))
-  x = torch.tensor(random.standard_normal(found.shape).astype(dtype), requires_grad=True)
+  x = torch.tensor(
+    random.standard_normal(found.shape).astype(dtype), requires_grad=True
+  )
   y = found.run(found.parameters, x)
   dy = random.standard_normal(tuple(y.shape)).astype(dtype)
   y.backward(torch.tensor(dy))
-  ours, (ours_w, ours_x) = with_gradients(found.ours)(found.arrays(), x.detach().numpy(), dy)
+  ours, (ours_w, ours_x) = with_gradients(found.ours)(
+    found.arrays(), x.detach().numpy(), dy
+  )
   assert ours.dtype == dtype
   truth = {name: values.grad.numpy() for name, values in found.parameters.items()}
   truth["input x"] = x.grad.numpy()
@@ -420,7 +471,9 @@ def memory(row: Row) -> dict[str, int]:
       activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profile:
       found.run(found.parameters, x).backward(dy)
-    events = [x for x in profile.profiler.kineto_results.events() if x.name() == "[memory]"]
+    events = [
+      x for x in profile.profiler.kineto_results.events() if x.name() == "[memory]"
+    ]
     events.sort(key=lambda event: event.start_ns())
     sizes[attention] = int(np.cumsum([event.nbytes() for event in events]).max())
   return sizes
@@ -448,7 +501,9 @@ def table(where, rows) -> str:
     for node in ast.parse(code()).body
     if isinstance(node, ast.FunctionDef)
   }
-  mebibytes = lambda sizes, name: f"{sizes[name] / 2**20:,.0f}" if name in sizes else "-"
+  mebibytes = lambda sizes, name: (
+    f"{sizes[name] / 2**20:,.0f}" if name in sizes else "-"
+  )
   cells = [
     [
       name,
@@ -460,16 +515,32 @@ def table(where, rows) -> str:
     ]
     for name, row in rows.items()
   ]
-  header = ["model", "function, lines", "float32: output", "gradients", "float64: output"]
-  header += ["gradients", "original in float32", "MiB, ours", "original, eager", "original, sdpa"]
-  versions = ", ".join(f"{x} {where['packages'][x]}" for x in ("jax", "torch", "transformers"))
+  header = [
+    "model",
+    "function, lines",
+    "float32: output",
+    "gradients",
+    "float64: output",
+  ]
+  header += [
+    "gradients",
+    "original in float32",
+    "MiB, ours",
+    "original, eager",
+    "original, sdpa",
+  ]
+  versions = ", ".join(
+    f"{x} {where['packages'][x]}" for x in ("jax", "torch", "transformers")
+  )
   source = f"{where['date'][:10]}, {where['cpu']}, {versions}, `{where['command']}`."
   return f"{source}\n\n{markdown_table(header, cells)}"
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_page_computes_what_the_published_module_does(name, record, request):
-  pytest.importorskip("transformers", reason="needs the extra: pip install -e '.[published]'")
+  pytest.importorskip(
+    "transformers", reason="needs the extra: pip install -e '.[published]'"
+  )
   row = ROWS[name]
   found = dict(float32=errors(row, "float32"))
   assert max(found["float32"]) < 3e-5

@@ -36,11 +36,19 @@ def batch(step: int) -> Rows:
 def train_step(state: TrainState, batch: Rows):
   loss = lambda w: jnp.mean((jnp.tanh(batch.target) @ w.T - 1) ** 2)
   value, gradient = jax.value_and_grad(loss)(state.params)
-  metrics = dict(loss=value, grad_norm=jnp.float32(1), num_tokens=jnp.int32(8), skipped=0)
+  metrics = dict(
+    loss=value, grad_norm=jnp.float32(1), num_tokens=jnp.int32(8), skipped=0
+  )
   return TrainState(state.step + 1, state.params - 0.1 * gradient, ()), metrics
 
 
-def run(folder: pathlib.Path, num_steps: int, num_devices=None, at=lambda step: None, stop=None):
+def run(
+  folder: pathlib.Path,
+  num_steps: int,
+  num_devices=None,
+  at=lambda step: None,
+  stop=None,
+):
   """Trains from the last checkpoint, if any; returns losses by step."""
   mesh = make_mesh(-1 if num_devices is None else num_devices)
   losses = {}
@@ -49,7 +57,10 @@ def run(folder: pathlib.Path, num_steps: int, num_devices=None, at=lambda step: 
     losses[step] = metrics["loss"]
     at(step)
 
-  with stop or StopOnSignal() as stop, Checkpoints(folder, rename_damaged=True) as checkpoints:
+  with (
+    stop or StopOnSignal() as stop,
+    Checkpoints(folder, rename_damaged=True) as checkpoints,
+  ):
     state = put_parameters(TrainState(jnp.int32(0), (), ()), mesh)
     state = state._replace(params=put_batch(np.ones((8, 4), np.float32), mesh))
     state = checkpoints.restore(like=state) or state

@@ -66,7 +66,12 @@ def test_the_first_save_is_complete_on_return(tmp_path):
 
 def test_every_dtype_comes_back_bit_for_bit(checkpoints):
   words = np.random.default_rng(0).integers(0, 2**32, (4, 6), np.uint32)
-  words[0, :4] = 0x7FC00001, 0x80000000, 0x00000001, 0xFF800000  # NaN payload, -0, denormal, -inf
+  words[0, :4] = (
+    0x7FC00001,
+    0x80000000,
+    0x00000001,
+    0xFF800000,
+  )  # NaN payload, -0, denormal, -inf
   state = {
     "float32": jnp.asarray(words.view(np.float32)),
     "bfloat16": jnp.asarray(words.view(jnp.bfloat16)),
@@ -85,19 +90,22 @@ def test_others_can_check_the_digests(saved):
   words = ["sha256sum", "--check", "--strict", "--quiet", "sha256sums.txt"]
   subprocess.run(words, cwd=saved / "3", check=True)
   lines = (saved / "3" / "sha256sums.txt").read_text().splitlines()
-  assert {"manifest/metadata", "state/_METADATA"} < {line.split("  ")[1] for line in lines}
+  assert {"manifest/metadata", "state/_METADATA"} < {
+    line.split("  ")[1] for line in lines
+  }
 
 
 def test_an_older_checkpoint_has_other_digests_and_is_restored(copied, capsys):
   (copied / "3" / "sha256sums.txt").unlink()
   file = copied / "3" / "manifest" / "metadata"
   manifest = json.loads(file.read_text())
-  arrays = {name: [kind, "6651a214a3ff51cb"] for name, (kind,) in manifest["arrays"].items()}
+  arrays = {
+    name: [kind, "6651a214a3ff51cb"] for name, (kind,) in manifest["arrays"].items()
+  }
   file.write_text(json.dumps(dict(step=3, arrays=arrays, digest="0")))
   assert_same_bits(Checkpoints(copied).restore(like=make_state()), make_state(3))
-  warning = (
-    "checkpoint 3 has no sha256sums.txt: it is read, and damage of its files may not be seen"
-  )
+  warning = "checkpoint 3 has no sha256sums.txt: "
+  warning += "it is read, and damage of its files may not be seen"
   assert capsys.readouterr().err == f"{warning}\n"
 
 
@@ -105,12 +113,17 @@ def test_a_step_between_saves_is_kept_until_the_next_save(tmp_path):
   with Checkpoints(tmp_path, keep=3, save_every=10) as checkpoints:
     for step, kept in ((40, [40]), (47, [40, 47]), (50, [40, 50]), (54, [40, 50, 54])):
       checkpoints.save(step, make_state(step))
-      assert checkpoints.steps() == kept and checkpoints.restore(like=make_state()).step == step
+      assert (
+        checkpoints.steps() == kept
+        and checkpoints.restore(like=make_state()).step == step
+      )
     assert checkpoints.average(3, like=make_state().params)[1] == [50, 54]
     checkpoints.save(60, make_state(60))
     assert checkpoints.steps() == [40, 50, 60]
     for since, averaged in ((0, [50, 60]), (51, [60]), (70, [60])):
-      assert checkpoints.average(3, like=make_state().params, since=since)[1] == averaged
+      assert (
+        checkpoints.average(3, like=make_state().params, since=since)[1] == averaged
+      )
 
 
 def test_another_interval_keeps_what_was_kept(tmp_path):
@@ -137,7 +150,9 @@ def test_an_interrupted_save_is_no_checkpoint_and_can_be_repeated(copied):
 def test_the_shardings_are_those_of_like(checkpoints, many_first):
   mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
   many = NamedSharding(mesh, PartitionSpec("data"))
-  before, after = (many, SingleDeviceSharding(jax.devices()[1]))[:: 1 if many_first else -1]
+  before, after = (many, SingleDeviceSharding(jax.devices()[1]))[
+    :: 1 if many_first else -1
+  ]
   state = {"w": jax.device_put(jnp.arange(64.0).reshape(16, 4), before)}
   checkpoints.save(1, state)
   like = {"w": jax.ShapeDtypeStruct((16, 4), jnp.float32, sharding=after)}
@@ -146,14 +161,18 @@ def test_the_shardings_are_those_of_like(checkpoints, many_first):
   assert restored["w"].sharding == after
 
 
-@pytest.mark.parametrize("num, steps", [(1, [3]), (2, [2, 3]), (3, [1, 2, 3]), (9, [1, 2, 3])])
+@pytest.mark.parametrize(
+  "num, steps", [(1, [3]), (2, [2, 3]), (3, [1, 2, 3]), (9, [1, 2, 3])]
+)
 def test_average_is_the_mean_of_the_last_parameters(saved, num, steps):
   params = [make_state(step).params for step in steps]
   average, averaged = Checkpoints(saved).average(num, like=params[0], part=1.0)
   assert averaged == steps
   assert jax.tree.structure(average) == jax.tree.structure(params[0])
   wanted = jax.tree.map(lambda *x: np.mean(np.asarray(x, np.float64), axis=0), *params)
-  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-8), average, wanted)
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-8), average, wanted
+  )
   assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(average))
   if num == 1:
     assert_same_bits(average, params[0])
@@ -172,7 +191,9 @@ def test_average_sums_in_float32(checkpoints):
 def average(copied, tmp_path):
   """Returns a function that averages two steps of a copy, and keeps what it finds."""
   file, like = tmp_path / "average.npz", make_state().params
-  return lambda **options: Checkpoints(copied).average(2, part=1.0, keep=file, like=like, **options)
+  return lambda **options: Checkpoints(copied).average(
+    2, part=1.0, keep=file, like=like, **options
+  )
 
 
 def test_an_average_is_kept_and_read_without_the_checkpoints(copied, average):
@@ -232,8 +253,14 @@ def test_an_average_without_a_damaged_step_is_not_kept(copied, average, capsys):
 @pytest.mark.parametrize(
   "change, words",
   [
-    (lambda s: s._replace(params=dict(s.params, extra=jnp.ones(2))), "params.extra absent float32"),
-    (lambda s: s._replace(opt_state=s.opt_state[0]), "opt_state.0.count int32[] absent"),
+    (
+      lambda s: s._replace(params=dict(s.params, extra=jnp.ones(2))),
+      "params.extra absent float32",
+    ),
+    (
+      lambda s: s._replace(opt_state=s.opt_state[0]),
+      "opt_state.0.count int32[] absent",
+    ),
     (lambda s: s._replace(step=s.step[None]), "step int32[] int32[1]"),
     (lambda s: s._replace(step=s.step.astype(jnp.float32)), "step int32[] float32[]"),
   ],
@@ -262,7 +289,9 @@ def test_a_damaged_step_is_set_aside_and_its_number_can_be_saved_again(copied, c
       assert_same_bits(checkpoints.restore(like=make_state()), make_state(3))
     assert names(copied) == ["2", "3", "damaged-3", "damaged-3-2"][: 2 + count]
   damage(copied / "2"), damage(copied / "3")
-  with Checkpoints(copied, rename_damaged=True) as checkpoints:  # there is no fresh start
+  with Checkpoints(
+    copied, rename_damaged=True
+  ) as checkpoints:  # there is no fresh start
     for _ in range(2):
       text = refusal(checkpoints.restore, like=make_state())
       assert f"no good checkpoint in {copied}: damaged are damaged-2, damaged-3" in text
@@ -278,7 +307,9 @@ def test_a_reader_passes_over_what_is_damaged_and_changes_nothing(copied, capsys
   assert all(f"checkpoint {copied / '3'} is damaged: " in line for line in lines)
   assert "averages 1, 2 alone" in last and "fewer than 3 good checkpoints" in last
   kernels = [np.asarray(make_state(step).params["kernel"]) for step in (1, 2)]
-  np.testing.assert_allclose(average["kernel"], np.mean(kernels, 0), rtol=1e-6, atol=1e-8)
+  np.testing.assert_allclose(
+    average["kernel"], np.mean(kernels, 0), rtol=1e-6, atol=1e-8
+  )
   damage(copied / "1"), damage(copied / "2")
   text = refusal(checkpoints.restore, like=make_state())
   assert f"no good checkpoint in {copied}: damaged are 1, 2, 3" in text
@@ -353,7 +384,9 @@ def test_a_step_in_the_folder_of_another_is_damage(copied, capsys):
 
 def test_what_is_not_the_checkpoints_fault_sets_nothing_aside(copied, monkeypatch):
   error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
-  monkeypatch.setattr(ocp.Checkpointer, "restore", unittest.mock.Mock(side_effect=error))
+  monkeypatch.setattr(
+    ocp.Checkpointer, "restore", unittest.mock.Mock(side_effect=error)
+  )
   with pytest.raises(jax.errors.JaxRuntimeError):
     Checkpoints(copied, rename_damaged=True).restore(like=make_state())
   assert names(copied) == ["1", "2", "3"]
@@ -365,7 +398,8 @@ def test_a_path_in_which_orbax_loses_what_it_saves_is_refused(tmp_path):
   assert not names(tmp_path)
 
 
-# A disk that takes no more -----------------------------------------------------------------------
+# A disk that takes no more
+# -----------------------------------------------------------------------
 
 
 @pytest.fixture(params=["File too large", "Read-only file system"])
@@ -382,7 +416,9 @@ def reason(request, monkeypatch):
 
 
 @pytest.mark.parametrize("then", [Checkpoints.close, Checkpoints.steps])
-def test_a_write_that_the_disk_refuses_is_one_line_and_nothing_waits(copied, reason, then):
+def test_a_write_that_the_disk_refuses_is_one_line_and_nothing_waits(
+  copied, reason, then
+):
   large = make_state()._replace(params=jax.random.normal(jax.random.key(0), (256, 256)))
   checkpoints, threads = Checkpoints(copied), {*threading.enumerate()}
 
@@ -392,6 +428,8 @@ def test_a_write_that_the_disk_refuses_is_one_line_and_nothing_waits(copied, rea
 
   text = refusal(save)
   assert f"cannot write a checkpoint in {copied} ({reason}): " in text
-  assert not [x for x in {*threading.enumerate()} - threads if "Signaling" in type(x).__name__]
+  assert not [
+    x for x in {*threading.enumerate()} - threads if "Signaling" in type(x).__name__
+  ]
   assert names(copied) == ["1", "2", "3"]
   assert_same_bits(Checkpoints(copied).restore(like=make_state()), make_state(3))

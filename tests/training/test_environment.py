@@ -11,9 +11,13 @@ from experiments.training.environment import code_version
 
 
 @pytest.mark.parametrize("package", [relpos_jax, experiments])
-def test_the_digest_is_of_the_packages_that_are_imported(package, tmp_path, monkeypatch):
+def test_the_digest_is_of_the_packages_that_are_imported(
+  package, tmp_path, monkeypatch
+):
   (folder,) = map(pathlib.Path, package.__path__)
-  copy = shutil.copytree(folder, tmp_path / folder.name, ignore=shutil.ignore_patterns("*.xz"))
+  copy = shutil.copytree(
+    folder, tmp_path / folder.name, ignore=shutil.ignore_patterns("*.xz")
+  )
   before = code_version()
   monkeypatch.setattr(package, "__path__", [str(copy)])
   assert code_version() == before

@@ -36,14 +36,25 @@ class Recorder:
     )
     return state._replace(step=jnp.int32(step)), metrics
 
-  def train(self, *, start=0, num_steps, eval_every=100, save_every=100, max_skipped=1, stop_at=()):
+  def train(
+    self,
+    *,
+    start=0,
+    num_steps,
+    eval_every=100,
+    save_every=100,
+    max_skipped=1,
+    stop_at=(),
+  ):
     state = TrainState(jnp.int32(start), params={}, opt_state=())
     return train(
       state,
       self.train_step,
       numbered_batches(start),
       num_steps=num_steps,
-      report=lambda step, metrics: self.events.append(("report", step, metrics["num_tokens"])),
+      report=lambda step, metrics: self.events.append(
+        ("report", step, metrics["num_tokens"])
+      ),
       evaluate=lambda state: self.events.append(("evaluate", int(state.step))),
       save=lambda state: self.events.append(("save", int(state.step))),
       eval_every=eval_every,
@@ -71,7 +82,9 @@ def test_so_many_steps_skipped_in_a_row_stop_with_step_and_batch():
   with pytest.raises(NonFiniteError) as raised:
     recorder.train(num_steps=9, max_skipped=3)
   message = str(raised.value)
-  assert message.startswith("step 7: loss nan, gradient norm inf on batch 6 of shape 2x4, number 3")
+  assert message.startswith(
+    "step 7: loss nan, gradient norm inf on batch 6 of shape 2x4, number 3"
+  )
   assert "\n" not in message
   assert recorder.steps("report") == [1, 2, 3, 4, 5, 6, 7]
 
@@ -80,11 +93,17 @@ def test_so_many_steps_skipped_in_a_row_stop_with_step_and_batch():
   "at, last",
   [(("report", 3), 4), (("evaluate", 5), 5), (("save", 4), 4), (("save", 20), 20)],
 )
-def test_once_it_should_stop_the_last_step_is_reported_saved_once_and_not_evaluated(at, last):
+def test_once_it_should_stop_the_last_step_is_reported_saved_once_and_not_evaluated(
+  at, last
+):
   recorder = Recorder()
   state = recorder.train(num_steps=1000, eval_every=5, save_every=4, stop_at=at)
   assert int(state.step) == last
-  assert recorder.steps("report") == [*range(1, last + 1)] == [x + 1 for x in recorder.batches]
+  assert (
+    recorder.steps("report")
+    == [*range(1, last + 1)]
+    == [x + 1 for x in recorder.batches]
+  )
   assert recorder.steps("save").count(last) == 1 and recorder.steps("save")[-1] == last
   evaluated = range(5, last + 1 if at[0] == "evaluate" else last, 5)
   assert recorder.steps("evaluate") == [*evaluated]

@@ -24,14 +24,20 @@ def dense(logits, targets, smoothing):
   p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
   q_log_q = q * np.log(q, where=q > 0, out=np.zeros_like(q))
   is_token = (targets != 0)[..., None]
-  return np.sum(is_token * (q_log_q - q * np.log(p))), is_token * (p - q), is_token.sum()
+  return (
+    np.sum(is_token * (q_log_q - q * np.log(p))),
+    is_token * (p - q),
+    is_token.sum(),
+  )
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
 def test_loss_and_gradient_are_the_definition(smoothing):
   logits, targets = example()
   total = cross_entropy(logits, targets, smoothing=smoothing)
-  gradient = jax.grad(lambda x: cross_entropy(x, targets, smoothing=smoothing).sum)(logits)
+  gradient = jax.grad(lambda x: cross_entropy(x, targets, smoothing=smoothing).sum)(
+    logits
+  )
   wanted_sum, wanted_gradient, wanted_tokens = dense(logits, targets, smoothing)
   np.testing.assert_allclose(total.sum, wanted_sum, rtol=1e-5)
   np.testing.assert_allclose(gradient, wanted_gradient, atol=1e-6)

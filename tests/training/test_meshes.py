@@ -13,13 +13,19 @@ from test_step import DROPOUT, SGD, copy_task, make_model, smoothed
 from configs import default
 from experiments.graphs.graph import Graph, GraphBatch, GraphBatches
 from experiments.graphs.task import Graphs
-from experiments.training.sharding import AXES, in_ring, make_mesh, put_batch, put_parameters
+from experiments.training.sharding import (
+  AXES,
+  in_ring,
+  make_mesh,
+  put_batch,
+  put_parameters,
+)
 from experiments.training.step import init_state, make_train_step
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 
 MESHES = [(8, 1, 1, 1), (1, 8, 1, 1), (1, 1, 8, 1), (1, 1, 1, 8), (1, 2, 2, 2)]
-# What moves along an axis besides sums. Along a sequence: keys, a token to the right and, in short
-# sequences, heads in place of tokens.
+# What moves along an axis besides sums. Along a sequence: keys, a token to the right
+# and, in short sequences, heads in place of tokens.
 EXPECTED = dict(
   data=set(),
   fsdp={"all-gather", "reduce-scatter"},
@@ -44,7 +50,9 @@ def on_one_device():
   return step_on((1, 1, 1, 1))
 
 
-@pytest.mark.parametrize("sizes, ring", [*((x, False) for x in MESHES), ((1, 1, 2, 4), True)])
+@pytest.mark.parametrize(
+  "sizes, ring", [*((x, False) for x in MESHES), ((1, 1, 2, 4), True)]
+)
 def test_a_mesh_gives_one_devices_loss_and_gradients(sizes, ring):
   after, metrics, text = step_on(sizes, ring)
   one, wanted, _ = on_one_device()
@@ -52,13 +60,18 @@ def test_a_mesh_gives_one_devices_loss_and_gradients(sizes, ring):
   for ours, theirs in zip(jax.tree.leaves(after), jax.tree.leaves(one), strict=True):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
   kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-  expected = [EXPECTED[name] for name, size in zip(AXES, sizes, strict=True) if size > 1]
+  expected = [
+    EXPECTED[name] for name, size in zip(AXES, sizes, strict=True) if size > 1
+  ]
   if ring:
     expected = [{"collective-permute"}]
-  assert {*re.findall(rf" ({kinds})(?:-start)?\(", text)} <= {"all-reduce"}.union(*expected)
+  assert {*re.findall(rf" ({kinds})(?:-start)?\(", text)} <= {"all-reduce"}.union(
+    *expected
+  )
 
 
-# --- graphs ---------------------------------------------------------------------------------------
+# --- graphs
+# ---------------------------------------------------------------------------------------
 
 
 def graph(number: int) -> Graph:
@@ -80,9 +93,13 @@ def graphs() -> GraphBatch:
 def graph_loss_on(sizes, implementation):
   config = GraphEncoderConfig(
     **dict(num_node_labels=2, num_edge_labels=3, num_classes=2, num_edge_features=1),
-    **dict(num_layers=1, width=8, num_heads=2, feed_forward=8, implementation=implementation),
+    **dict(
+      num_layers=1, width=8, num_heads=2, feed_forward=8, implementation=implementation
+    ),
   )
-  graphdef, shapes = nnx.split(nnx.eval_shape(lambda: GraphEncoder(config, rngs=nnx.Rngs(0))))
+  graphdef, shapes = nnx.split(
+    nnx.eval_shape(lambda: GraphEncoder(config, rngs=nnx.Rngs(0)))
+  )
   task = Graphs(default.get_config("graphs"))
   loss = lambda params, batch: task.loss(nnx.merge(graphdef, params), batch).sum
   mesh = make_mesh(**dict(zip(AXES, sizes, strict=True)))

@@ -75,7 +75,12 @@ def test_tensorboard_has_scalars_texts_and_where_the_run_went_on(tmp_path):
   events = read_events(tmp_path / "tensorboard")
   scalars = [(e.step, v.tag, v.simple_value) for e in events for v in e.summary.value]
   assert (2, "loss", 5.0) in scalars and (5, "valid_loss", 4.0) in scalars
-  texts = [v.tensor.string_val[0] for e in events for v in e.summary.value if v.HasField("tensor")]
+  texts = [
+    v.tensor.string_val[0]
+    for e in events
+    for v in e.summary.value
+    if v.HasField("tensor")
+  ]
   assert texts == [b"    sample 5\n    second line"]
   starts = [e.step for e in events if e.session_log.status == 1]
   assert starts == [1, 6]
@@ -100,10 +105,19 @@ def test_a_damaged_line_is_named_but_not_one_cut_short(tmp_path):
   good = (path := tmp_path / "metrics.jsonl").read_bytes()
   path.write_bytes(good + b'{"step": 4, "lo')
   assert len(read_metrics(tmp_path)) == 3
-  damages = b'{"step": 4, "lo', b"\xff", b"null", b"[]", b'{"step": "4"}', b'{"loss": 1}'
+  damages = (
+    b'{"step": 4, "lo',
+    b"\xff",
+    b"null",
+    b"[]",
+    b'{"step": "4"}',
+    b'{"loss": 1}',
+  )
   for damage in (*damages, b'{"step": null}', b'{"step": 4, "loss": "1"}'):
     path.write_bytes(good + damage + b"\n")
-    with pytest.raises(InputError, match=r"damaged .*metrics\.jsonl \(.*\): delete the line"):
+    with pytest.raises(
+      InputError, match=r"damaged .*metrics\.jsonl \(.*\): delete the line"
+    ):
       read_metrics(tmp_path)
 
 
@@ -135,7 +149,9 @@ def test_a_terminal_gets_a_bar_and_a_file_a_line_now_and_then_and_the_last(
   assert steps == ([] if terminal else [12, 23, 27])
 
 
-def test_time_left_excludes_compiling_and_evaluating_and_waits_for_five_steps(tmp_path, clock):
+def test_time_left_excludes_compiling_and_evaluating_and_waits_for_five_steps(
+  tmp_path, clock
+):
   reporter, output = make_reporter(tmp_path, seconds=0.0)
   with reporter:
     for step in range(1, 21):
@@ -144,7 +160,9 @@ def test_time_left_excludes_compiling_and_evaluating_and_waits_for_five_steps(tm
         reporter.values(step, dict(valid_loss=1.23456, valid_bleu=30))
       if step in (1, 2, 4, 12):
         clock.now += 6.0
-        jax.monitoring.record_event_duration_secs("/jax/core/compile/backend_compile_duration", 6.0)
+        jax.monitoring.record_event_duration_secs(
+          "/jax/core/compile/backend_compile_duration", 6.0
+        )
       clock.now += 0.5
       reporter.step(step, dict(loss=2.0, num_tokens=500))
   shown = output.getvalue()
@@ -152,4 +170,6 @@ def test_time_left_excludes_compiling_and_evaluating_and_waits_for_five_steps(tm
   found = re.finditer(r"step (\d+)/100 .*?(?:1,000 tokens/s  (.*) left)?\n", shown)
   lefts = {int(line[1]): line[2] for line in found}
   # Steps 3, 5, 6, 7 and 8 are timed.
-  assert lefts == {s: f"0:00:{round((100 - s) / 2)}" if s >= 8 else None for s in range(1, 21)}
+  assert lefts == {
+    s: f"0:00:{round((100 - s) / 2)}" if s >= 8 else None for s in range(1, 21)
+  }

@@ -56,9 +56,14 @@ def finish(processes, seconds: float = 120) -> list[tuple[str, str]]:
 
 
 def answers(texts):
-  lines = [line for out, _ in texts for line in out.splitlines() if line.startswith("{")]
+  lines = [
+    line for out, _ in texts for line in out.splitlines() if line.startswith("{")
+  ]
   found = sorted(map(json.loads, lines), key=lambda answer: answer["process"])
-  return [({int(k): v for k, v in answer["losses"].items()}, answer["signal"]) for answer in found]
+  return [
+    ({int(k): v for k, v in answer["losses"].items()}, answer["signal"])
+    for answer in found
+  ]
 
 
 def test_two_processes_that_slurm_started_go_on_from_one_and_one_from_them(tmp_path):
@@ -73,7 +78,9 @@ def test_two_processes_that_slurm_started_go_on_from_one_and_one_from_them(tmp_p
 
   losses |= first | small_run.run(folder, 20, num_devices=2)
   assert [*losses] == [*range(1, 21)]
-  np.testing.assert_allclose([*losses.values()], [*straight.values()], rtol=0, atol=1e-5)
+  np.testing.assert_allclose(
+    [*losses.values()], [*straight.values()], rtol=0, atol=1e-5
+  )
   assert straight[20] < straight[1]
 
 
@@ -92,10 +99,14 @@ def test_damage_that_one_process_alone_can_see_is_known_to_all(tmp_path):
 
 
 def test_where_the_environment_names_others_or_is_wrong():
-  assert is_one_of_several(slurm(0, 2)) and is_one_of_several({"OMPI_COMM_WORLD_SIZE": "4"})
+  assert is_one_of_several(slurm(0, 2)) and is_one_of_several(
+    {"OMPI_COMM_WORLD_SIZE": "4"}
+  )
   batch_script = {k: v for k, v in slurm(0, 2).items() if "STEP" not in k}
   for alone in ({}, slurm(0, 1), batch_script, {"OMPI_COMM_WORLD_SIZE": "1"}):
     assert not is_one_of_several(alone)
     join_processes(env=alone)
-  with pytest.raises(InputError, match=r"cannot join the other processes .*'x'.*JAX_PROCESS_ID"):
+  with pytest.raises(
+    InputError, match=r"cannot join the other processes .*'x'.*JAX_PROCESS_ID"
+  ):
     join_processes(env=dict(JAX_COORDINATOR_ADDRESS="localhost:1", JAX_PROCESS_ID="x"))

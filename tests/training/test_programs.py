@@ -24,7 +24,9 @@ ARGS = np.arange(4), (np.ones(4), None)
 @pytest.fixture
 def process(cache):
   """Returns a function that calls a program as a new process would; returns how often it traces."""
-  mesh = jax.make_mesh((2,), ("rows",), devices=jax.devices()[:2], axis_types=(AxisType.Auto,))
+  mesh = jax.make_mesh(
+    (2,), ("rows",), devices=jax.devices()[:2], axis_types=(AxisType.Auto,)
+  )
 
   def process(args=ARGS, key="a") -> int:
     traced = []
@@ -40,7 +42,11 @@ def process(cache):
       found, again = call(jax.tree.map(jnp.copy, pair), np.int32(by))
       np.testing.assert_array_equal(found.first, args[0] * by)
       np.testing.assert_array_equal(found.second[0], args[1][0] + by)
-      assert found.second[1] is None and again == by and found.first.sharding == pair.first.sharding
+      assert (
+        found.second[1] is None
+        and again == by
+        and found.first.sharding == pair.first.sharding
+      )
     return len(traced)
 
   return process
@@ -49,7 +55,9 @@ def process(cache):
 @pytest.mark.parametrize("change", [
   dict(key="b"), dict(args=(np.arange(8), ARGS[1])), dict(args=(np.arange(4.0), ARGS[1])),
 ])  # fmt: skip
-def test_another_process_traces_only_what_has_another_key_shape_or_dtype(process, change):
+def test_another_process_traces_only_what_has_another_key_shape_or_dtype(
+  process, change
+):
   assert [process(), process(**change), process(**change), process()] == [1, 1, 0, 0]
 
 
@@ -86,7 +94,9 @@ def test_a_flipped_bit_is_noticed(process, cache):
   assert [process(), process()] == [1, 0]
 
 
-def test_files_that_another_user_could_have_written_are_not_read(process, cache, monkeypatch):
+def test_files_that_another_user_could_have_written_are_not_read(
+  process, cache, monkeypatch
+):
   process()
   (file,) = (cache / "programs").iterdir()
   assert process() == 0

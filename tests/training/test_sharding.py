@@ -28,14 +28,20 @@ def test_slices_of_tpus_are_parts_of_the_batch():
   assert [chip.id for chip in _arranged((8, 1, 1, 1), chips).flat] == [*range(8)]
   for part in _arranged((2, 2, 1, 2), chips[::2] + chips[1::2]):
     assert len({chip.slice_index for chip in part.flat}) == 1
-  with pytest.raises(InputError, match=r"mesh\.data is 1: give a multiple of 2, the slices"):
+  with pytest.raises(
+    InputError, match=r"mesh\.data is 1: give a multiple of 2, the slices"
+  ):
     _arranged((1, 1, 1, 8), chips)
 
 
 def specs(mesh, **values) -> dict[str, PartitionSpec]:
-  config = TransformerConfig(12, 12, num_layers=1, width=16, num_heads=4, feed_forward=8, **values)
+  config = TransformerConfig(
+    12, 12, num_layers=1, width=16, num_heads=4, feed_forward=8, **values
+  )
   params = nnx.state(nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0))))
-  state = jax.eval_shape(lambda p: init_state(p, optax.adam(inverse_sqrt(1.0, 1))), params)
+  state = jax.eval_shape(
+    lambda p: init_state(p, optax.adam(inverse_sqrt(1.0, 1))), params
+  )
   leaves = jax.tree.flatten_with_path(parameter_sharding(state, mesh))[0]
   name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
   return {name(path).removesuffix(".value"): place.spec for path, place in leaves}

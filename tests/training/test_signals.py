@@ -70,7 +70,9 @@ def test_what_may_be_cut_short_is(before):
   with StopOnSignal() as stop:
     stop.deferred = True
     with stop.interruptible():
-      with contextlib.suppress(Exception):  # as a library does whose cache cannot be read
+      with contextlib.suppress(
+        Exception
+      ):  # as a library does whose cache cannot be read
         terminate()
       pytest.fail("the block goes on")
     assert stop.deferred and stop.stopping
@@ -103,7 +105,9 @@ def test_an_interrupt_is_answered_at_once_and_a_second_exits():
   root = pathlib.Path(__file__).parents[2]
   pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
   env = os.environ | dict(JAX_PLATFORMS="cpu")
-  with subprocess.Popen([sys.executable, "-c", ENDLESS], cwd=root, env=env, **pipes) as process:
+  with subprocess.Popen(
+    [sys.executable, "-c", ENDLESS], cwd=root, env=env, **pipes
+  ) as process:
     limit = threading.Timer(60, process.kill)
     limit.start()
     assert process.stdout.readline() == "ready\n"
@@ -112,4 +116,6 @@ def test_an_interrupt_is_answered_at_once_and_a_second_exits():
     process.send_signal(signal.SIGINT)
     assert process.wait() == 130
     limit.cancel()
-  assert answer == "stopping after this step or compilation; Ctrl-C again exits at once\n"
+  assert (
+    answer == "stopping after this step or compilation; Ctrl-C again exits at once\n"
+  )

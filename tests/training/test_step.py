@@ -55,11 +55,14 @@ def copy_task(step: int) -> Batch:
   tokens = generator.integers(4, 12, (8, 8))
   lengths = generator.integers(1, 8, (8, 1))
   place = np.arange(8)
-  rows = np.where(place < lengths, tokens, np.where(place == lengths, EOS, PAD)).astype(np.int32)
+  rows = np.where(place < lengths, tokens, np.where(place == lengths, EOS, PAD)).astype(
+    np.int32
+  )
   return Batch(rows, rows)
 
 
-# --- gradients, without dropout -------------------------------------------------------------------
+# --- gradients, without dropout
+# -------------------------------------------------------------------
 
 STILL, _ = make_model(**dict.fromkeys(DROPOUT, 0.0))
 
@@ -87,7 +90,9 @@ def test_metrics_are_of_the_gradient_and_the_batch(sgd_step):
   assert metrics["grad_norm"] == pytest.approx(np.linalg.norm(grads), rel=1e-4)
   found = make_eval_step(STILL, loss)(start(SGD).params, batch)
   assert found.num_tokens == metrics["num_tokens"]
-  assert metrics["loss"] == pytest.approx(float(found.sum) / int(found.num_tokens), rel=1e-5)
+  assert metrics["loss"] == pytest.approx(
+    float(found.sum) / int(found.num_tokens), rel=1e-5
+  )
 
 
 def test_microbatches_sum_to_the_gradient_of_the_batch_though_one_is_padding(sgd_step):
@@ -102,7 +107,8 @@ def test_microbatches_sum_to_the_gradient_of_the_batch_though_one_is_padding(sgd
     np.testing.assert_allclose(metrics_of_parts[name], metrics[name], rtol=1e-5)
 
 
-# --- steps that are not finite --------------------------------------------------------------------
+# --- steps that are not finite
+# --------------------------------------------------------------------
 
 SPOILT = 3  # the step whose batch has one bad token
 
@@ -115,7 +121,9 @@ def spoilt_loss(value: float):
   return loss
 
 
-@pytest.mark.parametrize("num_devices, num_microbatches, value", [(8, 1, np.inf), (1, 4, np.nan)])
+@pytest.mark.parametrize(
+  "num_devices, num_microbatches, value", [(8, 1, np.inf), (1, 4, np.nan)]
+)
 def test_a_step_that_is_not_finite_is_as_if_left_out(
   num_devices, num_microbatches, value, monkeypatch
 ):
@@ -128,7 +136,9 @@ def test_a_step_that_is_not_finite_is_as_if_left_out(
     batch = copy_task(step)
     batch = Batch(*(np.where(side == 11, 10, side) for side in batch))
     if step == SPOILT:
-      leaving_out = put_parameters(leaving_out._replace(step=leaving_out.step + 1), mesh)
+      leaving_out = put_parameters(
+        leaving_out._replace(step=leaving_out.step + 1), mesh
+      )
       batch.target[5, 0] = 11
     else:
       leaving_out, _ = train_step(leaving_out, put_batch(batch, mesh))
@@ -136,7 +146,11 @@ def test_a_step_that_is_not_finite_is_as_if_left_out(
     assert int(metrics["skipped"]) == (step == SPOILT)
     rate = RATE(step - (step > SPOILT))  # the optimizer does not count a skipped step
     np.testing.assert_allclose(metrics["learning_rate"], rate, rtol=1e-6)
-    assert np.isfinite(float(metrics["loss"]) + float(metrics["grad_norm"])) == (step != SPOILT)
+    assert np.isfinite(float(metrics["loss"]) + float(metrics["grad_norm"])) == (
+      step != SPOILT
+    )
   jax.tree.map(np.testing.assert_array_equal, skipping, leaving_out)
   assert train_step._cache_size() == 1
-  assert int(skipping.step) == 6 and np.isfinite(jax.tree.leaves(skipping.params)[0]).all()
+  assert (
+    int(skipping.step) == 6 and np.isfinite(jax.tree.leaves(skipping.params)[0]).all()
+  )

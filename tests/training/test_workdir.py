@@ -36,7 +36,9 @@ def changed(**sections):
     changed(decoding=dict(beam_size=1, length_penalty=0.6)),
   ],
 )
-def test_a_run_goes_on_with_its_config_but_for_what_no_step_depends_on(tmp_path, config):
+def test_a_run_goes_on_with_its_config_but_for_what_no_step_depends_on(
+  tmp_path, config
+):
   claim_workdir(tmp_path / "new", flatten(config), DEFAULTS)
   assert not (tmp_path / "new").exists()
   write_run_files(tmp_path, OLD, updates=100)
@@ -52,7 +54,9 @@ def test_a_run_goes_on_with_its_config_but_for_what_no_step_depends_on(tmp_path,
     (CONFIG | dict(model=dict(width=512, younger=0)), "model.rate 0.1 absent"),
   ],
 )
-def test_another_config_is_refused_with_the_key_and_both_values(tmp_path, config, words):
+def test_another_config_is_refused_with_the_key_and_both_values(
+  tmp_path, config, words
+):
   write_run_files(tmp_path, OLD, updates=100)
   with pytest.raises(InputError, match="another --workdir") as error:
     claim_workdir(tmp_path, flatten(config), DEFAULTS)
@@ -75,13 +79,20 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
   with monkeypatch.context() as context, pytest.raises(OSError, match="No space"):
     context.setattr(files, "open", full_disk, raising=False)
     write_run_files(tmp_path, changed(training=dict(num_steps=200)), updates=200)
-  assert json.loads((tmp_path / "config.json").read_text("utf-8"))["training"]["num_steps"] == 100
+  assert (
+    json.loads((tmp_path / "config.json").read_text("utf-8"))["training"]["num_steps"]
+    == 100
+  )
 
 
-def test_a_folder_without_what_the_first_process_wrote_is_not_shared(tmp_path, monkeypatch):
+def test_a_folder_without_what_the_first_process_wrote_is_not_shared(
+  tmp_path, monkeypatch
+):
   monkeypatch.setattr(workdir_module, "_SHARED_SECONDS", 0)
   for folder in (tmp_path, tmp_path / "nowhere"):
-    with pytest.raises(InputError, match=f"{folder} is not one folder for all processes"):
+    with pytest.raises(
+      InputError, match=f"{folder} is not one folder for all processes"
+    ):
       check_shared(folder)
   write_run_files(tmp_path, CONFIG, updates=100)
   check_shared(tmp_path)

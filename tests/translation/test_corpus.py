@@ -30,7 +30,9 @@ def splits():
 def test_embedded_text_is_as_the_readme_says(splits, name):
   text = "".join(f"{source}\t{target}\n" for source, target in splits[name])
   readme = (module._EMBEDDED / "README.md").read_text(encoding="utf-8")
-  (row,) = [line for line in readme.splitlines() if line.startswith(f"| {name}.tsv.xz |")]
+  (row,) = [
+    line for line in readme.splitlines() if line.startswith(f"| {name}.tsv.xz |")
+  ]
   assert f"| {len(splits[name]):,} |" in row
   assert hashlib.sha256(text.encode()).hexdigest() in row
 
@@ -55,7 +57,12 @@ def test_lazy_pairs_read_as_the_list_of_them_and_in_bulk(number, monkeypatch):
   monkeypatch.setattr(module, "_READ_AHEAD", 3)
   numbers = [*range(number)]
   lazy, eager = LazyPairs(numbers, str), [*map(str, numbers)]
-  assert [*lazy] == [*LazyPairs(_BulkOnly(numbers), str)] == [lazy[i] for i in numbers] == eager
+  assert (
+    [*lazy]
+    == [*LazyPairs(_BulkOnly(numbers), str)]
+    == [lazy[i] for i in numbers]
+    == eager
+  )
 
 
 def _lines(path):
@@ -66,8 +73,12 @@ def _lines(path):
 def test_raw_captions_become_upstreams_tokenised_ones(shared_data, language):
   for split in "train", "val", "test_2016_flickr":
     raw = _lines(shared_data / "multi30k" / "raw" / f"{split}.{language}.gz")
-    tok = _lines(shared_data / "multi30k" / "tok" / f"{split}.lc.norm.tok.{language}.gz")
-    assert normalize_lines(raw, language, lowercase=True) == [html.unescape(line) for line in tok]
+    tok = _lines(
+      shared_data / "multi30k" / "tok" / f"{split}.lc.norm.tok.{language}.gz"
+    )
+    assert normalize_lines(raw, language, lowercase=True) == [
+      html.unescape(line) for line in tok
+    ]
 
 
 def test_line_end_and_apostrophes_are_treated_as_the_perl_scripts_do():
@@ -90,7 +101,9 @@ def translation(**how):
   return Translation(config)
 
 
-@pytest.mark.parametrize("how", [{}, {"lowercase": True}, {"moses": False, "lowercase": True}])
+@pytest.mark.parametrize(
+  "how", [{}, {"lowercase": True}, {"moses": False, "lowercase": True}]
+)
 def test_a_corpus_is_normalised_by_the_rules_of_each_side(how):
   pairs = [("It's Dr. No.", "Er ist's."), ("Mr. X's.", "Hr. Xs: „Ja.“")]
   english, german = zip(*pairs, strict=True)
@@ -110,7 +123,9 @@ def test_a_tokenizer_that_is_not_installed_is_named_before_training(monkeypatch)
 
 def test_a_split_on_disk_is_normalised_as_it_is_read():
   read = set()
-  lazy = LazyPairs(range(1000), lambda number: read.add(number) or (f"A{number}.", "Ja."))
+  lazy = LazyPairs(
+    range(1000), lambda number: read.add(number) or (f"A{number}.", "Ja.")
+  )
   split = translation().normalize(Corpus({"train": lazy})).splits["train"]
   assert len(split) == 1000
   assert len(read) < 10  # Checking types in tests looks at some.
@@ -122,15 +137,23 @@ def test_a_split_on_disk_is_normalised_as_it_is_read():
 
 @pytest.mark.parametrize(
   "languages, prepared",
-  [*((pair, False) for pair in LANGUAGES["multi30k"]), ("en-de", True), ("de-en", True)],
+  [
+    *((pair, False) for pair in LANGUAGES["multi30k"]),
+    ("en-de", True),
+    ("de-en", True),
+  ],
 )
 def test_files_of_multi30k_become_pairs(languages, prepared, tmp_path, publish):
   source, target = languages.split("-")
   (folder := tmp_path / "raw").mkdir()
   wanted = {}
   for split, name in (module._PREPARED if prepared else module._CAPTIONS).items():
-    wanted[split] = [(f"{source}@@ {split} \u2028 ü {i}", f"{target} {i}") for i in range(3)]
-    for language, lines in zip((source, target), zip(*wanted[split], strict=True), strict=True):
+    wanted[split] = [
+      (f"{source}@@ {split} \u2028 ü {i}", f"{target} {i}") for i in range(3)
+    ]
+    for language, lines in zip(
+      (source, target), zip(*wanted[split], strict=True), strict=True
+    ):
       content = ("\n".join(lines) + "\n").encode()
       content = content if prepared else gzip.compress(content)
       (folder / name.format(language)).write_bytes(content)
@@ -150,4 +173,6 @@ def test_files_of_scan_become_commands_and_actions(tmp_path, publish, monkeypatc
   sizes = {split: len(of) for split, of in splits.items()}
   assert sizes == dict(train=3, valid=2, within=2, test=2)
   held_out = [pair for split in ("train", "valid", "within") for pair in splits[split]]
-  assert sorted(held_out) == pairs[:7] != held_out and sorted(splits["test"]) == pairs[7:]
+  assert (
+    sorted(held_out) == pairs[:7] != held_out and sorted(splits["test"]) == pairs[7:]
+  )

@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 
 from experiments.translation.corpus import load_pairs, read_lines
 
-LETTERS = st.sampled_from("a\u2028\u2029\x85\x0b\x0c\x1c\r")  # str.splitlines ends lines at some
+LETTERS = st.sampled_from(
+  "a\u2028\u2029\x85\x0b\x0c\x1c\r"
+)  # str.splitlines ends lines at some
 LINES = st.lists(
   st.text(
-    st.characters(exclude_characters="\n", exclude_categories=["Cs"]) | LETTERS, max_size=8
+    st.characters(exclude_characters="\n", exclude_categories=["Cs"]) | LETTERS,
+    max_size=8,
   ).filter(
     # Reading drops an empty last line, a final \r and a byte order mark.
     lambda line: line and not line.endswith("\r") and not line.startswith("\ufeff")
@@ -41,7 +44,9 @@ def _write(path: pathlib.Path, content: bytes) -> pathlib.Path:
   st.sampled_from([b"", b"\xef\xbb\xbf"]),
   st.sampled_from(["a.txt", "a.txt.gz", "a.txt.bz2"]),
 )
-def test_reading_gives_the_lines_written(tmp_path_factory, lines, end, final_end, mark, name):
+def test_reading_gives_the_lines_written(
+  tmp_path_factory, lines, end, final_end, mark, name
+):
   content = mark + (end.join(lines) + end * final_end).encode()
   assert read_lines(_write(tmp_path_factory.mktemp("lines") / name, content)) == lines
 
@@ -60,7 +65,9 @@ def test_pairs_with_an_empty_side_are_skipped_together_and_named(tmp_path):
   source = _write(tmp_path / "a", b"one\n\nthree\n \nfive\n")
   target = _write(tmp_path / "b", b"eins\nzwei\n\nvier\nf\xc3\xbcnf\n")
   table = _write(tmp_path / "c", b"one\teins\n\n\tzwei\n")
-  corpus = load_pairs(train=f"{source},{target}", valid=str(table), test=f"{source},{source}")
+  corpus = load_pairs(
+    train=f"{source},{target}", valid=str(table), test=f"{source},{source}"
+  )
   assert corpus.splits["train"] == [("one", "eins"), ("five", "fünf")]
   assert corpus.splits["valid"] == [("one", "eins")]
   assert corpus.notes == (
@@ -79,7 +86,9 @@ def test_the_first_of_many_skipped_lines_are_named(tmp_path):
 
 def test_test_sets_have_the_names_given(tmp_path):
   pairs = _write(tmp_path / "a.tsv", b"one\teins\n")
-  corpus = load_pairs(train=str(pairs), test=dict(short=str(pairs), long=str(pairs), off=""))
+  corpus = load_pairs(
+    train=str(pairs), test=dict(short=str(pairs), long=str(pairs), off="")
+  )
   assert [*corpus.splits] == ["train", "short", "long"]
   for name in ("valid", "a/b", ""):
     refused = refusal(load_pairs, train=str(pairs), test={name: str(pairs)})
@@ -117,8 +126,11 @@ def test_a_first_line_that_looks_like_a_header_is_named(tmp_path):
     assert load_pairs(train=write_table(tmp_path / "b", *lines)).notes == ()
 
 
-# A cell with quotes has them doubled by csv writers; a sentence has no spaces around it.
-CELLS = st.lists(st.sampled_from(["a", '"', "b\u2028ü", 'say "no"', "two\nlines"]), min_size=1)
+# A cell with quotes has them doubled by csv writers; a sentence has no spaces around
+# it.
+CELLS = st.lists(
+  st.sampled_from(["a", '"', "b\u2028ü", 'say "no"', "two\nlines"]), min_size=1
+)
 CELLS = CELLS.map(lambda parts: f"x{' '.join(parts)}x")
 
 
@@ -133,12 +145,17 @@ def test_quotes_of_csv_writers_are_removed(tmp_path_factory, pairs, quotes_all):
   corpus = load_pairs(train=str(path))
   wanted = [tuple(cell.replace("\n", " ") for cell in pair) for pair in pairs]
   assert corpus.splits["train"] == wanted
-  assert corpus.notes == (f"{path} is read as csv: the quotes around its cells are removed",)
+  assert corpus.notes == (
+    f"{path} is read as csv: the quotes around its cells are removed",
+  )
 
 
 def test_cells_that_are_all_quoted_are_those_of_a_csv_writer(tmp_path):
   table = write_table(tmp_path / "a", '"one, two"\t"eins"', '"two"\t"zwei"')
-  assert load_pairs(train=table).splits["train"] == [("one, two", "eins"), ("two", "zwei")]
+  assert load_pairs(train=table).splits["train"] == [
+    ("one, two", "eins"),
+    ("two", "zwei"),
+  ]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +175,9 @@ def test_other_quotes_stay(tmp_path, line):
 
 
 def test_raw_lines_of_scan_are_pairs(tmp_path):
-  table = write_table(tmp_path / "a", "IN: run twice OUT: I_RUN I_RUN", "IN: run OUT: I_RUN")
+  table = write_table(
+    tmp_path / "a", "IN: run twice OUT: I_RUN I_RUN", "IN: run OUT: I_RUN"
+  )
   corpus = load_pairs(train=table)
   assert corpus.splits["train"] == [("run twice", "I_RUN I_RUN"), ("run", "I_RUN")]
   broken = write_table(tmp_path / "b", "IN: run OUT: I_RUN", "IN: run")
@@ -180,7 +199,11 @@ ZIPPED = b"PK\x03\x04 and so on"
     (dict(a=PACKED[:-6]), "{a}", "damaged compressed file {a}"),
     (dict(a=BZIPPED[:-6]), "{a}", "damaged compressed file {a}"),
     (dict(a=BZIPPED[:20] + b"x" * 9), "{a}", "damaged compressed file {a}"),
-    (dict(a=ZIPPED), "{a}", "{a} is a zip archive: unpack it and give the files inside"),
+    (
+      dict(a=ZIPPED),
+      "{a}",
+      "{a} is a zip archive: unpack it and give the files inside",
+    ),
     (dict(a=b"one\teins\n\neins\n"), "{a}", "1 columns in {a}, line 3"),
     (dict(a=b"\n\n"), "{a}", "no pairs in train: every line of {a} has an empty side"),
     (dict(), "", "no training pairs"),

@@ -28,7 +28,11 @@ PAIRS = [
   ("no", "nein"),
   ("he st@@ a@@ res at something", "er st@@ ar@@ rt etwas an hier ."),
 ]
-SUBWORDS = ["ein mann m@@ ag &apos; ein@@ e kat@@ ze", "n@@ ein", "er st@@ ar@@ rt etwas an@@"]
+SUBWORDS = [
+  "ein mann m@@ ag &apos; ein@@ e kat@@ ze",
+  "n@@ ein",
+  "er st@@ ar@@ rt etwas an@@",
+]
 KINDS = ("bleu", "chrf", "exact")
 WORDS = ["ein mann mag &apos; eine katze", "nein", "er starrt etwas an"]
 REFERENCES = ["ein mann mag &apos; einen hund", "nein", "er starrt etwas an hier ."]
@@ -43,7 +47,9 @@ def run(monkeypatch) -> Run:
   return Run(task, task.learn_tokenizer(Corpus(dict(train=PAIRS))), None, None, None)
 
 
-def test_results_and_samples_are_of_words_and_attention_of_subwords(run, tmp_path, monkeypatch):
+def test_results_and_samples_are_of_words_and_attention_of_subwords(
+  run, tmp_path, monkeypatch
+):
   draw = mock.Mock(return_value=tmp_path / "attention.png")
   monkeypatch.setattr(scores, "draw_attention", draw)
   data = Corpus(dict(test=PAIRS), skipped=dict(test=(0, 2, 5)))
@@ -51,14 +57,29 @@ def test_results_and_samples_are_of_words_and_attention_of_subwords(run, tmp_pat
   assert "@@" not in found.text
   assert all(line in found.text for line in (*WORDS, *REFERENCES, "he stares at"))
   written = (tmp_path / "test.translations.txt").read_text("utf-8")
-  assert written.splitlines() == ["", WORDS[0], "", *WORDS[1:], ""]  # a line for each pair
+  assert written.splitlines() == [
+    "",
+    WORDS[0],
+    "",
+    *WORDS[1:],
+    "",
+  ]  # a line for each pair
   result = found.results["test"]
-  assert result["sacrebleu"] == corpus_bleu(WORDS, REFERENCES, tokenize="none")._asdict()
+  assert (
+    result["sacrebleu"] == corpus_bleu(WORDS, REFERENCES, tokenize="none")._asdict()
+  )
   # Moses would tokenise its own &apos; again.
-  assert result["paper_bleu"] == paper_bleu(WORDS, REFERENCES, "de", tokenized=True)._asdict()
-  assert paper_bleu(WORDS, REFERENCES, "de") != paper_bleu(WORDS, REFERENCES, "de", tokenized=True)
+  assert (
+    result["paper_bleu"]
+    == paper_bleu(WORDS, REFERENCES, "de", tokenized=True)._asdict()
+  )
+  assert paper_bleu(WORDS, REFERENCES, "de") != paper_bleu(
+    WORDS, REFERENCES, "de", tokenized=True
+  )
   counts = sentence_statistics(WORDS, REFERENCES, tokenize="none").tolist()
-  assert found.sentences["test"] == [[n, *row] for n, row in zip((8, 1, 8), counts, strict=True)]
+  assert found.sentences["test"] == [
+    [n, *row] for n, row in zip((8, 1, 8), counts, strict=True)
+  ]
   assert draw.call_args[0][1:3] == (PAIRS[0][0], SUBWORDS[0])
 
 
@@ -66,27 +87,42 @@ def test_scores_and_samples_during_training_are_of_words(run):
   values, shown = run.task.make_report(run, Corpus(dict(valid=PAIRS)), None)(None)
   chrf = sacrebleu.corpus_chrf(WORDS, [REFERENCES]).score
   bleu = corpus_bleu(WORDS, REFERENCES, tokenize="none").value
-  assert values == dict(valid_bleu=bleu, valid_chrf=chrf, valid_exact=pytest.approx(100 / 3))
+  assert values == dict(
+    valid_bleu=bleu, valid_chrf=chrf, valid_exact=pytest.approx(100 / 3)
+  )
   assert "@@" not in shown and all(line in shown for line in (*WORDS, *REFERENCES))
 
 
-def test_test_sets_are_scored_during_training_and_with_lengths_given_if_asked(run, tmp_path):
+def test_test_sets_are_scored_during_training_and_with_lengths_given_if_asked(
+  run, tmp_path
+):
   data = Corpus(dict(valid=PAIRS, test=PAIRS, long=PAIRS))
   run.config.batches.max_length = 2  # tokens of the second pair, with their ends
   training, limits = run.config.training, []
   with mock.patch.object(translation_task, "make_translator", fixed_translator(limits)):
-    assert {*run.task.make_report(run, data, None)(None)[0]} == {f"valid_{x}" for x in KINDS}
+    assert {*run.task.make_report(run, data, None)(None)[0]} == {
+      f"valid_{x}" for x in KINDS
+    }
     training.update(score_tests=True, num_samples=2)
     values, shown = run.task.make_report(run, data, None)(None)
-    assert {*values} == {f"{split}_{x}" for split in ("valid", "test", "long") for x in KINDS}
-    assert (values["valid_exact"], values["test_exact"]) == (0.0, 0.0)  # "nein" is no longer one
+    assert {*values} == {
+      f"{split}_{x}" for split in ("valid", "test", "long") for x in KINDS
+    }
+    assert (values["valid_exact"], values["test_exact"]) == (
+      0.0,
+      0.0,
+    )  # "nein" is no longer one
     assert shown.count("source") == 1 and shown.startswith("source       no\n")
     limits.clear()
     with mock.patch.object(scores, "draw_attention"):
       assert [*run.task.evaluate(run, data, tmp_path).scores] == ["test", "long"]
       run.config.evaluation.given_lengths = True
       found = run.task.evaluate(run, data, tmp_path)
-  assert [*found.scores] == [*found.sentences] == ["test", "long", "test_given", "long_given"]
+  assert (
+    [*found.scores]
+    == [*found.sentences]
+    == ["test", "long", "test_given", "long_given"]
+  )
   lengths = [len(target.split()) for _, target in PAIRS]
   free, given = (False, None), (True, lengths)
   assert limits == [*2 * [free], free, free, given, given]
@@ -110,16 +146,23 @@ def test_single_words_have_scores_too(lowercase, exact):
   config = default.get_config()
   config.evaluation.lowercase = lowercase
   references = ["Hund", "Katze", "Maus", "ein  Tier"]
-  found, counts = Translation(config).score_lines(["hund", "katze", "Haus", "ein Tier"], references)
+  found, counts = Translation(config).score_lines(
+    ["hund", "katze", "Haus", "ein Tier"], references
+  )
   assert found["exact"].value == exact == 100 * counts[:, -1].mean()
   assert found["chrf"].value > 50 and found["sacrebleu"].value < 50
-  assert all("case:lc" in found[x].signature for x in ("sacrebleu", "chrf", "exact")) == lowercase
+  assert (
+    all("case:lc" in found[x].signature for x in ("sacrebleu", "chrf", "exact"))
+    == lowercase
+  )
 
 
 def test_translations_are_words(run, tmp_path, monkeypatch, capsys):
   monkeypatch.setattr("experiments.run.load_run", lambda *_: run)
   (tmp_path / "a.en").write_text("".join(f"{source}\n" for source, _ in PAIRS))
-  translate_module.main("", str(tmp_path / "a.en"), 0, max_source_length=99, average_checkpoints=0)
+  translate_module.main(
+    "", str(tmp_path / "a.en"), 0, max_source_length=99, average_checkpoints=0
+  )
   assert capsys.readouterr().out.splitlines() == WORDS
 
 
@@ -133,14 +176,24 @@ def test_panels_show_the_models_own_weights_with_the_words_they_are_of(monkeypat
   model = randomly(lambda: Transformer(config, rngs=nnx.Rngs(0)))
   run = Run(None, tokenizer, None, *nnx.split(model))
   monkeypatch.setattr(scores, "attention_heatmap", lambda panels, _: panels)
-  own, to_source = scores.draw_attention(run, f" {source_text}\t", target_text, pathlib.Path())
-  assert own.columns == own.rows == to_source.columns == ["▁ein", "▁Mann", "▁schläft", "</s>"]
+  own, to_source = scores.draw_attention(
+    run, f" {source_text}\t", target_text, pathlib.Path()
+  )
+  assert (
+    own.columns
+    == own.rows
+    == to_source.columns
+    == ["▁ein", "▁Mann", "▁schläft", "</s>"]
+  )
   assert to_source.rows == ["▁a", "▁man", "▁sleeps", "</s>"]
 
   @jax.jit
   def read_layers(source, target):
     layer = model.encoder.layers[0]
-    x, attention = layer.residuals[0].before(model.source_embedding(source)), layer.self_attention
+    x, attention = (
+      layer.residuals[0].before(model.source_embedding(source)),
+      layer.self_attention,
+    )
     first = attention_weights(
       attention.query(x), attention.key(x), relations=attention.tables()
     ).mean(axis=1)[0]

@@ -12,7 +12,19 @@ from experiments.translation import translator as translator_module
 from experiments.translation.translator import Translator
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 
-WORDS = ["ein", "eine", "Mann", "Hund", "Haus", "geht", "sieht", "schläft", "und", "aber", "dort"]
+WORDS = [
+  "ein",
+  "eine",
+  "Mann",
+  "Hund",
+  "Haus",
+  "geht",
+  "sieht",
+  "schläft",
+  "und",
+  "aber",
+  "dort",
+]
 OPTIONS = dict(extra_length=6, token_budget=64)
 
 
@@ -44,7 +56,10 @@ def make(implementation: str | None = None) -> Transformer:
 @pytest.fixture(scope="module")
 def model():
   """Makes a model whose output depends on its source and often ends early."""
-  graphdef, params = nnx.graphdef(nnx.eval_shape(make)), jax.jit(lambda: nnx.state(make()))()
+  graphdef, params = (
+    nnx.graphdef(nnx.eval_shape(make)),
+    jax.jit(lambda: nnx.state(make()))(),
+  )
   (layer,) = params["decoder"]["layers"].values()
   layer["cross_attention"]["out"]["kernel"][...] *= 4.0
   layer["self_attention"]["out"]["kernel"][...] *= 4.0
@@ -62,14 +77,20 @@ def translations(translator):
   return translator(SHORT)
 
 
-def test_lines_come_back_in_order_and_know_nothing_of_their_neighbours(translator, translations):
+def test_lines_come_back_in_order_and_know_nothing_of_their_neighbours(
+  translator, translations
+):
   assert translator(SHORT[::-1]) == translations[::-1]
   assert [translator([line])[0] for line in SHORT] == translations
-  assert len(set(translations)) > 7, "the law holds for any model that ignores its source"
+  assert len(set(translations)) > 7, (
+    "the law holds for any model that ignores its source"
+  )
 
 
 @pytest.mark.parametrize("kind", ["skewing", "eight devices", "explicit axes"])
-def test_a_model_trained_otherwise_or_on_other_devices_translates_alike(model, translations, kind):
+def test_a_model_trained_otherwise_or_on_other_devices_translates_alike(
+  model, translations, kind
+):
   (graphdef, params), mesh = model, ONE
   if kind == "skewing":
     graphdef = nnx.graphdef(nnx.eval_shape(lambda: make("skew")))
@@ -83,7 +104,9 @@ def test_a_model_trained_otherwise_or_on_other_devices_translates_alike(model, t
   assert translator(SHORT[:1]) == translations[:1]
 
 
-def test_empty_lines_stay_empty_and_white_space_around_a_line_is_nothing(translator, translations):
+def test_empty_lines_stay_empty_and_white_space_around_a_line_is_nothing(
+  translator, translations
+):
   lines = ["", f"  {SHORT[0]}\t\n", " \t", "\n", SHORT[1], ""]
   assert translator(lines) == ["", translations[0], "", "", translations[1], ""]
   assert translator([]) == []
@@ -120,21 +143,34 @@ def test_another_process_does_not_trace(model, translations, cache, monkeypatch)
   assert Translator(*model, TOKENIZER, ONE, **options)(SHORT) == translations
   monkeypatch.setattr(Transformer, "decode", None)
   assert Translator(*model, TOKENIZER, ONE, **options)(SHORT) == translations
-  for change in (dict(key="other"), dict(never_ends=True), dict(stop="bound"), dict(beam_size=3)):
+  for change in (
+    dict(key="other"),
+    dict(never_ends=True),
+    dict(stop="bound"),
+    dict(beam_size=3),
+  ):
     with pytest.raises(TypeError):  # of what it traces
       Translator(*model, TOKENIZER, ONE, **options | change)(SHORT)
 
 
-def test_other_parameters_can_take_the_place_of_the_translators(model, translator, translations):
+def test_other_parameters_can_take_the_place_of_the_translators(
+  model, translator, translations
+):
   others = jax.tree.map(lambda x: x[::-1], model[1])
-  assert all(a != b for a, b in zip(translator(SHORT, others), translations, strict=True))
+  assert all(
+    a != b for a, b in zip(translator(SHORT, others), translations, strict=True)
+  )
   assert translator(SHORT) == translations
 
 
-def test_greedy_translations_are_those_without_a_cache_token_by_token_on_one_line(model):
+def test_greedy_translations_are_those_without_a_cache_token_by_token_on_one_line(
+  model,
+):
   graphdef, params = model
   lines = SHORT[:4]
-  sources = encode(TOKENIZER, lines).padded(np.arange(len(lines)), (len(lines), 16), PAD)
+  sources = encode(TOKENIZER, lines).padded(
+    np.arange(len(lines)), (len(lines), 16), PAD
+  )
   forward = jax.jit(lambda source, target: nnx.merge(graphdef, params)(source, target))
 
   tokens = np.full((len(lines), 1 + 16 + 6), PAD)
@@ -151,7 +187,9 @@ def test_greedy_translations_are_those_without_a_cache_token_by_token_on_one_lin
   translator = Translator(graphdef, params, TOKENIZER, ONE, beam_size=1, **OPTIONS)
   texts = [decode(TOKENIZER, row) for row in tokens]
   assert "\n" in "".join(texts), "which a translation of one line may not have"
-  assert translator(lines) == [text.replace("\n", " ").replace("\r", " ") for text in texts]
+  assert translator(lines) == [
+    text.replace("\n", " ").replace("\r", " ") for text in texts
+  ]
 
 
 def test_a_translation_of_given_length_is_the_greedy_one_that_ends_there(model):
@@ -160,10 +198,14 @@ def test_a_translation_of_given_length_is_the_greedy_one_that_ends_there(model):
   def found(never_ends: bool, limits) -> list[np.ndarray]:
     options = OPTIONS | dict(beam_size=1, never_ends=never_ends)
     translator = Translator(*model, TOKENIZER, ONE, **options)
-    rows = dict(translator._translate_all(model[1], sources, limits, [*range(len(SHORT))]))
+    rows = dict(
+      translator._translate_all(model[1], sources, limits, [*range(len(SHORT))])
+    )
     return [rows[i][rows[i] != PAD] for i in range(len(SHORT))]
 
-  free = [row[row != EOS] for row in found(False, sources.lengths + OPTIONS["extra_length"])]
+  free = [
+    row[row != EOS] for row in found(False, sources.lengths + OPTIONS["extra_length"])
+  ]
   lengths = np.array([*map(len, free)])
   assert len({*lengths}) > 3 and all(map(np.array_equal, found(True, lengths), free))
   longer = found(True, lengths + 2)

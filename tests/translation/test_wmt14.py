@@ -56,14 +56,18 @@ def test_prepared_data_are_text_of_the_right_split_and_side(languages, monkeypat
 def test_no_tensorflow_names_the_extra_and_the_other_way(monkeypatch, data_dir):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
   message = refusal(wmt14.load)
-  assert message.startswith(f"wmt14_translate is not in {data_dir}; preparing it needs TensorFlow")
+  assert message.startswith(
+    f"wmt14_translate is not in {data_dir}; preparing it needs TensorFlow"
+  )
   assert "pip install -e '.[wmt14]'" in message and "TFDS_DATA_DIR" in message
 
 
 @pytest.mark.usefixtures("tensorflow")
 def test_what_cannot_be_downloaded_is_one_line(monkeypatch):
   def fail(self, dl_manager):
-    raise tfds.download.download_manager.NonMatchingChecksumError("X, has wrong checksum:\n* Got")
+    raise tfds.download.download_manager.NonMatchingChecksumError(
+      "X, has wrong checksum:\n* Got"
+    )
 
   monkeypatch.setattr(tfds.translate.Wmt14Translate, "_split_generators", fail)
   message = refusal(wmt14.load)
