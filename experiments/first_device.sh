@@ -91,11 +91,11 @@ captions=() chorales=() scan=()
 [[ -d $folder/multi30k/raw ]] && captions=(--config.data.multi30k.path="$folder/multi30k/raw")
 [[ -d $folder/jsb ]] && chorales=(--config.data.chorales.path="$folder/jsb")
 [[ -d $folder/scan ]] && scan=(--config.data.scan.path="$folder/scan")
-kernel=pallas_$platform others="chunked or projected" cases=""
+kernel=pallas_gpu others="chunked or projected" cases=""
 lengths=(--lengths=256,512,1024,2048 --tokens=16384 --repetitions=50)
 long=(--lengths=4096,8192,16384 --tokens=16384 --repetitions=50) step=(--length=32)
 if [[ $toy ]]; then
-  workers=1 kernel=pallas_gpu others="projected and left" cases=" and left"
+  workers=1 others="projected and left" cases=" and left"
   small=(--config.model.width=16 --config.model.num_layers=1 --config.model.num_heads=2)
   lengths=(--lengths=16,32 --tokens=32 --heads=2 --width=16 --max_distance=2 --repetitions=1)
   long=("${lengths[@]}")

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     "skew",
     "projected",
     "chunked",
-    "pallas_tpu",
     "pallas_gpu",
   ]
 else:

@@ -26,7 +26,7 @@ from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.attention.inputs import gather_inputs
 
 STOCK, AGAIN = "jax.nn", "jax.nn (again)"
-BLOCKWISE = ("chunked", "pallas_tpu", "pallas_gpu")  # never hold [T, S] weights
+BLOCKWISE = ("chunked", "pallas_gpu")  # never hold [T, S] weights
 MASKS, PASSES = ("bidirectional", "causal"), ("forward", "backward")
 
 

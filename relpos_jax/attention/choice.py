@@ -52,7 +52,6 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
   "skew": Implementation(skew.attention, skew.unsupported),
   "projected": Implementation(projected.attention),
   "chunked": Implementation(chunked.attention, chunked.unsupported),
-  "pallas_tpu": _kernel("pallas_tpu", device="tpu"),
   "pallas_gpu": _kernel("pallas_gpu", device="gpu"),
 }
 
@@ -250,7 +249,6 @@ def explain(
   skew: positions are given; if they are consecutive, give query_offset instead
   projected: can do it, but per_position is preferred
   chunked: can do it, but per_position is preferred
-  pallas_tpu: positions or query_offset are given; it needs 0, 1, 2, ...
   pallas_gpu: positions or query_offset are given; it needs 0, 1, 2, ...
   """
   found = []

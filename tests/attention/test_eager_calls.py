@@ -113,11 +113,10 @@ def test_later_weights_compile_nothing():
   assert not compiled
 
 
-@pytest.mark.parametrize("name", ["pallas_tpu", "pallas_gpu"])
-def test_kernels_take_any_scale(name):
+def test_a_kernel_takes_any_scale():
   *tensors, table = arrays(0)
   options = dict(relations=by_distance(table), scale=0.3)
-  output = dot_product_attention(*tensors, implementation=name, **options)
+  output = dot_product_attention(*tensors, implementation="pallas_gpu", **options)
   expected = dot_product_attention(*tensors, implementation="reference", **options)
   np.testing.assert_allclose(output, expected, atol=1e-5)
 
@@ -181,7 +180,7 @@ def test_any_number_is_a_scale(kind):
   expected = dot_product_attention(
     *tensors, scale=0.3, implementation="reference", **options
   )
-  for name in ("chunked", "pallas_tpu"):
+  for name in ("chunked", "pallas_gpu"):
     output = dot_product_attention(
       *tensors, scale=kind(0.3), implementation=name, **options
     )

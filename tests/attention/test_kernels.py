@@ -21,25 +21,17 @@ from kernel_calls import (
   shapes_of,
 )
 
-from relpos_jax import DistanceBias, RelativePositions, explain
-from relpos_jax.attention import chunked, pallas_gpu, pallas_tpu
+from relpos_jax import DistanceBias
+from relpos_jax.attention import chunked, pallas_gpu
 from relpos_jax.attention.inputs import gather_inputs
 
 pytestmark = pytest.mark.usefixtures("float64")
 
-KERNELS = dict(
-  tpu=functools.partial(pallas_tpu.attention, block=8),
-  gpu=functools.partial(pallas_gpu.attention, block=(8, 4)),
-)
-
-
-@pytest.fixture(params=KERNELS)
-def kernel(request):
-  return KERNELS[request.param]
+kernel = functools.partial(pallas_gpu.attention, block=(8, 4))
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_exact(kernel, case):
+def test_exact(case):
   assert_exact(kernel, *exact_case(case))
 
 
@@ -53,7 +45,7 @@ HIDDEN = {
 
 
 @pytest.mark.parametrize("where", HIDDEN)
-def test_low_rows_of_tables_hide(kernel, where):
+def test_low_rows_of_tables_hide(where):
   """Checks float32 with tables whose rows hide keys: each head has another number there."""
   first, last, options = HIDDEN[where]
   table = normal(7, len(LOW))
@@ -64,7 +56,7 @@ def test_low_rows_of_tables_hide(kernel, where):
   assert_exact(kernel, arrays, options, tolerance=2e-6)
 
 
-def test_queries_that_see_only_low_rows(kernel):
+def test_queries_that_see_only_low_rows():
   """Checks that such queries have finite gradients, and make no others infinite."""
   arrays = arrays_of(
     more=(DistanceBias(jnp.array([-1e30, 0.0, 0.0])),), dtype=np.float32
@@ -76,42 +68,6 @@ def test_queries_that_see_only_low_rows(kernel):
   assert all(
     np.isfinite(x).all() for x in jax.tree.leaves(run(kernel, arrays, options))
   )
-
-
-# The kernel for TPUs.
-def test_exact_on_tiles_of_default_size():
-  assert_exact(pallas_tpu.attention, arrays_of(queries=9, keys=11, key_heads=1), {})
-
-
-def test_it_takes_large_tables_of_which_a_call_reaches_few_rows():
-  """Music Transformer: k = 1,024, of which a causal call reaches half."""
-  sequence, table = jnp.zeros((1, 2048, 1, 8)), jnp.zeros((2 * 1024 + 1, 8))
-  relations = RelativePositions(table, None, beyond="zero")
-  run = functools.partial(explain, sequence, sequence, sequence, relations=relations)
-  assert run(is_causal=True).reasons["pallas_tpu"].startswith("can do it")
-  refused = "the call reaches 2051 rows of the tables; it takes at most 2048"
-  assert run().reasons["pallas_tpu"] == refused
-
-
-def test_refuses_on_a_tpu_what_it_cannot_compile():
-  wide = gather_inputs(*[jnp.zeros((1, 8, 1, 512), jnp.bfloat16)] * 3)
-  double = gather_inputs(*[jnp.zeros((1, 8, 1, 64))] * 3)
-  long = gather_inputs(*[jnp.zeros((1, 20481, 1, 128), jnp.bfloat16)] * 3)
-  assert "20480 fit the chip" in pallas_tpu.unsupported(long, interpret=False)
-  assert "512 wide" in pallas_tpu.unsupported(wide, interpret=False)
-  assert "float64" in pallas_tpu.unsupported(double, interpret=False)
-  assert pallas_tpu.unsupported(double) is None
-
-
-def test_bfloat16_lowers_for_a_tpu_whatever_the_default_precision():
-  def loss(query):
-    relations = RelativePositions(jnp.ones((5, 64)), None)
-    inputs = gather_inputs(query, query, query, relations=relations)
-    return pallas_tpu.attention(inputs, interpret=False).astype(jnp.float32).sum()
-
-  query = jax.ShapeDtypeStruct((1, 512, 1, 64), jnp.bfloat16)
-  with jax.enable_x64(False), jax.default_matmul_precision("high"):
-    jax.jit(jax.grad(loss)).trace(query).lower(lowering_platforms=("tpu",))
 
 
 # In blocks: "chunked".

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 ALL = [*IMPLEMENTATIONS, None]
 TABLES = "kv"  # the names of the tables for keys and values among the arrays
-KERNELS = ["pallas_tpu", "pallas_gpu"]
+KERNELS = ["pallas_gpu"]
 ANY_MASK = [
   name for name in ALL if name not in KERNELS
 ]  # any bias, relation by distance, offset

@@ -24,7 +24,7 @@ from kernel_calls import (
 )
 
 from relpos_jax import LinearBias, RelativePositions
-from relpos_jax.attention import chunked, pallas_gpu, pallas_tpu, projected, reference
+from relpos_jax.attention import chunked, pallas_gpu, projected, reference
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.attention.relations import tables
 
@@ -34,7 +34,6 @@ ALL_CASES = CASES | MORE_CASES
 # By name: its function, and how many times longer sequences are.
 ATTENTIONS = {
   "pallas_gpu": (pallas_gpu.attention, 32),
-  "pallas_tpu": (pallas_tpu.attention, 64),
   "chunked": (chunked.attention, 32),
   "projected": (projected.attention, 8),
 }

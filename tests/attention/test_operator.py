@@ -40,7 +40,7 @@ QUERY = np.ones((2, 5, 4, 8), np.float32)
 KEY = np.ones((2, 7, 2, 8), np.float32)
 TABLE = np.ones((5, 8), np.float32)
 RELATIONS = RelativePositions(TABLE, TABLE)
-OWN_VJP = ["chunked", "pallas_tpu", "pallas_gpu"]
+OWN_VJP = ["chunked", "pallas_gpu"]
 
 
 def call(query=QUERY, key=KEY, value=KEY, relations=RELATIONS, **options):
@@ -278,8 +278,7 @@ WIDE = np.ones((1, 6, 1, 300), np.float32)
 WIDE_CALL = dict(query=WIDE, key=WIDE, value=WIDE, relations=None)
 REFUSED = [("pallas_gpu", "heads are 300 wide", WIDE_CALL)]
 REFUSED += [("skew", *refused) for refused in REFUSED_BY_SKEW.items()]
-for kernel in ("pallas_tpu", "pallas_gpu"):
-  REFUSED += [(kernel, *refused) for refused in REFUSED_BY_KERNELS.items()]
+REFUSED += [("pallas_gpu", *refused) for refused in REFUSED_BY_KERNELS.items()]
 
 
 @pytest.mark.parametrize("name, reason, change", REFUSED)
@@ -365,10 +364,8 @@ def test_the_choice_follows_the_measurements_on_the_platform_of_the_mesh(
       array, array, array, relations=tables and RelativePositions(*tables)
     )
   assert found.implementation == wanted
-  for kernel, platforms in dict(pallas_tpu=["tpu"], pallas_gpu=["gpu", "cuda"]).items():
-    assert ("if implementation= names it" in found.reasons[kernel]) == (
-      platform in platforms
-    )
+  may_be_named = "if implementation= names it" in found.reasons["pallas_gpu"]
+  assert may_be_named == (platform in ("gpu", "cuda"))
 
 
 @pytest.mark.parametrize(
@@ -562,7 +559,7 @@ def test_explain_names_what_cannot_have_symbolic_shapes():
   query = jax.ShapeDtypeStruct(export.symbolic_shape("b, t, 4, 8"), jnp.float32)
   explanation = explain(query, query, query, relations=RELATIONS)
   assert explanation.implementation == "projected"
-  for name in ("skew", "chunked", "pallas_tpu", "pallas_gpu"):
+  for name in ("skew", "chunked", "pallas_gpu"):
     assert explanation.reasons[name] == "a dimension is symbolic; it needs numbers"
 
 

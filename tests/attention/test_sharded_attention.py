@@ -27,7 +27,7 @@ from relpos_jax import (
   explain,
   mesh_axes,
 )
-from relpos_jax.attention import chunked, chunked_block, pallas_tpu, partitioned, ring
+from relpos_jax.attention import chunked, chunked_block, partitioned, ring
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.attention.inputs import gather_inputs
 
@@ -132,18 +132,14 @@ def check(attend, attention, axes, along=HEADS_TOO, stays=True, kind="auto"):
   return text
 
 
-PROJECTED, SKEW, CHUNKED, ON_GPUS, ON_TPUS = (
+PROJECTED, SKEW, CHUNKED, ON_GPUS = (
   functools.partial(call_by, name)
-  for name in ("projected", "skew", "chunked", "pallas_gpu", "pallas_tpu")
+  for name in ("projected", "skew", "chunked", "pallas_gpu")
 )
 
 
 def in_blocks(*args, **options):
   return chunked.attention(gather_inputs(*args, **options), block=8, group=2)
-
-
-def in_tiles(*args, **options):
-  return pallas_tpu.attention(gather_inputs(*args, **options), block=8)
 
 
 @pytest.mark.parametrize("kind", ["auto", "explicit", "manual"])
@@ -167,9 +163,9 @@ SUM = dict(
 # By name: the implementation, axes, mesh axes along them, how these are known, and the
 # options.
 CASES = {
-  "explicit": (ON_TPUS, {}, HEADS_TOO, "explicit", {}),
-  "named": (in_tiles, {}, BATCH_ALONE, "named", {}),
-  "constrained": (in_tiles, {}, HEADS_TOO, "constrained", {}),
+  "explicit": (ON_GPUS, {}, HEADS_TOO, "explicit", {}),
+  "named": (ON_GPUS, {}, BATCH_ALONE, "named", {}),
+  "constrained": (ON_GPUS, {}, HEADS_TOO, "constrained", {}),
   "offsets": (in_blocks, {}, HEADS_TOO, "auto", OFFSETS | DROPOUT),
   "offsets, named": (in_blocks, {}, HEADS_TOO, "named", OFFSETS | DROPOUT),
   "a bias of pairs": (in_blocks, dict(bias="BNTS"), HEADS_TOO, "auto", MASK | DROPOUT),
@@ -180,14 +176,10 @@ CASES = {
   "a sum": (in_blocks, SUM, HEADS_TOO, "auto", {}),
   "a sum along a sequence": (in_blocks, SUM, ALONG_A_SEQUENCE, "auto", {}),
 }
-for name, attention in dict(GPUs=ON_GPUS, TPUs=in_tiles).items():
-  for along in (
-    HEADS_TOO,
-    ALONG_A_SEQUENCE,
-  ):  # kernels gather the queries of a sequence
-    options = dict(is_causal=True) | SEGMENTS | DROPOUT
-    case = attention, dict(bias_table="RN"), along, "auto", options
-    CASES[f"kernels for {name} along {', '.join(along)}"] = case
+for along in (HEADS_TOO, ALONG_A_SEQUENCE):  # kernels gather the queries of a sequence
+  options = dict(is_causal=True) | SEGMENTS | DROPOUT
+  case = ON_GPUS, dict(bias_table="RN"), along, "auto", options
+  CASES[f"kernels for GPUs along {', '.join(along)}"] = case
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -230,18 +222,6 @@ def test_some_axes_may_be_manual():
   both = lambda attend: quickly(functools.partial(with_gradients, attend))(query, table)
   close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
   jax.tree.map(close, both(one_stage), both(attend))
-
-
-def test_no_axis_of_a_mesh_is_left_to_the_compiler():
-  # XLA refuses kernels for TPUs under a mesh with an automatic axis, even one of size
-  # 1.
-  mesh = jax.make_mesh((8, 1, 1), ("rows", "tensor", "other"), (AxisType.Auto,) * 3)
-  x = jax.ShapeDtypeStruct((8, 32, 2, 16), jnp.float32)
-  attend = functools.partial(dot_product_attention, implementation="pallas_tpu")
-  with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), mesh_axes(batch="rows"):
-    jaxpr = jax.make_jaxpr(attend)(x, x, x)
-  found = re.search(r"manual_axes=frozenset\(\{([^}]*)\}", str(jaxpr))
-  assert found and {*re.findall(r"\w+", found[1])} == {*mesh.axis_names}
 
 
 @pytest.mark.parametrize("num_biases, bias", [(4, "BNTS"), (2, "ANTS")])
@@ -317,11 +297,8 @@ def test_kernels_refuse_a_mesh_that_shards_the_queries(kind):
     x = jax.device_put(
       np.ones((2, 32, 2, 16)), jax.NamedSharding(mesh, jax.P(None, "tokens"))
     )
-    for name in ("pallas_tpu", "pallas_gpu"):
-      with pytest.raises(
-        NotImplementedError, match=r"shards queries over \('tokens',\)"
-      ):
-        dot_product_attention(x, x, x, implementation=name)
+    with pytest.raises(NotImplementedError, match=r"shards queries over \('tokens',\)"):
+      dot_product_attention(x, x, x, implementation="pallas_gpu")
 
 
 def test_mesh_axes_have_usual_names_by_default_and_refuse_those_that_the_mesh_lacks():

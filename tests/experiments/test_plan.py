@@ -25,7 +25,8 @@ SMALL = (
   ),
   *("batches.num_shapes=2", "model.dtype=float32"),
 )
-WORDS, KERNEL = "vocabulary.size=500", "model.implementation=pallas_tpu"
+WORDS = "vocabulary.size=500"
+CHUNKED = "model.implementation=chunked"
 
 
 def load(file: str, *changes: str):
@@ -96,7 +97,7 @@ def test_no_compiler_for_tpus(call, monkeypatch):
   "file, name, changes",
   [
     (WMT14, "v5e:2x4", [WORDS, "batches.max_length=128"]),
-    (WMT14, "v5e:2x4", [WORDS, "batches.max_length=256", KERNEL]),
+    (WMT14, "v5e:2x4", [WORDS, "batches.max_length=256", CHUNKED]),
     (LONG, "v5e:2x2", ["mesh.sequence=4", "batches.max_length=4096", "mesh.ring=True"]),
   ],
 )
