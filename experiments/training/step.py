@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import contextlib
+import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -12,7 +14,7 @@ from flax import nnx
 
 from experiments.training.sharding import constrain_sharding
 from experiments.training.task import Loss
-from relpos_jax.attention.choice import used_rules
+from relpos_jax.attention import choice
 from relpos_jax.typing import Array, Int, PyTree
 
 
@@ -116,29 +118,54 @@ def naming_attention(
   """
   printed, seen = set(), set()  # names of implementations; shapes of batches
 
-  def prepare(state: TrainState, batch: Any) -> list:
-    token = used_rules.set(rules := [])
-    traced = step.trace(
-      state, batch
-    )  # the call below neither traces nor compiles again
-    used_rules.reset(token)
+  def prepare(state: TrainState, batch: Any) -> dict[str, str]:
+    # The call below neither traces nor compiles again.
+    with _reasons_for_attention() as reasons:
+      traced = step.trace(state, batch)
     traced.lower().compile()
-    return rules
+    return reasons
 
   started = {_shapes(batch): start(prepare, state, batch) for batch in batches}
 
   def named(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
     if (shapes := _shapes(batch)) not in seen:
       ahead = started.pop(shapes, None)
-      rules = ahead.result() if ahead else prepare(state, batch)
-      if new := {name: reason for name, reason, _ in rules if name not in printed}:
-        chosen = "; ".join(f"{name}, because {reason}" for name, reason in new.items())
+      reasons = ahead.result() if ahead else prepare(state, batch)
+      new = [name for name in reasons if name not in printed]
+      if new:
+        chosen = "; ".join(f"{name}, because {reasons[name]}" for name in new)
         print(f"attention, batches of {'x'.join(map(str, shapes[-1]))}: {chosen}")
         printed.update(new)
       seen.add(shapes)
     return step(state, batch)
 
   return named
+
+
+class _ReasonsForAttention(logging.Handler):
+  """Collects the implementations that one thread chooses as it traces."""
+
+  def __init__(self):
+    super().__init__()
+    self.thread = threading.get_ident()
+    self.reasons = {}  # by the name of the implementation
+
+  def emit(self, record: logging.LogRecord) -> None:
+    if record.thread == self.thread:
+      implementation, reason = record.args
+      self.reasons[implementation] = reason
+
+
+@contextlib.contextmanager
+def _reasons_for_attention() -> Iterator[dict[str, str]]:
+  """Yields the reasons for implementations, by name, as this thread chooses them."""
+  handler = _ReasonsForAttention()
+  choice.logger.setLevel(logging.DEBUG)
+  choice.logger.addHandler(handler)
+  try:
+    yield handler.reasons
+  finally:
+    choice.logger.removeHandler(handler)
 
 
 def _shapes(batch: Any) -> tuple:

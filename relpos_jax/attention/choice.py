@@ -1,8 +1,7 @@
 """The choice of the implementation: what each supports, and which is the fastest."""
 
-import collections
-import contextvars
-import importlib
+import dataclasses
+import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -22,27 +21,39 @@ from relpos_jax.attention.partitioned import (
 from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array
 
+# Has a record for each call that is traced, at level DEBUG: the implementation and the
+# reason, as arguments.
+logger = logging.getLogger(__name__)
+
+
+def _takes_every_call(inputs: Inputs) -> None:
+  return None
+
 
 class Implementation(NamedTuple):
   """A way to compute attention."""
 
   attention: Callable[[Inputs], Array]
-  unsupported: Callable[[Inputs], str | None] = lambda inputs: (
-    None
-  )  # why, or None if it can
-  device: str | None = (
-    None  # the only platform it compiles for; elsewhere it is interpreted
-  )
+  # Returns why it cannot do the call, or None.
+  unsupported: Callable[[Inputs], str | None] = _takes_every_call
+  # The only platform that it compiles for; elsewhere it is interpreted.
+  device: str | None = None
+
+  def is_compiled(self) -> bool:
+    """Returns whether it compiles for the platform at hand."""
+    return self.device in (None, target_platform())
 
 
-def _kernel(name: str, device: str) -> Implementation:
-  """Returns a Pallas kernel; its module is slow to import, so it is imported on first use."""
+def _pallas_gpu(inputs: Inputs) -> Array:
+  from relpos_jax.attention import pallas_gpu  # Pallas takes long to import
 
-  def of_module(function):
-    module = f"relpos_jax.attention.{name}"
-    return lambda inputs: getattr(importlib.import_module(module), function)(inputs)
+  return pallas_gpu.attention(inputs)
 
-  return Implementation(of_module("attention"), of_module("unsupported"), device)
+
+def _unsupported_by_pallas_gpu(inputs: Inputs) -> str | None:
+  from relpos_jax.attention import pallas_gpu  # Pallas takes long to import
+
+  return pallas_gpu.unsupported(inputs)
 
 
 # The names that `implementation=` takes.
@@ -52,36 +63,39 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
   "skew": Implementation(skew.attention, skew.unsupported),
   "projected": Implementation(projected.attention),
   "chunked": Implementation(chunked.attention, chunked.unsupported),
-  "pallas_gpu": _kernel("pallas_gpu", device="gpu"),
+  "pallas_gpu": Implementation(_pallas_gpu, _unsupported_by_pallas_gpu, device="gpu"),
 }
-
-# The names of those that are compiled for one kind of device.
-KERNELS = [
-  name for name, implementation in IMPLEMENTATIONS.items() if implementation.device
-]
 
 # `implementation=` does not take this name: users can call jax.nn themselves.
 PLAIN = "jax.nn"
 
 
-class Rule(NamedTuple):
-  """An implementation, which runs if it supports the call and the rule `applies`."""
+# Kernels are among the rules where a page in results/ shows that they are right and
+# faster on a kind of device. The lengths on CPUs are from times, forward and backward.
+# Elsewhere little is timed, and the rules follow the compiler for TPUs:
+# results/tpu_costs.md.
+def _is_timed_on_gpu(inputs: Inputs) -> bool:
+  """Returns whether a call is causal self-attention from 1,024 tokens on, in bfloat16,
+  on one H200.
 
-  implementation: str
-  reason: str
-  applies: Callable[[Inputs], bool] = lambda inputs: True
-
-
-def _gathered_is_small(inputs: Inputs) -> bool:
-  """Returns whether, on a CPU, fewer than 64 keys have gathered vectors no larger than weights."""
-  if target_platform() != "cpu" or [type(x) for x in inputs.relations] != [
-    RelativePositions
-  ]:
+  Timed were heads of 64 numbers, without relations or with 18 rows of tables, at 1,024
+  to 4,096 tokens. The rule allows one row for 16 tokens, and 1 GiB for the band.
+  Forward and backward it takes 0.54 times as long as jax.nn without relations at 1,024
+  tokens, and 0.40 times at 4,096. Without relations it takes 0.29 and 0.27 times as
+  long: results/attention.md.
+  """
+  if target_device().device_kind != "NVIDIA H200" or num_target_devices() > 1:
     return False
-  batch, _, heads, width = inputs.query.shape
-  label_batch = max(len(inputs.query_positions), len(inputs.key_positions))
-  table_heads = max(table.shape[1] for table in jax.tree.leaves(inputs.relations))
-  return inputs.key.shape[1] < 64 and label_batch * table_heads * width <= batch * heads
+  batch, length, heads, width = inputs.query.shape
+  if (inputs.query.dtype, width) != (jnp.bfloat16, 64) or not inputs.is_causal:
+    return False
+  if any(type(relation) is not RelativePositions for relation in inputs.relations):
+    return False
+  low, high = band.kernel_limits(inputs)
+  num_rows = high - low + 1
+  band_bytes = 4 * batch * heads * length * num_rows
+  is_long = length >= max(1024, 16 * num_rows)
+  return is_long and inputs.key.shape[1] == length and band_bytes <= 2**30
 
 
 def _num_pairs(inputs: Inputs) -> int:
@@ -94,50 +108,89 @@ def _is_long(inputs: Inputs) -> bool:
   """Returns whether keys are many: 64 on a CPU (512 for few queries), else 1 GiB of
   weights.
 
-  Without a band, which makes `chunked` twice as fast, they are many on a CPU from 16
-  MiB on.
+  On a CPU, `chunked` is slower than `per_position` at 32 tokens, about as fast at 64,
+  in a fifth of the memory, and faster from 128 on: results/attention.md. Without a
+  band, which makes `chunked` twice as fast, keys are many from 16 MiB of weights on.
+
+  Elsewhere `projected` moves the fewest bytes. It takes three times the weights in
+  temporary memory: with 1 GiB of them, 3 of a v5e's 16 GB.
   """
-  if target_platform() == "cpu" and band.unsupported(inputs):
-    return _num_pairs(inputs) >= 2**22
   if target_platform() == "cpu":
-    return inputs.key.shape[1] >= (512 if reference.has_few_queries(inputs) else 64)
+    if band.unsupported(inputs):
+      return _num_pairs(inputs) >= 2**22
+    fewest_keys = 512 if reference.has_few_queries(inputs) else 64
+    return inputs.key.shape[1] >= fewest_keys
   mesh = jax.sharding.get_abstract_mesh()
-  num_devices = math.prod(mesh.shape[x] for x in (*mesh.auto_axes, *mesh.explicit_axes))
+  axes = *mesh.auto_axes, *mesh.explicit_axes
+  num_devices = math.prod(mesh.shape[axis] for axis in axes)
   return _num_pairs(inputs) >= 2**28 * num_devices
 
 
-def _is_timed_on_gpu(inputs: Inputs) -> bool:
-  """Returns whether a call is causal self-attention from 1,024 tokens on, in bfloat16,
-  on one H200.
+def _has_few_queries_and_many_keys(inputs: Inputs) -> bool:
+  return reference.has_few_queries(inputs) and _is_long(inputs)
 
-  Timed were heads of 64 numbers, without relations or with 18 rows of tables, at 1,024
-  to 4,096 tokens. The rule allows one row for 16 tokens, and 1 GiB for the band.
+
+def _has_many_pairs_without_relations(inputs: Inputs) -> bool:
+  """Returns whether `chunked` is faster than jax.nn.
+
+  Forward and backward, on a CPU, it takes 0.66 times as long at 512 tokens (causal:
+  0.48), and a seventh of the memory: results/attention.md. With a bias it takes three
+  quarters to a tenth of the memory from this number of pairs on.
   """
-  if target_device().device_kind != "NVIDIA H200" or num_target_devices() > 1:
+  has_many_pairs = _num_pairs(inputs) >= 2**20
+  return not inputs.relations and has_many_pairs and _is_long(inputs)
+
+
+def _is_plain(inputs: Inputs) -> bool:
+  """Returns whether jax.nn can do the call."""
+  if inputs.relations or inputs.return_residual:
     return False
-  low, high = band.kernel_limits(inputs)
-  (batch, length, heads, width), rows = inputs.query.shape, high - low + 1
-  return (
-    inputs.is_causal
-    and (inputs.query.dtype, width) == (jnp.bfloat16, 64)
-    and {*map(type, inputs.relations)} <= {RelativePositions}
-    and inputs.key.shape[1] == length >= max(1024, 16 * rows)
-    and 4 * batch * heads * length * rows <= 2**30
-  )
+  lacking = inputs.dropout_seeds, inputs.soft_cap, inputs.sinks
+  if any(option is not None for option in lacking):
+    return False
+  if inputs.value.shape != inputs.key.shape:  # jax.nn takes no others
+    return False
+  # Compiled, jax.nn asks for a product of float16 that only GPUs have.
+  return inputs.query.dtype != jnp.float16 or target_platform() == "gpu"
 
 
-# The first that applies is chosen. Kernels are among them where a page in results/
-# shows that they are right and faster on a kind of device. The lengths on CPUs are from
-# times, forward and backward: `chunked` is slower than `per_position` at 32 tokens,
-# about as fast at 64, in a fifth of the memory, and faster from 128 on:
-# results/attention.md. Elsewhere little is timed, and the rules follow the compiler for
-# TPUs, results/tpu_costs.md: `projected` moves the fewest bytes, and takes three times
-# the weights in temporary memory, with 1 GiB of them 3 of a v5e's 16 GB.
+def _is_symbolic(inputs: Inputs) -> bool:
+  return is_symbolic(inputs.query, inputs.key)
+
+
+def _gathered_is_small(inputs: Inputs) -> bool:
+  """Returns whether, on a CPU, fewer than 64 keys have gathered vectors no larger than
+  weights.
+  """
+  if target_platform() != "cpu" or inputs.key.shape[1] >= 64:
+    return False
+  if [type(relation) for relation in inputs.relations] != [RelativePositions]:
+    return False
+  batch, _, heads, width = inputs.query.shape
+  label_batch = max(len(inputs.query_positions), len(inputs.key_positions))
+  table_heads = max(table.shape[1] for table in jax.tree.leaves(inputs.relations))
+  return label_batch * table_heads * width <= batch * heads
+
+
+def _has_no_relations(inputs: Inputs) -> bool:
+  return not inputs.relations
+
+
+def _applies_always(inputs: Inputs) -> bool:
+  return True
+
+
+class Rule(NamedTuple):
+  """An implementation, which runs if it supports the call and the rule `applies`."""
+
+  implementation: str
+  reason: str
+  applies: Callable[[Inputs], bool] = _applies_always
+
+
+# The first that applies is chosen.
 RULES: tuple[Rule, ...] = (
   Rule(
-    # Forward and backward it takes 0.54 times as long as jax.nn without relations at
-    # 1,024 tokens, and 0.40 times at 4,096; without relations 0.29 and 0.27:
-    # results/attention.md.
     "pallas_gpu",
     "on this GPU it is faster than jax.nn without relations and than chunked",
     _is_timed_on_gpu,
@@ -145,82 +198,73 @@ RULES: tuple[Rule, ...] = (
   Rule(
     "chunked",
     "queries are few and keys are many, on a CPU",
-    lambda x: reference.has_few_queries(x) and _is_long(x),
+    _has_few_queries_and_many_keys,
   ),
   # jax.nn would transpose the keys and the values.
   Rule("projected", "queries are few, on a CPU", reference.has_few_queries),
   Rule(
     "chunked",
     "there are no relations but many pairs, and it does not store their weights",
-    # Forward and backward, on a CPU, it takes 0.66 times as long as jax.nn at 512
-    # tokens (causal: 0.48), and a seventh of the memory: results/attention.md. With a
-    # bias it takes three quarters to a tenth of the memory from this number of pairs
-    # on.
-    lambda x: not x.relations and _is_long(x) and _num_pairs(x) >= 2**20,
+    _has_many_pairs_without_relations,
   ),
   Rule(
     PLAIN,
     "there are no relations (cross-attention has none), nor options that jax.nn lacks",
-    lambda x: (
-      not (x.relations or x.return_residual)
-      and x.dropout_seeds is x.soft_cap is x.sinks is None
-      and x.value.shape == x.key.shape  # jax.nn takes no others
-      # Compiled, jax.nn asks for a product of float16 that only GPUs have.
-      and (x.query.dtype != jnp.float16 or target_platform() == "gpu")
-    ),
+    _is_plain,
   ),
-  Rule("projected", "a dimension is symbolic", lambda x: is_symbolic(x.query, x.key)),
+  Rule("projected", "a dimension is symbolic", _is_symbolic),
   Rule(
     "per_position",
     "keys are below 64, and it gathers no more numbers than there are weights",
     _gathered_is_small,
   ),
   Rule("chunked", "keys are many, and it does not store their weights", _is_long),
-  Rule("reference", "there are no relations", lambda inputs: not inputs.relations),
+  Rule("reference", "there are no relations", _has_no_relations),
   Rule("projected", "weights fit into memory, and it gathers no vectors"),
 )
 
-# Set to a list, it collects the rules of the calls that are traced; the deque stays
-# empty.
-used_rules = contextvars.ContextVar("used_rules", default=collections.deque(maxlen=0))  # noqa: B039
-
 
 def choose(inputs: Inputs, implementation: str | None = None) -> Rule:
-  """Returns the rule whose implementation runs; raises if the one asked for does not support it."""
-  reason = "implementation= names it"
-  if (
-    implementation is None and axes_of_keys()[1] > 1
-  ):  # the others would gather the keys
-    implementation, reason = (
-      "chunked",
-      "mesh_axes shards the keys, and it passes them round",
-    )
-  if implementation is None:
-    able = (x for x in RULES if _can_run(x.implementation, inputs))
-    return next(rule for rule in able if rule.applies(inputs))
-  if implementation not in IMPLEMENTATIONS:
-    wanted = f"None, which chooses, or one of {', '.join(IMPLEMENTATIONS)}"
-    if implementation in ("xla", "cudnn"):
-      wanted += ". It is a name of jax.nn: leave implementation out"
-    raise ValueError(f"implementation is {implementation!r}; want {wanted}")
-  if why := IMPLEMENTATIONS[implementation].unsupported(inputs):
-    raise NotImplementedError(
-      f"implementation {implementation!r} cannot do this call: {why}"
-    )
-  return Rule(implementation, reason)
+  """Returns the rule whose implementation runs, and logs it.
+
+  Raises if the implementation that is asked for does not support the call.
+  """
+  if implementation is not None:
+    _check(implementation, inputs)
+    rule = Rule(implementation, "implementation= names it")
+  elif axes_of_keys()[1] > 1:
+    _check("chunked", inputs)  # the others would gather the keys
+    rule = Rule("chunked", "mesh_axes shards the keys, and it passes them round")
+  else:
+    able = (rule for rule in RULES if _can_run(rule.implementation, inputs))
+    rule = next(rule for rule in able if rule.applies(inputs))
+  logger.debug("attention by %s, because %s", rule.implementation, rule.reason)
+  return rule
 
 
 def _can_run(name: str, inputs: Inputs) -> bool:
   """Returns whether an implementation supports the call, compiled."""
   if name == PLAIN:
     return True
-  _, unsupported, device = IMPLEMENTATIONS[
-    name
-  ]  # a kernel's module is imported where it compiles
-  return device in (None, target_platform()) and not unsupported(inputs)
+  known = IMPLEMENTATIONS[name]
+  return known.is_compiled() and not known.unsupported(inputs)
 
 
-class Explanation(NamedTuple):
+def _check(name: str, inputs: Inputs) -> None:
+  """Raises an error if there is no implementation of that name, or it lacks the call."""
+  if name not in IMPLEMENTATIONS:
+    wanted = f"None, which chooses, or one of {', '.join(IMPLEMENTATIONS)}"
+    if name in ("xla", "cudnn"):
+      wanted += ". It is a name of jax.nn: leave implementation out"
+    raise ValueError(f"implementation is {name!r}; want {wanted}")
+  reason = IMPLEMENTATIONS[name].unsupported(inputs)
+  if reason:
+    raise NotImplementedError(f"implementation {name!r} cannot do this call: {reason}")
+
+
+@jax.tree_util.register_static  # so that a traced function returns it
+@dataclasses.dataclass(frozen=True, eq=False)
+class Explanation:
   """The result of `explain`; its string has a line for each implementation."""
 
   implementation: str  # "jax.nn" is `jax.nn.dot_product_attention`
@@ -251,25 +295,31 @@ def explain(
   chunked: can do it, but per_position is preferred
   pallas_gpu: positions or query_offset are given; it needs 0, 1, 2, ...
   """
-  found = []
 
-  def gather(arrays, options):
-    found.append(gather_inputs(*arrays, **options))
+  def describe(arrays, options):
+    return _describe(gather_inputs(*arrays, **options), implementation)
 
-  jax.eval_shape(*of_arrays(gather, (arrays, options), lambda x: hasattr(x, "shape")))
-  (inputs,) = found
-  chosen, reason, _ = choose(inputs, implementation)
-  reasons = {chosen: f"chosen, {reason}"}
-  for name, (_, unsupported, device) in IMPLEMENTATIONS.items():
-    if reason := name != chosen and unsupported(inputs):
-      reasons[name] = reason
-      continue
-    is_compiled = device in (None, target_platform())
-    able = f"can do it, but {chosen} is preferred"
-    if device and is_compiled:
-      able = "can do it if implementation= names it: results/attention.md says where it was timed"
-    reasons[name] = reasons.get(name, able)
-    reasons[name] += (
-      "" if is_compiled else f"; interpreted, and slow: no {device.upper()}"
-    )
-  return Explanation(chosen, reasons)
+  arguments = arrays, options
+  of_shapes, shapes = of_arrays(describe, arguments, lambda x: hasattr(x, "shape"))
+  return jax.eval_shape(of_shapes, shapes)
+
+
+def _describe(inputs: Inputs, implementation: str | None) -> Explanation:
+  chosen = choose(inputs, implementation)
+  reasons = {chosen.implementation: f"chosen, {chosen.reason}"}
+  for name, known in IMPLEMENTATIONS.items():
+    if name != chosen.implementation:
+      reasons[name] = _why_not_chosen(known, inputs, chosen)
+    if not known.is_compiled() and not known.unsupported(inputs):
+      reasons[name] += f"; interpreted, and slow: no {known.device.upper()}"
+  return Explanation(chosen.implementation, reasons)
+
+
+def _why_not_chosen(known: Implementation, inputs: Inputs, chosen: Rule) -> str:
+  reason = known.unsupported(inputs)
+  if reason:
+    return reason
+  if known.device and known.is_compiled():
+    page = "results/attention.md says where it was timed"
+    return f"can do it if implementation= names it: {page}"
+  return f"can do it, but {chosen.implementation} is preferred"

@@ -2,6 +2,8 @@
 
 import contextlib
 import functools
+import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
@@ -38,11 +40,11 @@ def edge_attention(
 
   $$z_i = \sum_{j \to i} \mathrm{softmax}_j(e_{ij}) (v_j + a^V_{ij})$$
 
-  Shaw et al. 2018, section 3.1; pairs without an edge are hidden. The receiver is the
+  Shaw et al. 2018, section 3.1; pairs without an edge are masked. The receiver is the
   query i, the sender the key j. Several edges may join a pair: its a_ij adds the row of
   each distinct label and the mean of its edges' features times the kernel. Repeating an
-  edge changes only that mean. A node sees itself only if it has an edge to itself. A
-  node that receives no edge gets zero output and zero gradient. Equals
+  edge changes only that mean. A node attends to itself only if it has an edge to
+  itself. A node that receives no edge gets zero output and zero gradient. Equals
   `dot_product_attention` with the relations and mask of `pair_features`.
 
   Takes O(M log M) comparisons, and O(M N H) memory and arithmetic for M edges.
@@ -56,7 +58,7 @@ def edge_attention(
     receivers: integers `[B, M]`, rows of query; -1 is padding. Nodes out of range raise
       if they are concrete and are padding if they are traced.
     labels: `EdgeLabels(labels, key, value)` with labels `[B, M]`; -1 is an edge without
-      label, whose sender is still seen. Labels out of range are as in the operator.
+      label, whose receiver still attends to its sender. Labels out of range are as in the operator.
     features: `EdgeFeatures(features, key, value)` with features `[B, M, F]`.
     scale: factor of the content and of the relative term, `H**-0.5` by default.
     dropout_rate: the share of pairs dropped, for v_j and aV_ij alike.
@@ -90,59 +92,95 @@ def _edge_attention(
   dropout_rate,
   dropout_key,
 ):
-  arrays = dict(query=query, key=key, value=value)
-  query, key, value = (validation.as_array(name, x) for name, x in arrays.items())
+  query = validation.as_array("query", query)
+  key = validation.as_array("key", key)
+  value = validation.as_array("value", value)
   validation.check_shapes(query, key, value)
-  scale = query.shape[-1] ** -0.5 if scale is None else scale
+  if scale is None:
+    scale = query.shape[-1] ** -0.5
   validation.check_numbers(scale, dropout_rate, dropout_key)
-  given = senders, receivers, getattr(labels, "labels", None)
+  parts = senders, receivers, getattr(labels, "labels", None)
+  is_traced = any(isinstance(x, jax.core.Tracer) for x in parts)
   # Concrete edges are sorted now: XLA would take minutes to fold the sort of constants.
-  known = not any(isinstance(x, jax.core.Tracer) for x in given)
-  with jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
-    senders = validation.as_array("senders", senders)
-    shape = *query.shape[:-3], *senders.shape[-1:]
-    validation.check_array("senders", senders, jnp.integer, shape)
-    receivers = validation.check_array("receivers", receivers, jnp.integer, shape)
-    validation.check_range("senders", senders, key.shape[-3])
-    validation.check_range("receivers", receivers, query.shape[-3])
-    sizes = senders.shape, query.shape[-2], (query.shape[-1], value.shape[-1])
-    labels = validation.check_edge_relation("labels", labels, *sizes)
-    if not query.size or not key.size or not senders.size:
-      return jnp.zeros((*query.shape[:-1], value.shape[-1]), value.dtype)
-    edges = _sorted(senders, receivers, labels, query.shape[-3], key.shape[-3])
+  context = contextlib.nullcontext() if is_traced else jax.ensure_compile_time_eval()
+  with context:
+    edges = _checked_edges(query, key, value, senders, receivers, labels, features)
+  if edges is None:
+    return jnp.zeros((*query.shape[:-1], value.shape[-1]), value.dtype)
+
+  dtype = jnp.promote_types(query.dtype, jnp.float32)
+  heads = query.shape[-2]
+  num_queries = math.prod(query.shape[:-2])
+  query_MNH = _at(_nodes(query, heads), edges.receivers).astype(dtype)
+  key_MNH = _at(_nodes(key, heads), edges.senders)
+  logits_MN = jnp.sum(query_MNH * key_MNH, -1)
+  for a_MNH in edges.vectors("key", dtype):
+    logits_MN += edges.sum_of_pair(jnp.sum(query_MNH * a_MNH, -1))
+  logits_MN *= jnp.asarray(scale, dtype)
+  weights_MN = _softmax(logits_MN, edges, num_queries)
+  if dropout_rate:
+    keeps = jax.random.bernoulli(dropout_key, 1 - dropout_rate, weights_MN.shape)
+    keeps_pair = keeps[edges.pair]
+    weights_MN = jnp.where(keeps_pair, weights_MN / (1 - dropout_rate), 0)
+
+  value_MNV = _at(_nodes(value, heads), edges.senders)
+  weights_of_pairs = jnp.where(edges.is_first, weights_MN, 0)
+  messages_MNV = weights_of_pairs[..., None] * value_MNV
+  for a_MNV in edges.vectors("value", dtype):
+    messages_MNV += weights_MN[..., None] * a_MNV
+  output = _sum(messages_MNV, edges.receivers, num_queries)
+  return output.reshape(*query.shape[:-1], value.shape[-1]).astype(value.dtype)
+
+
+def _checked_edges(
+  query: Array,
+  key: Array,
+  value: Array,
+  senders: ArrayLike,
+  receivers: ArrayLike,
+  labels: EdgeLabels | None,
+  features: EdgeFeatures | None,
+) -> "_Edges | None":
+  """Returns the edges, sorted; None if there are no pairs of nodes."""
+  senders = validation.as_array("senders", senders)
+  shape = *query.shape[:-3], *senders.shape[-1:]
+  validation.check_array("senders", senders, jnp.integer, shape)
+  receivers = validation.check_array("receivers", receivers, jnp.integer, shape)
+  num_queries, heads, width = query.shape[-3:]
+  num_keys = key.shape[-3]
+  validation.check_range("senders", senders, num_keys)
+  validation.check_range("receivers", receivers, num_queries)
+  sizes = shape, heads, (width, value.shape[-1])
+  labels = validation.check_edge_relation("labels", labels, *sizes)
   features = validation.check_edge_relation("features", features, *sizes)
-  wide, heads = jnp.promote_types(query.dtype, jnp.float32), query.shape[-2]
+  if not query.size or not key.size or not senders.size:
+    return None
+  edges = _sorted(senders, receivers, labels, num_queries, num_keys)
+  return edges._replace(label_tables=labels, features=features)
 
-  def nodes(x):
-    return x.reshape(-1, *x.shape[-2:]).repeat(heads // x.shape[-2], 1)
 
-  query_MNH = _at(nodes(query), edges.receivers).astype(wide)
-  logits = jnp.sum(query_MNH * _at(nodes(key), edges.senders), -1)
-  for a_MNH in _vectors("key", edges, labels, features, wide):
-    logits += edges.of_pair(jnp.sum(query_MNH * a_MNH, -1))
-  num_queries = query.size // (heads * query.shape[-1])
-  logits *= jnp.asarray(scale, wide)
-  # Softmax over each receiver's pairs; every edge of a pair gets the pair's weight.
+def _nodes(x: Float[Array, "*B T K H"], heads: int) -> Float[Array, "BT N H"]:
+  """Returns a row for each node of the batch, with heads repeated."""
+  return x.reshape(-1, *x.shape[-2:]).repeat(heads // x.shape[-2], 1)
+
+
+def _softmax(
+  logits: Float[Array, "M N"], edges: "_Edges", num_queries: int
+) -> Float[Array, "M N"]:
+  """Computes the softmax over each receiver's pairs.
+
+  Every edge of a pair gets the pair's weight.
+  """
   highest = jax.ops.segment_max(
     jax.lax.stop_gradient(logits), edges.receivers, num_queries, indices_are_sorted=True
   )
-  powers = jnp.exp(
-    jnp.where(edges.is_edge, logits - _at(highest, edges.receivers), -jnp.inf)
-  )
-  totals = _sum(jnp.where(edges.is_first, powers, 0), edges.receivers, num_queries)
-  weights = powers / _at(jnp.where(totals > 0, totals, 1), edges.receivers)
-  if dropout_rate:
-    kept = jax.random.bernoulli(dropout_key, 1 - dropout_rate, weights.shape)[
-      edges.pair
-    ]
-    weights = jnp.where(kept, weights / (1 - dropout_rate), 0)
-  messages = jnp.where(edges.is_first, weights, 0)[..., None] * _at(
-    nodes(value), edges.senders
-  )
-  for a_MNH in _vectors("value", edges, labels, features, wide):
-    messages += weights[..., None] * a_MNH
-  output = _sum(messages, edges.receivers, num_queries)
-  return output.reshape(*query.shape[:-1], value.shape[-1]).astype(value.dtype)
+  is_padding = edges.receivers >= num_queries
+  logits = logits - _at(highest, edges.receivers)
+  powers = jnp.exp(jnp.where(is_padding[:, None], -jnp.inf, logits))
+  powers_of_pairs = jnp.where(edges.is_first, powers, 0)
+  totals = _sum(powers_of_pairs, edges.receivers, num_queries)
+  totals = jnp.where(totals > 0, totals, 1)
+  return powers / _at(totals, edges.receivers)
 
 
 def pair_features(
@@ -172,17 +210,19 @@ def pair_features(
   if senders.ndim > 1:
     one = functools.partial(pair_features, num_labels=num_labels, num_nodes=num_nodes)
     return jax.vmap(one)(senders, receivers, labels, features)
-  mask = _edge_mask(senders, receivers, num_nodes, num_nodes)
-  pair = jnp.where(mask, receivers, num_nodes), jnp.where(mask, senders, num_nodes)
-  counts = jnp.zeros((num_nodes, num_nodes)).at[pair].add(1, mode="drop")
-  row = clamp(labels, num_labels)
-  row = jnp.where(row < 0, num_labels, row)
-  one_hot = jnp.zeros((*counts.shape, num_labels)).at[*pair, row].set(1, mode="drop")
-  empty = jnp.zeros((*counts.shape, features.shape[-1]), features.dtype)
-  sums = empty.at[pair].add(features, mode="drop")
-  means = sums / jnp.maximum(counts, 1)[..., None].astype(sums.dtype)
-  found = jnp.concatenate([one_hot, means], -1)
-  return nan_if_clamped(found, labels, num_labels), counts > 0
+  is_edge = _is_edge(senders, receivers, num_nodes, num_nodes)
+  receivers = jnp.where(is_edge, receivers, num_nodes)  # out of range: dropped
+  one_hot = jax.nn.one_hot(clamp(labels, num_labels), num_labels)
+  count = jnp.ones((len(labels), 1))
+  terms = jnp.concatenate([one_hot, features, count], -1)
+  sums = jnp.zeros((num_nodes, num_nodes, terms.shape[-1]), terms.dtype)
+  sums = sums.at[receivers, senders].add(terms, mode="drop")
+  multi_hot = (sums[..., :num_labels] > 0).astype(sums.dtype)
+  counts = sums[..., -1:]
+  means = sums[..., num_labels:-1] / jnp.maximum(counts, 1)
+  features_of_pairs = jnp.concatenate([multi_hot, means], -1)
+  mask = counts[..., 0] > 0
+  return nan_if_clamped(features_of_pairs, labels, num_labels), mask
 
 
 def sum_over_pairs(
@@ -200,11 +240,15 @@ def sum_over_pairs(
     one = functools.partial(sum_over_pairs, num_nodes=num_nodes)
     return jax.vmap(one)(senders, receivers, x)
   edges = _sorted(senders, receivers, None, num_nodes, num_nodes)
-  return jnp.zeros_like(x).at[edges.order].set(edges.of_pair(x[edges.order]))
+  sums = edges.sum_of_pair(x[edges.order])
+  return jnp.zeros_like(x).at[edges.order].set(sums)
 
 
 class _Edges(NamedTuple):
-  """The edges of all graphs, sorted by receiver, sender and label; nodes are rows of the batch."""
+  """The edges of all graphs, sorted by receiver, sender and label.
+
+  Nodes are rows of the batch.
+  """
 
   order: Int[Array, " M"]  # the index of each edge before sorting
   senders: Int[Array, " M"]
@@ -213,72 +257,73 @@ class _Edges(NamedTuple):
   pair: Int[Array, " M"]  # the index of the pair that the edge joins
   is_first: Bool[Array, "M 1"]  # of its pair
   is_new: Bool[Array, " M"]  # the first of its pair with its label
-  is_edge: Bool[Array, "M 1"]
+  label_tables: EdgeLabels | None = None
+  features: EdgeFeatures | None = None
 
-  def of_pair(self, x: Float[Array, "M N"]) -> Float[Array, "M N"]:
+  def sum_of_pair(self, x: Float[Array, "M N"]) -> Float[Array, "M N"]:
     """Adds up x, for every edge, over the edges of its pair."""
     return _sum(x, self.pair, len(x))[self.pair]
+
+  def vectors(self, name: str, dtype) -> Iterator[Float[Array, "M #N H"]]:
+    """Yields the terms of each edge in its pair's a_ij, for the "key" or the "value"."""
+    table = getattr(self.label_tables, name, None)
+    if table is not None:
+      has_label = self.is_new & (self.labels >= 0)
+      rows = _at(_with_heads(table, dtype), jnp.maximum(self.labels, 0))
+      yield jnp.where(has_label[:, None, None], rows, 0)
+    kernel = getattr(self.features, name, None)
+    if kernel is not None:
+      x = self.features.features
+      x_MF = x.reshape(-1, x.shape[-1])[self.order].astype(dtype)
+      count_M1 = self.sum_of_pair(jnp.ones((len(x_MF), 1), dtype))
+      yield jnp.einsum("MF,FNH->MNH", x_MF / count_M1, _with_heads(kernel, dtype))
 
 
 def _sorted(
   senders: Array,
   receivers: Array,
-  relation: EdgeLabels | None,
+  labels: EdgeLabels | None,
   num_queries: int,
   num_keys: int,
 ) -> _Edges:
-  mask = _edge_mask(senders, receivers, num_queries, num_keys)
-  graph = jnp.arange(senders.size // senders.shape[-1]).reshape(*senders.shape[:-1], 1)
+  """Sorts the edges of a batch of graphs; senders and receivers are `[*B, M]`."""
+  is_edge = _is_edge(senders, receivers, num_queries, num_keys)
+  *batch, _ = senders.shape
+  num_graphs = math.prod(batch)
+  graph = jnp.arange(num_graphs).reshape(*batch, 1)
   # Out of range, so that padding comes last and is summed nowhere.
-  nowhere = max(num_queries, num_keys) * graph.size
+  nowhere = max(num_queries, num_keys) * num_graphs
+  senders = jnp.where(is_edge, senders + graph * num_keys, nowhere).reshape(-1)
+  receivers = jnp.where(is_edge, receivers + graph * num_queries, nowhere).reshape(-1)
+  rows = jnp.full_like(senders, -1) if labels is None else rows_of(labels).reshape(-1)
 
-  def number(nodes, size):
-    return jnp.where(mask, nodes + graph * size, nowhere).reshape(-1)
-
-  senders, receivers = number(senders, num_keys), number(receivers, num_queries)
-  labels = jnp.full_like(senders, -1)
-  if relation is not None:
-    labels = rows_of(relation).reshape(-1)
-  order = jnp.lexsort((labels, senders, receivers))
-  senders, receivers, labels = senders[order], receivers[order], labels[order]
+  order = jnp.lexsort((rows, senders, receivers))
+  senders = senders[order]
+  receivers = receivers[order]
+  rows = rows[order]
   is_first = _changes(senders) | _changes(receivers)
   return _Edges(
     order=order,
     senders=senders,
     receivers=receivers,
-    labels=labels,
+    labels=rows,
     pair=jnp.cumsum(is_first) - 1,
     is_first=is_first[:, None],
-    is_new=is_first | _changes(labels),
-    is_edge=(receivers < nowhere)[:, None],
+    is_new=is_first | _changes(rows),
   )
 
 
-def _edge_mask(
-  senders, receivers, num_queries: int, num_keys: int
+def _is_edge(
+  senders: Array, receivers: Array, num_queries: int, num_keys: int
 ) -> Bool[Array, "*B M"]:
   """Returns False for padding."""
-  return (
-    (senders >= 0) & (senders < num_keys) & (receivers >= 0) & (receivers < num_queries)
-  )
+  is_sender = (senders >= 0) & (senders < num_keys)
+  is_receiver = (receivers >= 0) & (receivers < num_queries)
+  return is_sender & is_receiver
 
 
-def _vectors(name: str, edges: _Edges, labels, features, dtype):
-  """Yields the term of each edge in its pair's a_ij, of labels and of features: [M, #N, H]."""
-
-  def with_heads(table):
-    return jnp.asarray(table, dtype).reshape(len(table), -1, table.shape[-1])
-
-  table = None if labels is None else getattr(labels, name)
-  if table is not None:
-    rows = _at(with_heads(table), jnp.maximum(edges.labels, 0))
-    yield jnp.where((edges.is_new & (edges.labels >= 0))[:, None, None], rows, 0)
-  kernel = None if features is None else getattr(features, name)
-  if kernel is not None:
-    num_features = features.features.shape[-1]
-    x_MF = features.features.reshape(-1, num_features)[edges.order].astype(dtype)
-    count_M1 = edges.of_pair(jnp.ones((len(x_MF), 1), dtype))
-    yield jnp.einsum("MF,FNH->MNH", x_MF / count_M1, with_heads(kernel))
+def _with_heads(table: Array, dtype) -> Float[Array, "R #N H"]:
+  return jnp.asarray(table, dtype).reshape(len(table), -1, table.shape[-1])
 
 
 def _sum(x: Float[Array, "M ..."], segments: Int[Array, " M"], number: int) -> Array:

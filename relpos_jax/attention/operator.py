@@ -12,13 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import masks, projected, reference
-from relpos_jax.attention.choice import (
-  IMPLEMENTATIONS,
-  KERNELS,
-  PLAIN,
-  choose,
-  used_rules,
-)
+from relpos_jax.attention.choice import IMPLEMENTATIONS, PLAIN, choose
 from relpos_jax.attention.inputs import AttentionOptions, Inputs, gather_inputs
 from relpos_jax.attention.pair_program import as_program
 from relpos_jax.attention.partitioned import (
@@ -89,13 +83,13 @@ def dot_product_attention(
       z_i = sum_j softmax_j(e_ij + bias_ij) (v_j + aV_ij)
 
   Shaw et al. 2018, equations 3 and 4. With `relations=None` it is
-  `jax.nn.dot_product_attention`. A query that sees no key gets zero output and zero
-  gradient. B, T and S may be 0. A NaN or an infinity in a hidden key or value may still
+  `jax.nn.dot_product_attention`. A fully masked query gets zero output and zero
+  gradient. B, T and S may be 0. A NaN or an infinity in a masked key or value may still
   reach the result, as in jax.nn: zero times it is NaN.
 
-  Outside of `jax.jit`, JAX compiles a call once for its shapes and options. On a CPU
-  another scale compiles nothing (elsewhere a kernel may be chosen, which has one), nor
-  does another offset.
+  Outside of `jax.jit`, JAX compiles a call once for its shapes and options. Another
+  offset compiles nothing. On a CPU neither does another scale; elsewhere a kernel may
+  be chosen, which is compiled for one scale.
 
   Args:
     query: `[B, T, N, H]`. For B, here and below, there may be no axis or several: `[T,
@@ -103,8 +97,8 @@ def dot_product_attention(
     key: `[B, S, K, H]`; N is a multiple of K: consecutive query heads share a key head.
     value: `[B, S, K, V]`, of any width V; value tables are as wide.
     bias: floating numbers added to the scaled logits, of any rank that broadcasts to
-      `[B, N, T, S]`; below -1.2e38 it hides.
-    mask: bool, True where the key may be seen; broadcasts to `[B, N, T, S]`, as a bias
+      `[B, N, T, S]`; below -1.2e38 it masks.
+    mask: bool, True where a query attends to a key; broadcasts to `[B, N, T, S]`, as a bias
       does.
     relations: `RelativePositions`, `EdgeLabels` or `EdgeFeatures`, which define a_ij;
       or a term of the logits: `DistanceBias`, `LinearBias`, `ContentBias`, `KeyBias`,
@@ -113,11 +107,11 @@ def dot_product_attention(
     scale: factor of the content, of q_i . aK_ij and of `KeyBias`, `H**-0.5` by default.
     logits_soft_cap: c, if logits become c tanh(logits / c) (Gemma 2), as in tokamax:
       after the scale, the relative term and the bias, before the masks. So a bias of
-      -1e9 hides nothing.
+      -1e9 masks nothing.
     sinks: `[N]`, logits that take weight and give no value, as in gpt-oss: exp(sink) is
       added to the sum that divides a query's weights. After scale and soft cap, and
       never masked.
-    is_causal: hide the keys whose position is later than the query's.
+    is_causal: masks the keys whose position is later than the query's.
     query_positions: integers `[B, T]` or `[T]`, `arange(T)` by default. Rows packed
       with several sequences need segment ids and no positions: distances within a
       segment are the same. Any 32-bit integers whose differences fit in 32 bits; traced
@@ -132,10 +126,10 @@ def dot_product_attention(
       is at 0, as in jax.nn; with relations there is a warning.
     query_seq_lengths: integers `[B]`; queries past their row's length get zero, as in
       jax.nn.
-    key_value_seq_lengths: integers `[B]`; keys past their row's length are hidden.
+    key_value_seq_lengths: integers `[B]`; keys past their row's length are masked.
     local_window_size: the distance, or (left, right) distances, beyond which keys are
-      hidden.
-    query_segment_ids: integers `[B, T]` or `[T]`; a query sees its own segment's keys.
+      masked.
+    query_segment_ids: integers `[B, T]` or `[T]`; a query attends to its own segment.
     key_segment_ids: integers `[B, S]` or `[S]`, given together with the queries'.
     dropout_rate: the share of weights dropped, for v_j and aV_ij alike.
     dropout_key: `jax.random.key`, or an old `PRNGKey`; needed if the rate is positive.
@@ -150,7 +144,7 @@ def dot_product_attention(
 
   Returns:
     `[B, T, N, V]`, in the value's dtype; with `return_residual` also `[B, T, N]`, in
-    float32 or float64, -inf where a query sees no key: `merge` joins parts of the keys
+    float32 or float64, -inf for fully masked queries: `merge` joins parts of the keys
     by it. Softmax and sums of weights are in float32, or in float64 for float64 inputs
     (without relations always in float32, as in jax.nn).
 
@@ -194,9 +188,8 @@ def dot_product_attention(
   except TypeError as error:
     if "custom_vjp" not in str(error):
       raise
-    raise NotImplementedError(
-      FIRST_DERIVATIVES_ONLY
-    ) from error  # jax.jvp, outside of jax.jit
+    # jax.jvp, outside of jax.jit
+    raise NotImplementedError(FIRST_DERIVATIVES_ONLY) from error
   batch = jnp.shape(query)[:-3]
   return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), output)
 
@@ -214,7 +207,7 @@ def attention_weights(
 
   Returns:
     `[B, N, T, S]` (or `[N, T, S]`), float32, or float64 for float64 inputs. A row sums
-    to one, to less with `sinks`, or to zero if the query sees no key.
+    to one, to less with `sinks`, or to zero for fully masked queries.
 
   >>> q = k = jnp.ones((2, 4, 1, 8))
   >>> attention_weights(q, k, is_causal=True)[0, 0]
@@ -245,12 +238,12 @@ def merge(
   """
   output_of_part = jnp.stack([jnp.asarray(x) for x in outputs])
   residual_of_part = jnp.stack([jnp.asarray(x) for x in residuals])
-  sees_none = jnp.isneginf(residual_of_part).all(0, keepdims=True)
-  finite = jnp.where(sees_none, 0, residual_of_part)
+  is_masked = jnp.isneginf(residual_of_part).all(0, keepdims=True)
+  finite = jnp.where(is_masked, 0, residual_of_part)
   total = jax.nn.logsumexp(finite, axis=0, keepdims=True)
   shares = jnp.exp(residual_of_part - total)
   merged = jnp.sum(shares[..., None] * output_of_part.astype(shares.dtype), axis=0)
-  residual = jnp.where(sees_none, -jnp.inf, total)[0]
+  residual = jnp.where(is_masked, -jnp.inf, total)[0]
   return merged.astype(output_of_part.dtype), residual
 
 
@@ -262,9 +255,7 @@ class _Program:
   implementation: str | None
   result: str | tuple[str, ...]  # the letters of the axes of each result
   structure: jax.tree_util.PyTreeDef  # of the inputs
-  static: (
-    tuple  # the leaves of the inputs that are no arrays; None in the place of an array
-  )
+  static: tuple  # the leaves of the inputs, with None in place of arrays
 
 
 def _compute(
@@ -283,9 +274,8 @@ def _compute(
   # New arrays are concrete under jax.grad and jax.vmap, too.
   is_in_jit = isinstance(jnp.zeros(()), jax.core.Tracer)
   if is_in_jit:
-    return with_automatic_axes(
-      function, inputs.query, inputs, implementation, result=result
-    )
+    arguments = inputs, implementation
+    return with_automatic_axes(function, inputs.query, *arguments, result=result)
   inputs = _with_traced_numbers(inputs, implementation)
   leaves, structure = jax.tree.flatten(inputs)
   arrays, static = [], []
@@ -319,10 +309,11 @@ def _with_traced_numbers(inputs: Inputs, implementation: str | None) -> Inputs:
   inputs = inputs._replace(relations=tuple(relations))
   if isinstance(inputs.query_offset, int) and inputs.query_offset:
     inputs = inputs._replace(query_offset=jnp.int32([inputs.query_offset]))
-  # A kernel is made for one scale, and may be chosen on its device.
-  may_be_kernel = implementation in KERNELS
+  # A kernel is compiled for one scale, and may be chosen on its device.
   if implementation is None:
     may_be_kernel = target_platform() != "cpu"
+  else:
+    may_be_kernel = implementation == "pallas_gpu"
   if not may_be_kernel:
     return inputs._replace(scale=jnp.asarray(inputs.scale))
   if isinstance(inputs.scale, jax.core.Tracer):
@@ -332,39 +323,47 @@ def _with_traced_numbers(inputs: Inputs, implementation: str | None) -> Inputs:
 
 def _attend(inputs: Inputs, implementation: str | None) -> Array | tuple[Array, Array]:
   """Calls the implementation of that name, or the one chosen for the call."""
-  used_rules.get().append(rule := choose(inputs, implementation))
+  rule = choose(inputs, implementation)
   if not inputs.query.size or not inputs.key.size:
-    output = jnp.zeros(
-      (*inputs.query.shape[:3], inputs.value.shape[3]), inputs.value.dtype
-    )
-    none = jnp.full(
-      inputs.query.shape[:3], -jnp.inf, jnp.promote_types(output.dtype, jnp.float32)
-    )
-    return (output, none) if inputs.return_residual else output
+    return _without_pairs(inputs)
   if rule.implementation == PLAIN:
     return _plain(inputs)
   return IMPLEMENTATIONS[rule.implementation].attention(inputs)
+
+
+def _without_pairs(inputs: Inputs) -> Array | tuple[Array, Array]:
+  """Returns zeros, and residuals of fully masked queries."""
+  queries = inputs.query.shape[:3]
+  value_width = inputs.value.shape[3]
+  output = jnp.zeros((*queries, value_width), inputs.value.dtype)
+  if not inputs.return_residual:
+    return output
+  accumulation_dtype = jnp.promote_types(output.dtype, jnp.float32)
+  return output, jnp.full(queries, -jnp.inf, accumulation_dtype)
 
 
 def _weights(inputs: Inputs, _) -> Float[Array, "B N T S"]:
   if inputs.query.size and inputs.key.size:
     return reference.attention_weights(inputs, projected.relative_logits)[0]
   batch, num_queries, heads, _ = inputs.query.shape
-  wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
-  return jnp.zeros((batch, heads, num_queries, inputs.key.shape[1]), wide)
+  accumulation_dtype = jnp.promote_types(inputs.query.dtype, jnp.float32)
+  return jnp.zeros((batch, heads, num_queries, inputs.key.shape[1]), accumulation_dtype)
 
 
 def _plain(inputs: Inputs) -> Array:
-  """Calls jax.nn, then sets to zero queries that see no key; jax.nn would average the values."""
-  mask, bias = inputs.pair_mask(), inputs.bias_of_each()
+  """Calls jax.nn, then sets fully masked queries to zero.
+
+  There jax.nn would average the values.
+  """
+  mask = inputs.pair_mask()
+  bias = inputs.bias_of_each()
   if bias is not None:
     bias = jnp.maximum(bias.astype(jnp.float32), masks.LOWEST)  # -inf becomes finite
   arrays = inputs.query, inputs.key, inputs.value, bias, mask
   output = jax.nn.dot_product_attention(*arrays, scale=inputs.scale)  # pyright: ignore
-  not_hidden = (
-    None if bias is None else ~(bias <= masks.LOWEST / 2)
-  )  # a NaN hides nothing
-  mask = masks.combine(mask, not_hidden)
+  if bias is not None:
+    is_masked = bias <= masks.LOWEST / 2  # a NaN masks nothing
+    mask = masks.combine(mask, ~is_masked)
   if mask is None:
     return output
   has_key_BTN1 = jnp.moveaxis(mask.any(-1, keepdims=True), 1, 2)
