@@ -1,12 +1,12 @@
 """The Linen version of `relpos_jax.nn.RelativeAttention`, with the same parameter names."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.core import Scope
 from jax.typing import DTypeLike
 
 from relpos_jax.attention.relations import RelativePositions
@@ -40,13 +40,12 @@ class RelativePositionTables(nn.Module):
   @nn.compact
   def __call__(self, head_width: int) -> RelativePositions:
     shape = table_shape(self.max_distance, self.left, self.num_heads, head_width)
-    names = ["key"] * self.keys + ["value"] * self.values
-    new = {
-      name: self.param(name, self.table_init, shape, self.param_dtype) for name in names
-    }
-    return RelativePositions(
-      new.get("key"), new.get("value"), beyond=self.beyond, left=self.left
-    )
+    key = value = None
+    if self.keys:
+      key = self.param("key", self.table_init, shape, self.param_dtype)
+    if self.values:
+      value = self.param("value", self.table_init, shape, self.param_dtype)
+    return RelativePositions(key, value, beyond=self.beyond, left=self.left)
 
 
 class RelativeAttention(nn.Module):
@@ -98,25 +97,29 @@ class RelativeAttention(nn.Module):
   positions: Any = None
 
   def __post_init__(self) -> None:
-    default = next(
-      field.default for field in dataclasses.fields(self) if field.name == "parent"
-    )
-    if self.parent is default:
+    unspecified = self.__dataclass_fields__["parent"].default
+    if self.parent is unspecified:
       # So that the attention layer adopts it, under the name of its own attribute.
-      object.__setattr__(self, "parent", None)
+      self.parent = None
     super().__post_init__()
 
   def setup(self) -> None:
     if self.positions is None:
-      names = [field.name for field in dataclasses.fields(RelativePositionTables)]
-      options = {
-        name: getattr(self, name) for name in names if name not in ("parent", "name")
-      }
-      self.tables = RelativePositionTables(**options)
+      self.tables = RelativePositionTables(
+        self.max_distance,
+        num_heads=self.num_heads,
+        keys=self.keys,
+        values=self.values,
+        beyond=self.beyond,
+        left=self.left,
+        param_dtype=self.param_dtype,
+        table_init=self.table_init,
+      )
     elif self.max_distance is not None or not isinstance(self.positions, nn.Module):
       raise ValueError(
-        f"positions is {self.positions!r:.60} and max_distance {self.max_distance}; want None for "
-        "one of them, and positions such as flax.nnx.bridge.to_linen(AlibiPositions, num_heads)"
+        f"positions is {self.positions!r:.60} and max_distance {self.max_distance}; "
+        "want None for one of them, and positions such as "
+        "flax.nnx.bridge.to_linen(AlibiPositions, num_heads)"
       )
 
   # Not compact: flax would refuse a call by an NNX layer before it gets here.
@@ -139,34 +142,26 @@ class RelativeAttention(nn.Module):
     attn_weights_value_einsum: object = None,
     **options,
   ) -> Float[Array, "*B T N H"]:
-    """Attends as flax's `dot_product_attention`; bias and mask broadcast to [*B, N, T,
-    S].
+    """Attends as flax's `dot_product_attention`.
 
-    If `module` is given, sows the weights before dropout as its `attention_weights`.
-    (Linen passes only arguments that the signature names, so it names all that change
-    the result.)
+    Bias and mask broadcast to [*B, N, T, S]. If `module` is given, sows the weights
+    before dropout as its `attention_weights`. (Linen passes only arguments that the
+    signature names, so it names all that change the result.)
     """
     if self.scope is None:
       raise TypeError(
-        "relpos_jax.linen.RelativeAttention was called outside of a Linen model: give an NNX layer "
-        "relpos_jax.nn.RelativeAttention, or call it by init or apply"
+        "relpos_jax.linen.RelativeAttention was called outside of a Linen model: give "
+        "an NNX layer relpos_jax.nn.RelativeAttention, or call it by init or apply"
       )
     if self.positions is None:
       relations = self.tables(query.shape[-1])
-
-      def arguments(query: Array, key: Array, *_) -> dict[str, Any]:
-        return dict(query=query, key=key, relations=relations)
-
+      arguments = functools.partial(_with_relations, relations)
     else:
       arguments = functools.partial(self.positions, nnx_method="arguments")
-    layer = (
-      self.scope.parent
-    )  # not self.parent, which is no module within a lifted transformation
-    is_cached = layer is not None and layer.has_variable("cache", "cache_index")
-    at = None
-    if is_cached and self.query_positions is None and query.shape[-3] != key.shape[-3]:
-      # The layer has counted this query already.
-      at = layer.get_variable("cache", "cache_index").astype(jnp.int32)[None] - 1
+    input_positions = None
+    if self.query_positions is None and query.shape[-3] != key.shape[-3]:
+      # Not self.parent, which is no module within a lifted transformation.
+      input_positions = _position_in_cache(self.scope.parent)
     tensors = query, key, value, bias, mask
     return attend_as_flax(
       self,
@@ -175,7 +170,7 @@ class RelativeAttention(nn.Module):
       collection="intermediates",
       module=module,
       is_causal=is_causal,
-      input_positions=at,
+      input_positions=input_positions,
       dropout_rng=dropout_rng,
       dropout_rate=dropout_rate,
       deterministic=deterministic,
@@ -185,3 +180,18 @@ class RelativeAttention(nn.Module):
       attn_weights_value_einsum=attn_weights_value_einsum,
       **options,
     )
+
+
+def _with_relations(
+  relations: RelativePositions, query: Array, key: Array, *_
+) -> dict[str, Any]:
+  return dict(query=query, key=key, relations=relations)
+
+
+def _position_in_cache(layer: Scope | None) -> Array | None:
+  """Returns the position of the query of a layer with a cache; None without one."""
+  if layer is None or not layer.has_variable("cache", "cache_index"):
+    return None
+  # The layer has counted this query already.
+  index = layer.get_variable("cache", "cache_index")
+  return index.astype(jnp.int32)[None] - 1

@@ -32,7 +32,10 @@ Decode = Callable[[Int[Array, "B W"], PyTree], tuple[Float[Array, "B W V"], PyTr
 
 
 class Hypotheses(NamedTuple):
-  """`bos` and L tokens; scored by log-probability while live, by the final score when ended."""
+  """`bos` and L tokens.
+
+  Scores are log-probabilities while hypotheses are live, final scores when they ended.
+  """
 
   tokens: Int[Array, "B W L+1"]
   scores: Float[Array, "B W"]
@@ -61,7 +64,7 @@ class Search(NamedTuple):
 
 
 def reorder_rows(cache: PyTree, hypotheses: Int[Array, "B W"]) -> PyTree:
-  """Gathers from arrays [B, W, ...] the rows of the given hypotheses of each sentence."""
+  """Gathers the rows of hypotheses from arrays [B, W, ...]."""
   return jax.tree.map(lambda x: _pick(x, hypotheses), cache)
 
 
@@ -79,11 +82,11 @@ def beam_search(
   eos: int,
   pad: int,
 ) -> tuple[Int[Array, "B W L"], Float[Array, "B W"]]:
-  """Finds the W best continuations of `bos` by log P(tokens) / ((5 + length) /
-  6)**length_penalty.
+  """Finds the W best continuations of `bos`.
 
-  The score is that of Wu et al. 2016, section 7, without coverage; the length counts
-  `eos`. Sentences do not influence one another. `pad` is never chosen.
+  Their score is log P(tokens) / ((5 + length) / 6)**length_penalty.
+
+  Wu et al. 2016, section 7, without coverage. The length counts `eos`. Sentences do not influence one another. `pad` is never chosen.
 
   On many devices, call it in `jax.shard_map(..., check_vma=False)`: each then stops
   when its own sentences are done. Automatic partitioning would gather the logits at
@@ -94,8 +97,8 @@ def beam_search(
       next tokens and the new cache.
     cache: a pytree that has not read `bos` yet. `decode` reads at most `max_length`
       tokens.
-    reorder: maps a cache, and which hypothesis each of the next W extends, to the cache
-      of these. By default a cache has arrays [B, W, ...], whose rows are gathered.
+    reorder: maps a cache, and the hypothesis that each of the next W extends, to the
+      next cache. By default it gathers rows of arrays [B, W, ...].
     beam_size: W.
     max_length: L, the static length of the result.
     length_limits: the most tokens of each sentence, `eos` included, and L at most: the
@@ -143,15 +146,17 @@ def begin(
   pad: int,
 ) -> Search:
   """Returns a search of hypotheses that have only `bos`; see `beam_search`."""
-  none = jnp.full((len(limits), beam_size), _NONE, jnp.float32)
-  padding = jnp.full((*none.shape, max_length + 1), pad, jnp.int32)
+  shape = len(limits), beam_size
+  tokens = jnp.full((*shape, max_length + 1), pad, jnp.int32)
+  scores = jnp.full(shape, _NONE, jnp.float32)
   # One hypothesis per sentence: W equal ones would stay equal.
-  scores = none.at[:, :1].set(jnp.where(limits[:, None] > 0, 0.0, _NONE))
+  first_score = jnp.where(limits > 0, 0.0, _NONE)
+  live_scores = scores.at[:, 0].set(first_score)
   return Search(
     length=jnp.zeros_like(limits),
     limits=limits,
-    live=Hypotheses(padding.at[:, :, 0].set(bos), scores),
-    ended=Hypotheses(padding, none),
+    live=Hypotheses(tokens.at[:, :, 0].set(bos), live_scores),
+    ended=Hypotheses(tokens, scores),
     cache=cache,
   )
 
@@ -166,53 +171,67 @@ def extend(
   eos: int,
   pad: int,
 ) -> Search:
-  """Extends the live hypotheses by one token; see `beam_search`. Sentences that are done stay."""
+  """Extends the live hypotheses by one token; see `beam_search`.
+
+  Sentences that are done stay as they are.
+  """
   if length_penalty < 0:
     raise ValueError(f"length_penalty is {length_penalty}; want 0 or more")
   if stop not in ("bound", "present"):
     raise ValueError(f"stop is {stop!r}; want bound or present")
 
-  def score(
-    log_probs: Float[Array, "B C"], length: Int[Array, "B 1"]
-  ) -> Float[Array, "B C"]:
-    return log_probs / ((5.0 + length) / 6.0) ** length_penalty
+  length = search.length[:, None] + 1
+  limits = search.limits[:, None]
+  new, latest, beams, cache = _candidates(search, decode, pad)
+  is_end = latest == eos
+  is_last = length == limits
+  scores = _final_scores(new.scores, length, length_penalty)
+  ended = _add_ended(search.ended, Hypotheses(new.tokens, scores), is_end, is_last)
 
-  length, limits = search.length[:, None] + 1, search.limits[:, None]
-  new, beams, cache = _candidates(search, decode, pad)
-  is_end = jnp.take_along_axis(new.tokens, length[:, None], axis=2)[:, :, 0] == eos
-  scored = Hypotheses(new.tokens, score(new.scores, length))
-  beam_size, is_last = search.live.scores.shape[1], length == limits
-  ended = _add_ended(search.ended, scored, is_end, is_last)
-  goes_on = score(new.scores, limits) > ended.scores[:, :1]
+  bounds = _final_scores(new.scores, limits, length_penalty)
+  goes_on = bounds > ended.scores[:, :1]
   if stop == "present":
-    goes_on &= scored.scores > ended.scores[:, -1:]
-  scores, best = jax.lax.top_k(
-    _keep(new, goes_on & ~is_end & ~is_last).scores, beam_size
-  )
-  live = Hypotheses(_pick(new.tokens, best), scores)
+    goes_on &= scores > ended.scores[:, -1:]
+  goes_on &= ~is_end & ~is_last
+  live_scores = jnp.where(goes_on, new.scores, _NONE)
+  beam_size = search.live.scores.shape[1]
+  live_scores, best = jax.lax.top_k(live_scores, beam_size)
+  live = Hypotheses(_pick(new.tokens, best), live_scores)
   cache = reorder(cache, _pick(beams, best))
+
   extended = Search(length[:, 0], search.limits, live, ended, cache=None)
   where_live = functools.partial(jax.vmap(jnp.where), search.is_live)
-  return jax.tree.map(where_live, extended, search._replace(cache=None))._replace(
-    cache=cache
-  )
+  search = jax.tree.map(where_live, extended, search._replace(cache=None))
+  return search._replace(cache=cache)
+
+
+def _final_scores(
+  log_probs: Float[Array, "B C"], length: Int[Array, "B 1"], length_penalty: float
+) -> Float[Array, "B C"]:
+  return log_probs / ((5.0 + length) / 6.0) ** length_penalty
 
 
 def _candidates(
   search: Search, decode: Decode, pad: int
-) -> tuple[Hypotheses, Array, PyTree]:
-  """Returns the 2W best extensions by one token, the hypotheses that they extend, and the cache."""
+) -> tuple[Hypotheses, Array, Array, PyTree]:
+  """Returns the 2W best extensions by one token, and the cache.
+
+  Between them are the tokens [B, 2W] and the hypotheses that they extend.
+  """
   tokens, scores = search.live
-  beam_size = scores.shape[1]
-  latest = jnp.take_along_axis(tokens, search.length[:, None, None], axis=2)[:, :, 0]
+  position = search.length[:, None, None]
+  latest = jnp.take_along_axis(tokens, position, axis=2)[:, :, 0]
   latest = jnp.where(search.is_live[:, None], latest, pad)
   logits, cache = decode(latest, search.cache)
   logits = logits.astype(jnp.float32)
-  count = min(2 * beam_size, logits[0].size) if beam_size > 1 else 1
-  scores, beams, latest = _best(logits, scores, count, pad)
-  is_new = jnp.arange(tokens.shape[2]) == search.length[:, None, None] + 1
+  beam_size = scores.shape[1]
+  num_candidates = 1
+  if beam_size > 1:
+    num_candidates = min(2 * beam_size, logits[0].size)
+  scores, beams, latest = _best(logits, scores, num_candidates, pad)
+  is_new = jnp.arange(tokens.shape[2]) == position + 1
   tokens = jnp.where(is_new, latest[:, :, None], _pick(tokens, beams))
-  return Hypotheses(tokens, scores), beams, cache
+  return Hypotheses(tokens, scores), latest, beams, cache
 
 
 def _best(
@@ -221,60 +240,62 @@ def _best(
   """Returns the C best sums of scores [B, W] and log-probabilities, their beams and
   tokens.
 
-  The best C are in the C blocks of tokens with the highest maxima, so that two short
+  The best C are in the C blocks of tokens with the highest maxima. So two short
   searches find them, among the maxima and in these blocks, instead of one in the whole
   vocabulary.
   """
-  vocabulary = logits.shape[-1]
-  block = next((n for n in _BLOCKS if vocabulary % n == 0), _BLOCKS[0])
-  # A beam's score and the normaliser of its logits are added to what is left of them at
-  # the end: an array of all sums would be written and read once more.
+  num_sentences, _, vocabulary = logits.shape
+  size = next((n for n in _BLOCKS if vocabulary % n == 0), _BLOCKS[0])
+  # Added to what is left at the end: an array of all sums would be written and read
+  # once more.
   added = scores - jax.nn.logsumexp(logits, axis=-1)
-  highest = _highest_of_blocks(logits, pad, block)
-  num = highest.shape[2]  # blocks of a beam
-  highest = (highest + added[:, :, None]).reshape(len(logits), -1)
+  highest = _highest_of_blocks(logits, pad, size)
+  num_blocks = highest.shape[2]  # of a beam
+  highest = (highest + added[:, :, None]).reshape(num_sentences, -1)
   _, blocks = jax.lax.top_k(highest, min(count, highest.shape[1]))
-  beams, firsts = jnp.divmod(
-    jnp.sort(blocks), num
-  )  # sorted: of equal sums the first are taken
-  tokens = (firsts * block)[:, :, None] + jnp.arange(block)
-  found = jax.vmap(lambda x, *at: x.at[at].get(mode="fill", fill_value=_NONE))(
-    logits, beams[:, :, None], tokens
-  )
-  sums = jnp.where(tokens == pad, _NONE, found + _pick(added, beams)[:, :, None])
-  best, at = jax.lax.top_k(sums.reshape(len(sums), -1), count)
-  return best, _pick(beams, at // block), _pick(tokens.reshape(len(sums), -1), at)
+  blocks = jnp.sort(blocks)  # of equal sums the first are taken
+  beams, blocks = jnp.divmod(blocks, num_blocks)
+
+  tokens = size * blocks[:, :, None] + jnp.arange(size)
+  sums = jax.vmap(_logits_of_tokens)(logits, beams[:, :, None], tokens)
+  sums += _pick(added, beams)[:, :, None]
+  sums = jnp.where(tokens == pad, _NONE, sums)
+  best, index = jax.lax.top_k(sums.reshape(num_sentences, -1), count)
+  tokens = tokens.reshape(num_sentences, -1)
+  return best, _pick(beams, index // size), _pick(tokens, index)
+
+
+def _logits_of_tokens(logits: Float[Array, "W V"], beams: Array, tokens: Array):
+  return logits.at[beams, tokens].get(mode="fill", fill_value=_NONE)
 
 
 def _highest_of_blocks(
-  logits: Array, pad: int, block: int
+  logits: Array, pad: int, size: int
 ) -> Float[Array, "B W blocks"]:
   """Returns the highest logit of each block of tokens, `pad` excluded."""
-  room = (0, 0), (0, 0), (0, -logits.shape[2] % block)
-  in_blocks = jnp.pad(logits, room, constant_values=_NONE).reshape(
-    *logits.shape[:2], -1, block
-  )
-  own, at = in_blocks[:, :, pad // block], jnp.arange(block)
-  own = jnp.where(
-    at == pad % block, _NONE, own
-  )  # of the one block, as masking all would copy them
-  return in_blocks.max(-1).at[:, :, pad // block].set(own.max(-1))
+  missing = -logits.shape[2] % size
+  padding = (0, 0), (0, 0), (0, missing)
+  logits = jnp.pad(logits, padding, constant_values=_NONE)
+  blocks = logits.reshape(*logits.shape[:2], -1, size)
+  # Masks `pad` in its block alone: masking it in all would copy them.
+  pad_block, pad_index = divmod(pad, size)
+  is_pad = jnp.arange(size) == pad_index
+  without_pad = jnp.where(is_pad, _NONE, blocks[:, :, pad_block])
+  return blocks.max(-1).at[:, :, pad_block].set(without_pad.max(-1))
 
 
 def _add_ended(ended: Hypotheses, new: Hypotheses, is_end, at_limit) -> Hypotheses:
-  """Returns the W best hypotheses that have ended; at the limit, live ones if none has ended."""
-  any_ended = jnp.any(ended.scores > _NONE, axis=1) | jnp.any(
-    is_end & (new.scores > _NONE), axis=1
-  )
-  new = _keep(new, is_end | (at_limit & ~any_ended[:, None]))
-  tokens, scores = jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=1), ended, new)
+  """Returns the W best hypotheses that have ended; at the limit, live ones if none has."""
+  beam_size = ended.scores.shape[1]
+  end_scores = jnp.where(is_end, new.scores, _NONE)
+  scores = jnp.concatenate([ended.scores, end_scores], axis=1)
+  has_none = jnp.all(scores == _NONE, axis=1, keepdims=True)
+  end_scores = jnp.where(at_limit & has_none, new.scores, end_scores)
+  scores = jnp.concatenate([ended.scores, end_scores], axis=1)
+  tokens = jnp.concatenate([ended.tokens, new.tokens], axis=1)
   # Of equal scores the first are taken, so that missing hypotheses stay padding.
-  scores, best = jax.lax.top_k(scores, ended.scores.shape[1])
+  scores, best = jax.lax.top_k(scores, beam_size)
   return Hypotheses(_pick(tokens, best), scores)
-
-
-def _keep(hypotheses: Hypotheses, which) -> Hypotheses:
-  return hypotheses._replace(scores=jnp.where(which, hypotheses.scores, _NONE))
 
 
 def _pick(x: Array, indices: Int[Array, "B *C"]) -> Array:

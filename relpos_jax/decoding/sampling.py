@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.typing import Array, ArrayLike, Float, Int, Key, PyTree
+from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int, Key, PyTree
 
 # Maps M more tokens and the cache to the logits after each, and the new cache.
 Decode = Callable[[Int[Array, "B M"], PyTree], tuple[Float[Array, "B M V"], PyTree]]
@@ -29,7 +29,8 @@ class SamplingParams(NamedTuple):
   def check(self) -> None:
     """Raises ValueError for options out of range; values of traced ones pass."""
     temperature, top_k, top_p = self
-    if not jnp.issubdtype(jnp.result_type(top_k), jnp.integer):
+    is_integer = jnp.issubdtype(jnp.result_type(top_k), jnp.integer)
+    if not is_integer:
       raise ValueError(f"top_k is {top_k}; want an integer")
     if _is_known(temperature) and not 0 <= float(temperature) < float("inf"):
       raise ValueError(f"temperature is {temperature}; want 0 or more, and finite")
@@ -78,32 +79,55 @@ def sample(
   ...        sampling=SamplingParams(temperature=0.0), max_length=4, eos=0, pad=6).tolist()
   [[3, 4, 6, 6], [4, 5, 0, 6]]
   """
-  fold_in = jax.vmap(jax.random.fold_in, in_axes=(0, None))
-  keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(len(primes)))
+  rows = jnp.arange(len(primes))
+  keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, rows)
   banned = jnp.array([*never, pad])
-  lowest = jnp.finfo(jnp.float32).min
 
-  def advance(state: tuple) -> tuple:
-    step, tokens, is_live, logits, cache = state
-    is_broken = jnp.isnan(logits).any(-1)  # by a model that diverged: the row ends
-    # A model may give -inf to all others: they stay above the banned ones.
-    logits = jnp.nan_to_num(logits.astype(jnp.float32), nan=lowest)
-    logits = logits.at[:, banned].set(-jnp.inf)
-    drawn = jax.vmap(jax.random.categorical)(
-      fold_in(keys, step), filter_logits(logits, sampling)
+  def advance(state: _State) -> _State:
+    is_broken = jnp.isnan(state.logits).any(-1)  # by a model that diverged
+    latest = _draw(state, keys, banned, sampling)
+    latest = jnp.where(state.is_live & ~is_broken, latest, pad)
+    logits, cache = decode(latest[:, None], state.cache)
+    step = state.step + 1
+    return _State(
+      step=step,
+      tokens=state.tokens.at[:, state.step].set(latest),
+      is_live=state.is_live & ~is_broken & (latest != eos) & (step < limits),
+      logits=logits[:, 0],
+      cache=cache,
     )
-    latest = jnp.where(sampling.temperature > 0, drawn, jnp.argmax(logits, axis=-1))
-    latest = jnp.where(is_live & ~is_broken, latest, pad)
-    is_live &= ~is_broken & (latest != eos) & (step + 1 < limits)
-    logits, cache = decode(latest[:, None], cache)
-    return step + 1, tokens.at[:, step].set(latest), is_live, logits[:, 0], cache
+
+  def goes_on(state: _State) -> Array:
+    return jnp.any(state.is_live) & (state.step < max_length)
 
   logits, cache = prefill(decode, cache, primes, pad=pad)
   tokens = jnp.full((len(primes), max_length), pad, primes.dtype)
-  first = jnp.int32(0), tokens, limits > 0, logits, cache
-  return jax.lax.while_loop(
-    lambda state: jnp.any(state[2]) & (state[0] < max_length), advance, first
-  )[1]
+  first = _State(jnp.int32(0), tokens, limits > 0, logits, cache)
+  return jax.lax.while_loop(goes_on, advance, first).tokens
+
+
+class _State(NamedTuple):
+  """The rows after a number of steps."""
+
+  step: Int[Array, ""]
+  tokens: Int[Array, "B L"]
+  is_live: Bool[Array, " B"]
+  logits: Float[Array, "B V"]  # of the next token
+  cache: PyTree
+
+
+def _draw(
+  state: _State, keys: Key[Array, " B"], banned: Array, sampling: SamplingParams
+) -> Int[Array, " B"]:
+  """Draws the next token of each row; the most probable one at temperature 0."""
+  # A model may give -inf to all others: they stay above the banned ones.
+  lowest = jnp.finfo(jnp.float32).min
+  logits = jnp.nan_to_num(state.logits.astype(jnp.float32), nan=lowest)
+  logits = logits.at[:, banned].set(-jnp.inf)
+  keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, state.step)
+  filtered = filter_logits(logits, sampling)
+  drawn = jax.vmap(jax.random.categorical)(keys, filtered)
+  return jnp.where(sampling.temperature > 0, drawn, jnp.argmax(logits, axis=-1))
 
 
 def prefill(
@@ -129,19 +153,21 @@ def prefill(
   """
 
   def read(state, tokens):
-    logits, cache = state
-    after, cache = decode(tokens, cache)
+    before, cache = state
+    logits, cache = decode(tokens, cache)
     is_token = tokens != pad
     last = tokens.shape[1] - 1 - jnp.argmax(is_token[:, ::-1], axis=1)
-    after = jnp.take_along_axis(after, last[:, None, None], axis=1)[:, 0]
-    return (jnp.where(is_token.any(axis=1, keepdims=True), after, logits), cache), None
+    logits = jnp.take_along_axis(logits, last[:, None, None], axis=1)[:, 0]
+    has_token = is_token.any(axis=1, keepdims=True)
+    return (jnp.where(has_token, logits, before), cache), None
 
-  first = (tokens.shape[1] - 1) % piece + 1
+  length = tokens.shape[1]
+  first = (length - 1) % piece + 1
   state, _ = read((0.0, cache), tokens[:, :first])
-  if first == tokens.shape[1]:
-    return state
-  pieces = tokens[:, first:].reshape(len(tokens), -1, piece)
-  return jax.lax.scan(read, state, pieces.swapaxes(0, 1))[0]
+  if first < length:
+    pieces = tokens[:, first:].reshape(len(tokens), -1, piece)
+    state, _ = jax.lax.scan(read, state, pieces.swapaxes(0, 1))
+  return state
 
 
 def filter_logits(
@@ -166,12 +192,13 @@ def filter_logits(
   order = jnp.argsort(logits, axis=-1, descending=True)
   ranked = jnp.take_along_axis(logits, order, axis=-1)
   rank = jnp.arange(logits.shape[-1])
-  is_kept = (rank < top_k) | (top_k <= 0)
-  probabilities = jax.nn.softmax(jnp.where(is_kept, ranked, -jnp.inf))
+  stays = (rank < top_k) | (top_k <= 0)
+  probabilities = jax.nn.softmax(jnp.where(stays, ranked, -jnp.inf))
   before = jnp.cumsum(probabilities, axis=-1) - probabilities
-  is_kept &= (before < top_p) | (top_p >= 1) | (rank == 0)
+  stays &= (before < top_p) | (top_p >= 1) | (rank == 0)
   ranks = jnp.argsort(order, axis=-1)
-  return jnp.where(jnp.take_along_axis(is_kept, ranks, axis=-1), logits, -jnp.inf)
+  stays = jnp.take_along_axis(stays, ranks, axis=-1)
+  return jnp.where(stays, logits, -jnp.inf)
 
 
 def _is_known(x: ArrayLike) -> bool:

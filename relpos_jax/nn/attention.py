@@ -19,12 +19,11 @@ _FEWEST_SLOTS = 32  # of a cache, to attend to a part of it
 
 
 class KVCache(NamedTuple):
-  """The cache of one attention layer. Every leaf has the batch first, so a gather
-  reorders rows.
+  """The cache of one attention layer.
 
-  A token is found by the position stored in its slot, not by the slot. Padding takes a
-  slot with position -1, which no query sees, so rows may be padded left, right or in
-  between.
+  Every leaf has the batch first, so a gather reorders rows. A token is found by the
+  position stored in its slot, not by the slot. Padding takes a slot with position -1,
+  which is masked, so rows may be padded left, right or in between.
 
   Attributes:
     key, value: the projections of the tokens read, laid out as products with them want
@@ -50,32 +49,31 @@ class KVCache(NamedTuple):
     Raises ValueError if they do not fit and `length` is concrete. Under `jit` tokens
     past the end are dropped, `length` counts them, and the row is `full` from then on.
     """
-    size, new = self.positions.shape[1], positions.shape[1]
-    if (
-      not isinstance(self.length, jax.core.Tracer)
-      and int(self.length.max()) + new > size
-    ):
-      raise ValueError(
-        f"cache of {size} slots holds {self.length.max()} tokens: no room for {new}"
-      )
-    slots = jnp.add.outer(self.length, jnp.arange(new))
+    num_slots = self.positions.shape[1]
+    num_new = positions.shape[1]
+    if not isinstance(self.length, jax.core.Tracer):
+      longest = int(self.length.max())
+      if longest + num_new > num_slots:
+        raise ValueError(
+          f"cache of {num_slots} slots holds {longest} tokens: no room for {num_new}"
+        )
+    slots = jnp.add.outer(self.length, jnp.arange(num_new))
+    return jax.vmap(KVCache._write)(self, key, value, positions, slots)
 
-    @jax.vmap
-    def write(cache, key_MKH, value_MKH, positions, at):
-      key_KHS, value_KSH, old, length = cache
-      key_KHM, value_KMH = key_MKH.transpose(1, 2, 0), value_MKH.swapaxes(0, 1)
-      return KVCache(
-        key_KHS.at[:, :, at].set(key_KHM.astype(key_KHS.dtype), mode="drop"),
-        value_KSH.at[:, at].set(value_KMH.astype(value_KSH.dtype), mode="drop"),
-        old.at[at].set(positions, mode="drop"),
-        length + len(at),
-      )
-
-    return write(self, key, value, positions, slots)
+  def _write(self, key_MKH, value_MKH, positions, slots) -> "KVCache":
+    """Writes tokens of one row, without a batch axis."""
+    key_KHM = key_MKH.transpose(1, 2, 0).astype(self.key.dtype)
+    value_KMH = value_MKH.swapaxes(0, 1).astype(self.value.dtype)
+    return KVCache(
+      self.key.at[:, :, slots].set(key_KHM, mode="drop"),
+      self.value.at[:, slots].set(value_KMH, mode="drop"),
+      self.positions.at[slots].set(positions, mode="drop"),
+      self.length + len(slots),
+    )
 
   @property
   def full(self) -> Bool[Array, " B"]:
-    """Returns the rows that have dropped tokens, whose attention is not that of all tokens."""
+    """Returns the rows that have dropped tokens."""
     return self.length > self.positions.shape[1]
 
 
@@ -131,14 +129,13 @@ class MultiHeadAttention(nnx.Module):
       raise ValueError(
         f"positions is {positions!r:.60}; want Positions such as AlibiPositions(8)"
       )
-    self.key_shape = (num_heads if num_key_heads is None else num_key_heads, head_width)
+    query_shape = num_heads, head_width
+    self.key_shape = num_heads if num_key_heads is None else num_key_heads, head_width
     options = dict(use_bias=False, kernel_init=kernel_init, dtype=dtype, rngs=rngs)
-    self.query = nnx.LinearGeneral(width, (num_heads, head_width), **options)
+    self.query = nnx.LinearGeneral(width, query_shape, **options)
     self.key = nnx.LinearGeneral(width, self.key_shape, **options)
     self.value = nnx.LinearGeneral(width, self.key_shape, **options)
-    self.out = nnx.LinearGeneral(
-      (num_heads, head_width), width, axis=(-2, -1), **options
-    )
+    self.out = nnx.LinearGeneral(query_shape, width, axis=(-2, -1), **options)
     self.tables = positions  # the name in checkpoints
     self.dropout_rate = dropout_rate
     self.implementation = implementation
@@ -158,9 +155,8 @@ class MultiHeadAttention(nnx.Module):
     Further options are the operator's: mask, is_causal, query_positions,
     key_segment_ids, ...
     """
-    return self.attend(
-      x, *self.keys_values(x if memory is None else memory), rngs=rngs, **options
-    )
+    key, value = self.keys_values(x if memory is None else memory)
+    return self.attend(x, key, value, rngs=rngs, **options)
 
   def keys_values(
     self, memory: Float[Array, "B S D"]
@@ -186,10 +182,12 @@ class MultiHeadAttention(nnx.Module):
     dropout = {}
     if rngs is not None and self.dropout_rate:
       dropout = dict(dropout_rate=self.dropout_rate, dropout_key=rngs.dropout())
-    if self.tables is not None and (given := {"relations", "senders"} & options.keys()):
-      raise ValueError(
-        f"a layer with positions takes no {given.pop()}: make it without positions="
-      )
+    if self.tables is not None:
+      for name in ("relations", "senders"):
+        if name in options:
+          raise ValueError(
+            f"a layer with positions takes no {name}: make it without positions="
+          )
     if "senders" in options:
       return self.out(edge_attention(query, key, value, **options, **dropout))
     options |= dict(query=query, key=key)
@@ -211,39 +209,56 @@ class MultiHeadAttention(nnx.Module):
     """Reads M more tokens at absolute `positions` (-1: padding) and attends causally.
 
     Reading M tokens at once or one by one gives the same as the full causal pass. Rows
-    for which the cache is too small become NaN. A mask hides slots, for example from
-    other hypotheses.
+    for which the cache is too small become NaN. A mask leaves slots out, for example
+    those of other hypotheses.
     """
-    cache = cache.append(*self.keys_values(x), positions)
-    mask = jnp.ones((1, 1, 1, 1), bool) if mask is None else mask
-    mask &= (cache.positions >= 0)[:, None, None]
-
-    def attend(num_slots: int) -> Float[Array, "B M D"]:
-      return self.attend(
-        x,
-        cache.key[..., :num_slots].transpose(0, 3, 1, 2),
-        cache.value[:, :, :num_slots].swapaxes(1, 2),
-        mask=mask[..., :num_slots],
-        is_causal=True,
-        query_positions=positions,
-        key_positions=cache.positions[:, :num_slots],
-      )
-
-    sizes = [cache.positions.shape[1]]
+    key, value = self.keys_values(x)
+    cache = cache.append(key, value, positions)
+    is_token = cache.positions >= 0
+    if mask is None:
+      mask = is_token[:, None, None]
+    else:
+      mask &= is_token[:, None, None]
+    num_slots = is_token.shape[1]
+    sizes = [num_slots]
     # Prompts are read with one program for any size: they are few, and compiling takes
     # longer.
-    while sizes[0] >= 4 * _FEWEST_SLOTS and x.shape[1] <= 8 and not self.sow_weights:
-      sizes.insert(0, -(-sizes[0] // 4))
-    in_use = jnp.max(jnp.where(cache.positions >= 0, jnp.arange(1, sizes[-1] + 1), 0))
-    branches = [functools.partial(attend, size) for size in sizes]
-    y = jax.lax.switch(jnp.searchsorted(jnp.array(sizes), in_use), branches)
+    if x.shape[1] <= 8 and not self.sow_weights:
+      sizes = _sizes_of_parts(num_slots)
+    num_in_use = jnp.max(jnp.where(is_token, jnp.arange(1, num_slots + 1), 0))
+    part = jnp.searchsorted(jnp.array(sizes), num_in_use)
+    branches = [functools.partial(self._attend_to_part, size) for size in sizes]
+    y = jax.lax.switch(part, branches, x, cache, positions, mask)
     return jnp.where(cache.full[:, None, None], jnp.nan, y), cache
+
+  def _attend_to_part(
+    self, num_slots: int, x: Array, cache: KVCache, positions: Array, mask: Array
+  ) -> Float[Array, "B M D"]:
+    """Attends to the first slots of a cache."""
+    key = cache.key[..., :num_slots].transpose(0, 3, 1, 2)
+    value = cache.value[:, :, :num_slots].swapaxes(1, 2)
+    return self.attend(
+      x,
+      key,
+      value,
+      mask=mask[..., :num_slots],
+      is_causal=True,
+      query_positions=positions,
+      key_positions=cache.positions[:, :num_slots],
+    )
 
   def init_cache(self, batch_size: int, num_slots: int) -> KVCache:
     """Returns an empty cache of this layer's shape and dtype."""
     heads, width = self.key_shape
     key = jnp.zeros((batch_size, heads, width, num_slots), self.dtype)
     positions = jnp.full((batch_size, num_slots), -1, jnp.int32)
-    return KVCache(
-      key, key.swapaxes(2, 3), positions, jnp.zeros((batch_size,), jnp.int32)
-    )
+    length = jnp.zeros(batch_size, jnp.int32)
+    return KVCache(key, key.swapaxes(2, 3), positions, length)
+
+
+def _sizes_of_parts(num_slots: int) -> list[int]:
+  """Returns the sizes of the parts of a cache, each four times the one before."""
+  sizes = [num_slots]
+  while sizes[0] >= 4 * _FEWEST_SLOTS:
+    sizes.insert(0, -(-sizes[0] // 4))
+  return sizes

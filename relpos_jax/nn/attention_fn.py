@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any, Protocol, Unpack, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -32,14 +32,14 @@ class RelativeAttention(nnx.Module):
   have positions 0, 1, 2, ... by default.
 
   Unlike flax, dropout draws each weight independently and ignores `broadcast_dropout`,
-  softmax is computed in float32 or wider, and a query that sees no key gets zero.
+  softmax is computed in float32 or wider, and a fully masked query gets zero.
 
   Args:
     max_distance: k, the distance at which positions are clipped.
     head_width: H, the layer's `qkv_features / num_heads`.
     self_attention: whether a single query of a cache has the position of the last key
-      that the mask shows it, as flax's layer makes the mask in decoding. It is wrong
-      for cross-attention.
+      that the mask leaves, as flax's layer makes the mask in decoding. It is wrong for
+      cross-attention.
     logits_soft_cap, implementation: of the operator.
     positions: the tables, or other positions; None makes new tables.
     options: of `RelativePositionTables`: num_heads, keys, values, beyond, left,
@@ -96,12 +96,12 @@ class RelativeAttention(nnx.Module):
     """
     smallest = min(self._leaves(), key=jnp.ndim)
     stack = smallest.shape[: smallest.ndim - self.rank]
-    for name, x in dict(
-      query_positions=query_positions, key_positions=key_positions
-    ).items():
-      if x is not None:
-        x = as_array(name, x)
-        setattr(self, name, jnp.broadcast_to(x, (*stack, *x.shape)))
+    if query_positions is not None:
+      x = as_array("query_positions", query_positions)
+      self.query_positions = jnp.broadcast_to(x, (*stack, *x.shape))
+    if key_positions is not None:
+      x = as_array("key_positions", key_positions)
+      self.key_positions = jnp.broadcast_to(x, (*stack, *x.shape))
 
   def _leaves(self) -> list[Array]:
     return jax.tree.leaves(nnx.state((self.tables, self.scalar)))
@@ -129,15 +129,24 @@ class RelativeAttention(nnx.Module):
         "a Linen layer was given relpos_jax.nn.RelativeAttention, whose tables would not train: "
         "give it relpos_jax.linen.RelativeAttention"
       )
-    tensors, options = (query, key, value, bias, mask), options | dict(module=module)
-    arguments = self.tables.arguments
-    return attend_as_flax(
-      self, arguments, *tensors, collection=nnx.Intermediate, **options
-    )
+    options |= dict(module=module, collection=nnx.Intermediate)
+    tensors = query, key, value, bias, mask
+    return attend_as_flax(self, self.tables.arguments, *tensors, **options)
+
+
+@runtime_checkable
+class Hook(Protocol):
+  """The settings of a `RelativeAttention`, NNX's or Linen's."""
+
+  query_positions: ArrayLike | None
+  key_positions: ArrayLike | None
+  self_attention: bool
+  logits_soft_cap: float | None
+  implementation: str | None
 
 
 def attend_as_flax(
-  hook: Any,
+  hook: Hook,
   arguments: Callable[..., dict[str, Any]],
   query: Float[Array, "*B T N H"],
   key: Float[Array, "*B S K H"],
@@ -171,65 +180,94 @@ def attend_as_flax(
       raise NotImplementedError(
         f"{name} is {setting!r:.60}; RelativeAttention wants None"
       )
-  *batch, num_queries, _, _ = query.shape
-  num_keys = key.shape[-3]
-  queries = hook.query_positions if input_positions is None else input_positions
-  keys = hook.key_positions if key_positions is None else key_positions
-  if queries is None and hook.self_attention and num_queries == 1 and mask is not None:
-    last_BN1 = mask.shape[-1] - 1 - jnp.argmax(mask[..., ::-1] != 0, axis=-1)
-    queries = last_BN1[..., 0, :]
-  if queries is None and num_queries != num_keys:
-    remedy = (
-      "set self_attention=True if they are of one sequence, or "
-      if num_queries == 1
-      else ""
-    )
-    raise ValueError(
-      f"RelativeAttention lacks the positions of {num_queries} queries and {num_keys} keys: "
-      f"{remedy}give query_positions (NNX: by nnx.view, Linen: as its attribute)"
-    )
-  if keys is None and num_queries == num_keys:
-    keys = queries
-  dtype = jnp.result_type(query, key, value) if dtype is None else dtype
-  q, k, v = (x.astype(dtype) for x in (query, key, value))
-  queries = _positions("query_positions", queries, batch)
-  options = dict(
-    bias=bias,
-    mask=None if mask is None else jnp.asarray(mask) != 0,
-    is_causal=is_causal,
-    logits_soft_cap=hook.logits_soft_cap,
-    key_positions=_positions("key_positions", keys, batch),
-  )
-  if keys is None and queries is not None and num_queries == 1:
-    options["query_offset"] = queries[..., 0]  # supported by more implementations
-  else:
-    options["query_positions"] = queries
-  if isinstance(precision, tuple):
-    (precision,) = {*precision}  # one for both operands
-  name = getattr(
-    precision, "name", precision
-  )  # of a `jax.lax.Precision`; or the name itself
-  if name and "_" not in name:  # presets are in capitals
-    name = name.lower()
-  precision = name or jax.config.jax_default_matmul_precision
-  with jax.default_matmul_precision(precision):
-    names = "query_positions", "key_positions", "query_offset"
-    options |= dict(query=q, key=k) | arguments(q, k, *map(options.get, names))
+  if dtype is None:
+    dtype = jnp.result_type(query, key, value)
+  query = query.astype(dtype)
+  key = key.astype(dtype)
+  value = value.astype(dtype)
+  options = _positions(hook, query, key, mask, input_positions, key_positions)
+  positions = map(options.get, ("query_positions", "key_positions", "query_offset"))
+  if mask is not None:
+    mask = jnp.asarray(mask) != 0  # flax takes numbers, too
+  options |= dict(bias=bias, mask=mask, is_causal=is_causal)
+  options["logits_soft_cap"] = hook.logits_soft_cap
+  with jax.default_matmul_precision(_precision_name(precision)):
+    options |= arguments(query, key, *positions)
     if module is not None:
-      module.sow(
-        collection, "attention_weights", attention_weights(**options).astype(dtype)
-      )
+      weights = attention_weights(**options).astype(dtype)
+      module.sow(collection, "attention_weights", weights)
     if not deterministic:
       options |= dict(dropout_rate=dropout_rate, dropout_key=dropout_rng)
-    return dot_product_attention(value=v, **options, implementation=hook.implementation)
+    options |= dict(value=value, implementation=hook.implementation)
+    return dot_product_attention(**options)
 
 
-def _positions(name: str, x: ArrayLike | None, batch: list[int]) -> Array | None:
-  """Returns positions of each row, or `[T]` if all rows have the same."""
-  if x is None:
-    return None
-  x = as_array(name, x)
-  *own, length = x.shape
-  return (
-    x.reshape(length) if math.prod(own) == 1 else jnp.broadcast_to(x, (*batch, length))
+def _precision_name(precision: Any) -> str | None:
+  """Returns the name of a precision that flax takes; of None, JAX's default."""
+  if isinstance(precision, tuple):
+    (precision,) = {*precision}  # one for both operands
+  if isinstance(precision, jax.lax.Precision):
+    precision = precision.name
+  if not precision:
+    return jax.config.jax_default_matmul_precision
+  is_preset = "_" in precision  # such as BF16_BF16_F32: JAX wants capitals
+  return precision if is_preset else precision.lower()
+
+
+def _positions(
+  hook: Hook,
+  query: Array,
+  key: Array,
+  mask: ArrayLike | None,
+  query_positions: ArrayLike | None,
+  key_positions: ArrayLike | None,
+) -> dict[str, Any]:
+  """Returns the operator's options for positions: those of the call, or the hook's.
+
+  Raises ValueError if there are none, and as many queries as keys neither.
+  """
+  *batch, num_queries, _, _ = query.shape
+  num_keys = key.shape[-3]
+  if query_positions is None:
+    query_positions = hook.query_positions
+  if key_positions is None:
+    key_positions = hook.key_positions
+  if query_positions is None and num_queries != num_keys:
+    query_positions = _position_in_cache(hook, num_queries, num_keys, mask)
+  if key_positions is None and num_queries == num_keys:
+    key_positions = query_positions
+  query_positions = _of_rows("query_positions", query_positions, batch)
+  key_positions = _of_rows("key_positions", key_positions, batch)
+  if key_positions is None and query_positions is not None and num_queries == 1:
+    return dict(query_offset=query_positions[..., 0])  # more implementations take it
+  return dict(query_positions=query_positions, key_positions=key_positions)
+
+
+def _position_in_cache(
+  hook: Hook, num_queries: int, num_keys: int, mask: ArrayLike | None
+) -> Array:
+  """Returns the position of the last key that the mask leaves to the one query.
+
+  Flax's layers make such a mask in cached decoding, and pass no position.
+  """
+  if hook.self_attention and num_queries == 1 and mask is not None:
+    last_BN1 = mask.shape[-1] - 1 - jnp.argmax(mask[..., ::-1] != 0, axis=-1)
+    return last_BN1[..., 0, :]
+  remedy = "give query_positions (NNX: by nnx.view, Linen: as its attribute)"
+  if num_queries == 1:
+    remedy = f"set self_attention=True if they are of one sequence, or {remedy}"
+  raise ValueError(
+    f"RelativeAttention lacks the positions of {num_queries} queries and {num_keys} "
+    f"keys: {remedy}"
   )
+
+
+def _of_rows(name: str, positions: ArrayLike | None, batch: list[int]) -> Array | None:
+  """Returns positions of each row, or `[T]` if all rows have the same."""
+  if positions is None:
+    return None
+  positions = as_array(name, positions)
+  *own_batch, length = positions.shape
+  if math.prod(own_batch) == 1:
+    return positions.reshape(length)
+  return jnp.broadcast_to(positions, (*batch, length))

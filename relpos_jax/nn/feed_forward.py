@@ -15,8 +15,9 @@ from relpos_jax.typing import Array, Float
 
 
 class FeedForward(nnx.Module):
-  """Two linear maps with a ReLU and dropout between them. Vaswani et al. 2017, section
-  3.3.
+  """Two linear maps with a ReLU and dropout between them.
+
+  Vaswani et al. 2017, section 3.3.
 
   >>> FeedForward(8, 32, rngs=nnx.Rngs(0))(jnp.ones((2, 8))).shape
   (2, 8)
@@ -83,8 +84,9 @@ class Residual(nnx.Module):
 def drop(
   x: Float[Array, "*B D"], rate: float, rngs: nnx.Rngs | None
 ) -> Float[Array, "*B D"]:
-  """Zeroes each number with probability `rate`, if `rngs` are given; divides others by
-  1 - rate.
+  """Zeroes each number with probability `rate`, and divides the others by 1 - rate.
+
+  Without `rngs` nothing changes.
 
   A hash of a number's index decides. On a CPU, the random bits of flax's dropout take 8
   to 22% of a training step.
@@ -94,26 +96,25 @@ def drop(
   seed = jax.lax.bitcast_convert_type(jax.random.bits(rngs.dropout()), jnp.int32)
   rows = jnp.arange(math.prod(x.shape[:-1])).reshape(*x.shape[:-1], 1)
   columns = jnp.expand_dims(jnp.arange(x.shape[-1]), range(x.ndim - 1))
-  kept = dropout.keep(seed, rows, columns, rate)
-  return jnp.where(kept, x / (1 - rate), 0)
+  keeps = dropout.keep(seed, rows, columns, rate)
+  return jnp.where(keeps, x / (1 - rate), 0)
 
 
 def shard_leading(x: Array, letters: str) -> Array:
-  """Shards the leading axes of x, named by `letters`, over the mesh in context, and no
-  other axis.
+  """Shards the leading axes of x, named by `letters`, over the mesh in context.
 
   Used between layers for [B, T, D] ("BT") and for embedding tables [V, D] ("N"), so
   that the compiler moves parameters, which are sharded over D, and not activations. An
   axis that the mesh does not divide is replicated. Returns x without a mesh in context,
   or if x has no axis left.
   """
-  mesh, shards = jax.sharding.get_abstract_mesh(), axes_in_context()
+  shards = axes_in_context()
   if not any(shards.values()) or x.ndim <= len(letters):
     return x
-  axes = [shards[letter] or None for letter in letters]
-  sizes = [math.prod(mesh.shape[name] for name in names or ()) for names in axes]
-  spec = [
-    None if n % size else names
-    for n, size, names in zip(x.shape, sizes, axes, strict=False)
-  ]
+  mesh = jax.sharding.get_abstract_mesh()
+  spec = []
+  for letter, size in zip(letters, x.shape, strict=False):
+    names = shards[letter] or None
+    num_shards = math.prod(mesh.shape[name] for name in shards[letter])
+    spec.append(None if size % num_shards else names)
   return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))

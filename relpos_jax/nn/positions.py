@@ -16,7 +16,10 @@ from relpos_jax.typing import Array, ArrayLike, Beyond, Float, Int
 def init_table(
   key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
 ) -> Array:
-  """Draws a table from Glorot's uniform distribution over [R, N*H], or [R, H], as Tensor2Tensor."""
+  """Draws a table from Glorot's uniform distribution over [R, N*H], or [R, H].
+
+  Tensor2Tensor does the same.
+  """
   out_axes = range(1, len(shape))
   glorot = jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform", 0, out_axes)
   return glorot(key, shape, dtype)
@@ -26,21 +29,22 @@ def table_shape(
   max_distance: int, left: int | None, num_heads: int | None, head_width: int
 ) -> tuple[int, ...]:
   """Returns `[R, H]` or `[R, N, H]`: a row for each distance from -left to max_distance."""
-  left = max_distance if left is None else left
+  if left is None:
+    left = max_distance
   if not all(isinstance(x, numbers.Integral) and x >= 0 for x in (left, max_distance)):
     raise ValueError(
       f"max_distance is {max_distance!r}, left {left!r}; want integers from 0 on"
     )
-  return (
-    left + 1 + max_distance,
-    *([] if num_heads is None else [num_heads]),
-    head_width,
-  )
+  num_rows = left + 1 + max_distance
+  if num_heads is None:
+    return num_rows, head_width
+  return num_rows, num_heads, head_width
 
 
 class Positions(nnx.Module):
-  """The positions of a self-attention layer: a relation, or changes of queries and
-  keys.
+  """The positions of a self-attention layer.
+
+  They are a relation, or change queries and keys.
 
   A layer calls `arguments`. A scheme that is a relation defines `__call__`, which
   returns it:
@@ -71,8 +75,7 @@ class Positions(nnx.Module):
     key_positions: ArrayLike | None = None,
     query_offset: ArrayLike | None = None,
   ) -> dict[str, Any]:
-    """Returns the operator's arguments: query and key, and relations and scale where
-    they differ.
+    """Returns the operator's query and key, and relations and scale where they differ.
 
     Positions and offset are those of the call, None by default.
     """
@@ -135,18 +138,20 @@ class RelativePositionTables(Positions):
     rngs: nnx.Rngs,
   ):
     shape = table_shape(max_distance, left, num_heads, head_width)
-    self.key = (
-      nnx.Param(table_init(rngs.params(), shape, param_dtype)) if keys else None
-    )
-    self.value = (
-      nnx.Param(table_init(rngs.params(), shape, param_dtype)) if values else None
-    )
-    self.left, self.beyond, self.dtype = left, beyond, dtype
+
+    def new_table() -> nnx.Param:
+      return nnx.Param(table_init(rngs.params(), shape, param_dtype))
+
+    self.key = new_table() if keys else None
+    self.value = new_table() if values else None
+    self.left = left
+    self.beyond = beyond
+    self.dtype = dtype
 
   def __call__(self) -> RelativePositions:
     """Returns the relation of these tables, in the compute dtype."""
-    params = self.key, self.value
-    key, value = (None if x is None else x[...].astype(self.dtype) for x in params)
+    key = None if self.key is None else self.key[...].astype(self.dtype)
+    value = None if self.value is None else self.value[...].astype(self.dtype)
     return RelativePositions(key, value, beyond=self.beyond, left=self.left)
 
 

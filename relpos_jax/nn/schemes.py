@@ -51,9 +51,11 @@ class T5Positions(Positions):
     sides = 2 if bidirectional else 1
     # A side of 2k buckets would have one for each of the k first distances, and none
     # for more.
-    rows = sides * max(1, min(num_buckets // sides, 2 * max_distance - 1))
-    self.buckets = nnx.Param(init_table(rngs.params(), (rows, num_heads), param_dtype))
-    self.bidirectional, self.max_distance = bidirectional, max_distance
+    rows_of_side = max(1, min(num_buckets // sides, 2 * max_distance - 1))
+    shape = sides * rows_of_side, num_heads
+    self.buckets = nnx.Param(init_table(rngs.params(), shape, param_dtype))
+    self.bidirectional = bidirectional
+    self.max_distance = max_distance
 
   def __call__(self) -> DistanceBias:
     return DistanceBias.t5(self.buckets[...], self.bidirectional, self.max_distance)
@@ -91,11 +93,11 @@ class RotaryPositions(Positions):
     rngs: nnx.Rngs | None = None,
   ):
     self.base = base
-    # Numbers, not an array: they are no part of the state, and stacked layers share
-    # them.
-    self.frequencies = (
-      None if frequencies is None else (*np.asarray(frequencies, float).tolist(),)
-    )
+    self.frequencies = None
+    if frequencies is not None:
+      # Numbers, not an array: they are no part of the state, and stacked layers share
+      # them.
+      self.frequencies = tuple(np.asarray(frequencies, float).tolist())
 
   def arguments(
     self,
@@ -112,12 +114,14 @@ class RotaryPositions(Positions):
       key_positions = jnp.arange(key.shape[-3])
     frequencies = None if self.frequencies is None else np.array(self.frequencies)
     query = rotate(query, query_positions, self.base, frequencies)
-    return dict(query=query, key=rotate(key, key_positions, self.base, frequencies))
+    key = rotate(key, key_positions, self.base, frequencies)
+    return dict(query=query, key=key)
 
 
 class TransformerXLPositions(Positions):
-  """Owns u, v and the projection of sinusoids by distance. Dai et al. 2019, section
-  3.3.
+  """Owns Transformer-XL's u, v and the projection of sinusoids by distance.
+
+  Dai et al. 2019, section 3.3.
 
   q_i . k_j + q_i . r_ij + u . k_j + v . r_ij, all scaled, where r_ij projects the
   sinusoids of the distance i - j. The paper clips no distance: give the longest
@@ -151,30 +155,29 @@ class TransformerXLPositions(Positions):
     self.num_rows, *_ = table_shape(max_distance, left, None, head_width)
     self.left = self.num_rows - 1 - max_distance
     init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform", 0, (1, 2))
-    head = num_heads, head_width
-    self.projection = nnx.Param(init(rngs.params(), (width, *head), param_dtype))
-    self.u, self.v = (nnx.Param(jnp.zeros(head, param_dtype)) for _ in range(2))
+    shape = width, num_heads, head_width
+    self.projection = nnx.Param(init(rngs.params(), shape, param_dtype))
+    self.u = nnx.Param(jnp.zeros(shape[1:], param_dtype))
+    self.v = nnx.Param(jnp.zeros(shape[1:], param_dtype))
 
   def arguments(self, query: Float[Array, "*B T N H"], key: Array, *_, **__) -> dict:
     _check_heads(query, *self.u.shape)
-    u, v, projection = (
-      x[...].astype(query.dtype) for x in (self.u, self.v, self.projection)
-    )
-    waves = sinusoids(self.left - jnp.arange(self.num_rows), len(projection))
-    table = jnp.einsum("rd,dnh->rnh", waves.astype(query.dtype), projection)
-    u, v = (jnp.broadcast_to(x, query.shape) for x in (u, v))
-    content = (query + v) * query.shape[-1] ** -0.5
-    return dict(
-      query=query + u, key=key, relations=ContentBias(content, table, left=self.left)
-    )
+    dtype = query.dtype
+    projection = self.projection[...].astype(dtype)
+    distances = self.left - jnp.arange(self.num_rows)
+    waves = sinusoids(distances, len(projection)).astype(dtype)
+    table = jnp.einsum("rd,dnh->rnh", waves, projection)
+    content = (query + self.v[...].astype(dtype)) * query.shape[-1] ** -0.5
+    relations = ContentBias(content, table, left=self.left)
+    query = query + self.u[...].astype(dtype)
+    return dict(query=query, key=key, relations=relations)
 
 
 class ContentPositions(Positions):
-  """Owns a low-rank bank of position vectors, and each head's projection to their width
-  P.
+  """Owns a low-rank bank of position vectors, and each head's projection to them.
 
   (q_i W) . w[j - i] is added to the logit, and nothing beyond the table, as in Inkling
-  (Thinking Machines 2026; P = 16), which projects the layer's input instead of the
+  (Thinking Machines 2026; their width P is 16), which projects the layer's input instead of the
   query. The rows are shared by the heads.
 
   >>> bank = ContentPositions(4, 8, 16, rngs=nnx.Rngs(0))
@@ -195,21 +198,17 @@ class ContentPositions(Positions):
     rngs: nnx.Rngs,
   ):
     init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform", 0, 2, 1)
-    self.projection = nnx.Param(
-      init(rngs.params(), (head_width, num_heads, rank), param_dtype)
-    )
+    shape = head_width, num_heads, rank
+    self.projection = nnx.Param(init(rngs.params(), shape, param_dtype))
     shape = table_shape(max_distance, left, None, rank)
-    self.bank, self.left = (
-      nnx.Param(init_table(rngs.params(), shape, param_dtype)),
-      left,
-    )
+    self.bank = nnx.Param(init_table(rngs.params(), shape, param_dtype))
+    self.left = left
 
   def arguments(self, query: Float[Array, "*B T N H"], key: Array, *_, **__) -> dict:
     width, heads, _ = self.projection.shape
     _check_heads(query, heads, width)
-    content = jnp.einsum(
-      "...nh,hnp->...np", query, self.projection[...].astype(query.dtype)
-    )
+    projection = self.projection[...].astype(query.dtype)
+    content = jnp.einsum("...nh,hnp->...np", query, projection)
     relations = ContentBias(content, self.bank[...], beyond="zero", left=self.left)
     return dict(query=query, key=key, relations=relations)
 
@@ -241,19 +240,20 @@ class DebertaPositions(Positions):
     self.left = left
 
   def __call__(self) -> tuple[RelativePositions, KeyBias]:
-    of_query, of_key = self.of_query[...], self.of_key[...]
-    return RelativePositions(of_query, None, left=self.left), KeyBias(
-      of_key, left=self.left
-    )
+    content_to_position = RelativePositions(self.of_query[...], None, left=self.left)
+    position_to_content = KeyBias(self.of_key[...], left=self.left)
+    return content_to_position, position_to_content
 
   def arguments(self, query: Float[Array, "*B T N H"], key: Array, *_, **__) -> dict:
-    return super().arguments(query, key) | dict(scale=(3 * query.shape[-1]) ** -0.5)
+    scale = (3 * query.shape[-1]) ** -0.5
+    return super().arguments(query, key) | dict(scale=scale)
 
 
 def _check_heads(query: Array, heads: int, width: int) -> None:
   if query.shape[-2:] != (heads, width):
     raise ValueError(
-      f"query has shape {query.shape}; want {heads} heads of width {width}, as these positions"
+      f"query has shape {query.shape}; want {heads} heads of width {width}, as these "
+      "positions"
     )
 
 
