@@ -86,7 +86,8 @@ def beam_search(
 
   Their score is log P(tokens) / ((5 + length) / 6)**length_penalty.
 
-  Wu et al. 2016, section 7, without coverage. The length counts `eos`. Sentences do not influence one another. `pad` is never chosen.
+  Wu et al. 2016, section 7, without coverage. The length counts `eos`. Sentences do
+  not influence one another. `pad` is never chosen.
 
   On many devices, call it in `jax.shard_map(..., check_vma=False)`: each then stops
   when its own sentences are done. Automatic partitioning would gather the logits at
@@ -152,13 +153,9 @@ def begin(
   # One hypothesis per sentence: W equal ones would stay equal.
   first_score = jnp.where(limits > 0, 0.0, _NONE)
   live_scores = scores.at[:, 0].set(first_score)
-  return Search(
-    length=jnp.zeros_like(limits),
-    limits=limits,
-    live=Hypotheses(tokens.at[:, :, 0].set(bos), live_scores),
-    ended=Hypotheses(tokens, scores),
-    cache=cache,
-  )
+  live = Hypotheses(tokens.at[:, :, 0].set(bos), live_scores)
+  ended = Hypotheses(tokens, scores)
+  return Search(jnp.zeros_like(limits), limits, live, ended, cache)
 
 
 def extend(
@@ -288,9 +285,10 @@ def _add_ended(ended: Hypotheses, new: Hypotheses, is_end, at_limit) -> Hypothes
   """Returns the W best hypotheses that have ended; at the limit, live ones if none has."""
   beam_size = ended.scores.shape[1]
   end_scores = jnp.where(is_end, new.scores, _NONE)
-  scores = jnp.concatenate([ended.scores, end_scores], axis=1)
-  has_none = jnp.all(scores == _NONE, axis=1, keepdims=True)
-  end_scores = jnp.where(at_limit & has_none, new.scores, end_scores)
+  had_ended = jnp.any(ended.scores > _NONE, axis=1)
+  has_ended = had_ended | jnp.any(end_scores > _NONE, axis=1)
+  goes_in = at_limit & ~has_ended[:, None]
+  end_scores = jnp.where(goes_in, new.scores, end_scores)
   scores = jnp.concatenate([ended.scores, end_scores], axis=1)
   tokens = jnp.concatenate([ended.tokens, new.tokens], axis=1)
   # Of equal scores the first are taken, so that missing hypotheses stay padding.

@@ -85,17 +85,14 @@ def sample(
 
   def advance(state: _State) -> _State:
     is_broken = jnp.isnan(state.logits).any(-1)  # by a model that diverged
+    is_live = state.is_live & ~is_broken
     latest = _draw(state, keys, banned, sampling)
-    latest = jnp.where(state.is_live & ~is_broken, latest, pad)
-    logits, cache = decode(latest[:, None], state.cache)
+    latest = jnp.where(is_live, latest, pad)
+    tokens = state.tokens.at[:, state.step].set(latest)
     step = state.step + 1
-    return _State(
-      step=step,
-      tokens=state.tokens.at[:, state.step].set(latest),
-      is_live=state.is_live & ~is_broken & (latest != eos) & (step < limits),
-      logits=logits[:, 0],
-      cache=cache,
-    )
+    is_live &= (latest != eos) & (step < limits)
+    logits, cache = decode(latest[:, None], state.cache)
+    return _State(step, tokens, is_live, logits[:, 0], cache)
 
   def goes_on(state: _State) -> Array:
     return jnp.any(state.is_live) & (state.step < max_length)

@@ -1,10 +1,14 @@
-"""Relation-aware self-attention over labelled directed graphs (Shaw et al. 2018, section 3.1)."""
+"""Relation-aware self-attention over labelled directed graphs.
+
+Shaw et al. 2018, section 3.1.
+"""
 
 import dataclasses
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from relpos_jax.attention.edges import pair_features, sum_over_pairs
@@ -21,7 +25,7 @@ class GraphEncoderConfig(LayersConfig):
   """Options of the model, in addition to those of its layers.
 
   `relative_keys` and `relative_values` add vectors of edge labels to keys and to
-  values; without both, edges only determine which nodes see each other.
+  values; without both, edges only determine which nodes attend to each other.
   `tables_per_head` and `tables_per_layer` apply to the label tables. Nodes have no
   positions. `implementation` "edge_list" takes memory for edges only, any other for all
   pairs of nodes.
@@ -33,9 +37,9 @@ class GraphEncoderConfig(LayersConfig):
     head: "graph" classifies graphs, "node" nodes, and "pair" the query of each graph, a
       pair of nodes that the model is given.
     readout: "mean" or "sum" over the nodes of a graph, for head "graph".
-    sees: a node sees itself and its "neighbours", or "all" nodes of its graph.
+    sees: a node attends to itself and its "neighbours", or to "all" nodes of its graph.
     reverse_edges: an edge is also added backwards, with a label and kernels of its own
-      ("own_label"), or not at all ("none": only the receiver sees the sender).
+      ("own_label"), or not at all ("none": only the receiver attends to the sender).
   """
 
   num_node_labels: int
@@ -62,7 +66,7 @@ class GraphEncoderConfig(LayersConfig):
 
   @property
   def num_table_rows(self) -> int:
-    """Returns the number of labels: of edges, of reversed edges, and of a node to itself."""
+    """Returns the number of labels of edges, reversed edges, and nodes to themselves."""
     return self.num_edge_labels * self.num_directions + 1
 
 
@@ -106,56 +110,60 @@ class GraphEncoder(nnx.Module):
 
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
     self.config = config
-    self.embedding = NodeEmbedding(config, rngs=rngs)
+    self.embedding = _NodeEmbedding(config, rngs=rngs)
     self.layers = nnx.List([Layer(config, rngs=rngs) for _ in range(config.num_layers)])
     num_tables = config.num_layers if config.tables_per_layer else 1
     if not (config.relative_keys or config.relative_values):
       num_tables = 0
-    self.tables = nnx.List([EdgeTables(config, rngs=rngs) for _ in range(num_tables)])
+    self.tables = nnx.List([_EdgeTables(config, rngs=rngs) for _ in range(num_tables)])
     self.norm = last_norm(config, rngs)
-    self.head = Head(config, rngs=rngs)
+    self.head = _Head(config, rngs=rngs)
 
   def __call__(
     self, graphs: GraphBatch, rngs: nnx.Rngs | None = None
   ) -> Float[Array, "B *T C"]:
-    """Returns float32 logits of the graphs or queries, [B, C], or of the nodes, [B, T, C]."""
+    """Returns float32 logits: [B, C] of graphs or queries, or [B, T, C] of nodes."""
     x = self.embedding(graphs, rngs)
-    options = self._options(*complete(graphs, self.config), is_node=graphs.nodes >= 0)
+    if self.config.implementation == "edge_list":
+      options = self._options_for_edges(graphs)
+    else:
+      options = self._options_for_pairs(graphs)
     for index, layer in enumerate(self.layers):
       x = layer(x, rngs, **options[index % len(options)])
     return self.head(self.norm(x), graphs, rngs)
 
-  def _options(self, senders, receivers, labels, features, is_node) -> list[dict]:
-    """Returns the options of attention for each set of tables, or for all layers without tables."""
-    if self.config.implementation == "edge_list":
-      ends = dict(senders=senders, receivers=receivers)
-      return [ends | tables.of_list(labels, features) for tables in self.tables] or [
-        ends
-      ]
-    sizes = dict(num_labels=self.config.num_table_rows, num_nodes=is_node.shape[1])
-    features, mask = pair_features(senders, receivers, labels, features, **sizes)
+  def _options_for_edges(self, graphs: GraphBatch) -> list[dict]:
+    """Returns the options of attention for each set of tables, or for all layers."""
+    senders, receivers, labels, features = complete(graphs, self.config)
+    ends = dict(senders=senders, receivers=receivers)
+    options = [ends | tables.of_list(labels, features) for tables in self.tables]
+    return options or [ends]
+
+  def _options_for_pairs(self, graphs: GraphBatch) -> list[dict]:
+    """Returns the options of attention for each set of tables, or for all layers."""
+    num_labels, num_nodes = self.config.num_table_rows, graphs.nodes.shape[1]
+    edges = complete(graphs, self.config)
+    features, mask = pair_features(*edges, num_labels=num_labels, num_nodes=num_nodes)
     if self.config.sees == "all":
+      is_node = graphs.nodes >= 0
       mask = is_node[:, :, None] & is_node[:, None]
-    mask = mask[:, None]
     relations = [tables.of_pairs(features) for tables in self.tables] or [None]
-    return [dict(mask=mask, relations=each) for each in relations]
+    return [dict(mask=mask[:, None], relations=relation) for relation in relations]
 
 
-class NodeEmbedding(nnx.Module):
+class _NodeEmbedding(nnx.Module):
   """Embeds nodes: their labels, their features, and whether they are in the query."""
 
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
     options = dict(embedding_init=jax.nn.initializers.normal(1.0), rngs=rngs)
     self.table = nnx.Embed(config.num_node_labels, config.width, **options)
-    self.places = (
-      nnx.Embed(2, config.width, **options) if config.head == "pair" else None
-    )
-    features = config.num_node_features
-    self.features = (
-      nnx.Linear(features, config.width, kernel_init=kernel_init, rngs=rngs)
-      if features
-      else None
-    )
+    self.places = None
+    if config.head == "pair":
+      self.places = nnx.Embed(2, config.width, **options)
+    self.features = None
+    if config.num_node_features:
+      sizes = config.num_node_features, config.width
+      self.features = nnx.Linear(*sizes, kernel_init=kernel_init, rngs=rngs)
     self.dropout_rate = config.embedding_dropout_rate
     self.dtype = config.dtype
 
@@ -171,16 +179,21 @@ class NodeEmbedding(nnx.Module):
     return drop(x.astype(self.dtype), self.dropout_rate, rngs)
 
 
-class EdgeTables(nnx.Module):
-  """Owns the vectors of edge labels, [E, N, H] or [E, H], and the kernels of edge features."""
+class _EdgeTables(nnx.Module):
+  """Owns the vectors of edge labels, and the kernels of edge features.
+
+  They are [E, N, H] or [E, H], and [F, N, H] or [F, H].
+  """
 
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
     heads = (config.num_heads,) if config.tables_per_head else ()
     num_features = config.num_edge_features * config.num_directions
 
     def make(is_used: bool, rows: int) -> nnx.Param | None:
+      if not is_used or not rows:
+        return None
       shape = (rows, *heads, config.width // config.num_heads)
-      return nnx.Param(init_table(rngs.params(), shape)) if is_used and rows else None
+      return nnx.Param(init_table(rngs.params(), shape))
 
     self.key = make(config.relative_keys, config.num_table_rows)
     self.value = make(config.relative_values, config.num_table_rows)
@@ -191,7 +204,7 @@ class EdgeTables(nnx.Module):
   def of_list(
     self, labels: Array, features: Array
   ) -> dict[str, EdgeLabels | EdgeFeatures]:
-    """Returns the options `labels` and, if there are features, `features` of `edge_attention`."""
+    """Returns the options `labels` and, if there are any, `features` of `edge_attention`."""
     key, value, key_kernel, value_kernel = self._cast()
     options: dict = dict(labels=EdgeLabels(labels, key, value))
     if features.shape[-1]:
@@ -199,7 +212,7 @@ class EdgeTables(nnx.Module):
     return options
 
   def of_pairs(self, features: Float[Array, "B T T R"]) -> EdgeFeatures:
-    """Returns the relation of `pair_features`: rows of the labels, then of the features."""
+    """Returns the relation of `pair_features`: rows of labels, then of features."""
     key, value, key_kernel, value_kernel = self._cast()
     if key_kernel is not None:
       key = jnp.concatenate([key, key_kernel])
@@ -212,18 +225,17 @@ class EdgeTables(nnx.Module):
     return [None if x is None else x[...].astype(self.dtype) for x in tables]
 
 
-class Head(nnx.Module):
-  """The classifier of graphs, nodes or queries: a hidden layer and the logits of the classes."""
+class _Head(nnx.Module):
+  """Classifies graphs, nodes or queries: a hidden layer, and logits of the classes."""
 
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
     options = dict(kernel_init=kernel_init, dtype=config.dtype, rngs=rngs)
-    width = config.width
-    self.hidden = nnx.Linear(
-      2 * width if config.head == "pair" else width, width, **options
-    )
+    num_nodes = 2 if config.head == "pair" else 1
+    self.hidden = nnx.Linear(num_nodes * config.width, config.width, **options)
     self.dropout_rate = config.dropout_rate
-    self.out = nnx.Linear(width, config.num_classes, **options)
-    self.kind, self.readout = config.head, config.readout
+    self.out = nnx.Linear(config.width, config.num_classes, **options)
+    self.kind = config.head
+    self.readout = config.readout
 
   def __call__(
     self, x: Array, graphs: GraphBatch, rngs: nnx.Rngs | None = None
@@ -232,15 +244,16 @@ class Head(nnx.Module):
     if self.kind == "pair":  # concatenate the two nodes of each query
       indices = jnp.maximum(graphs.query, 0)[..., None]
       x = jnp.take_along_axis(x, indices, axis=1).reshape(len(x), -1)
-    elif self.kind == "graph":  # add up in float32 or wider; a missing graph has 0
-      wide = jnp.promote_types(x.dtype, jnp.float32)
-      is_node = (graphs.nodes >= 0).astype(wide)
-      sums = jnp.einsum("BT,BTD->BD", is_node, x.astype(wide))
+    elif self.kind == "graph":  # a missing graph has 0
+      accumulation_dtype = jnp.promote_types(x.dtype, jnp.float32)
+      is_node = (graphs.nodes >= 0).astype(accumulation_dtype)
+      sums = jnp.einsum("BT,BTD->BD", is_node, x.astype(accumulation_dtype))
       if self.readout == "mean":
         sums /= jnp.maximum(is_node.sum(1), 1)[:, None]
       x = sums.astype(x.dtype)
     hidden = jax.nn.relu(self.hidden(x))
-    return self.out(drop(hidden, self.dropout_rate, rngs)).astype(jnp.float32)
+    hidden = drop(hidden, self.dropout_rate, rngs)
+    return self.out(hidden).astype(jnp.float32)
 
 
 def complete(
@@ -256,30 +269,35 @@ def complete(
   operator's mean over all edges of a pair then leaves them as they are: neither edges
   in the other direction nor an edge from a node to itself dilute them.
   """
-  senders, receivers, labels = graphs.senders, graphs.receivers, graphs.labels
-  features = graphs.edge_features
-  rows, num_nodes = graphs.nodes.shape
-  # Sums of features over a pair, each beside the number of its terms, for each
-  # direction.
-  terms = jnp.concatenate(
-    [features, jnp.ones_like(features, shape=(*senders.shape, 1))], -1
-  )
-  zeros = jnp.zeros_like(terms) if config.num_directions == 2 else terms[..., :0]
+  num_nodes = graphs.nodes.shape[1]
   node = jnp.where(graphs.nodes >= 0, jnp.arange(num_nodes), -1)
-  no_terms = jnp.zeros(
-    (rows, num_nodes, terms.shape[-1] * config.num_directions), terms.dtype
-  )
-  parts = [
-    (senders, receivers, labels, jnp.concatenate([terms, zeros], -1)),
-    (node, node, jnp.full_like(node, config.num_table_rows - 1), no_terms),
-  ]
+  num_features = graphs.edge_features.shape[-1]
+  no_features = jnp.zeros((*node.shape, num_features), graphs.edge_features.dtype)
+  senders = [graphs.senders, node]
+  receivers = [graphs.receivers, node]
+  labels = [graphs.labels, jnp.full_like(node, config.num_table_rows - 1)]
+  features = [graphs.edge_features, no_features]
   if config.reverse_edges == "own_label":
-    labels = jnp.where(labels >= 0, labels + config.num_edge_labels, -1)
-    parts.append((receivers, senders, labels, jnp.concatenate([zeros, terms], -1)))
-  senders, receivers, labels, terms = (
-    jnp.concatenate(xs, 1) for xs in zip(*parts, strict=True)
-  )
-  sums = sum_over_pairs(senders, receivers, terms, num_nodes=num_nodes)
-  sums = sums.reshape(*senders.shape, config.num_directions, features.shape[-1] + 1)
+    reversed_labels = graphs.labels + config.num_edge_labels
+    senders.append(graphs.receivers)
+    receivers.append(graphs.senders)
+    labels.append(jnp.where(graphs.labels >= 0, reversed_labels, -1))
+    features.append(graphs.edge_features)
+  sizes = [part.shape[1] for part in senders]
+  senders = jnp.concatenate(senders, 1)
+  receivers = jnp.concatenate(receivers, 1)
+  labels = jnp.concatenate(labels, 1)
+  features = jnp.concatenate(features, 1)
+
+  # Features and a count, in the direction of their edge: 1 is reversed, and -1, of a
+  # node to itself, has none.
+  direction = np.repeat([0, -1, 1][: len(sizes)], sizes)
+  is_direction = jax.nn.one_hot(direction, config.num_directions, dtype=features.dtype)
+  count = jnp.ones_like(features, shape=(*senders.shape, 1))
+  terms = jnp.concatenate([features, count], -1)
+  terms = terms[:, :, None] * is_direction[:, :, None]
+  flat = terms.reshape(*senders.shape, -1)
+  sums = sum_over_pairs(senders, receivers, flat, num_nodes=num_nodes)
+  sums = sums.reshape(terms.shape)
   means = sums[..., :-1] / jnp.maximum(sums[..., -1:], 1)
   return senders, receivers, labels, means.reshape(*senders.shape, -1)

@@ -52,7 +52,10 @@ class LanguageModel(nnx.Module):
   def decode(
     self, tokens: Int[Array, "B M"], cache: Cache
   ) -> tuple[Float[Array, "B M V"], Cache]:
-    """Reads M more tokens, padding anywhere among them, and returns the logits after each."""
+    """Reads M more tokens and returns the logits after each.
+
+    Padding may be anywhere among them.
+    """
     positions = cache.positions(tokens)
     x = self.softmax(tokens, positions=positions)
     x, cache = cache.read(self.layers, x, positions)

@@ -115,7 +115,7 @@ def _parameters(kind: type[Positions]) -> list[str]:
 
 
 class Memory(NamedTuple):
-  """An encoded source for one layer of a decoder: its keys, values and padding mask."""
+  """The encoder keys and values of one layer of a decoder, and their padding mask."""
 
   key: Float[Array, "B S N H"]
   value: Float[Array, "B S N H"]
@@ -138,15 +138,18 @@ class Cache(NamedTuple):
   def empty(
     cls, layers, batch_size: int, num_slots: int, beam_size: int | None = None
   ) -> "Cache":
-    """Returns an empty cache for `num_slots` tokens, padding included; W of each in a beam."""
+    """Returns an empty cache for `num_slots` tokens, padding included.
+
+    With a beam, each token has W alternatives.
+    """
     ancestors = None
     if beam_size is not None:
       num_slots *= beam_size
       ancestors = jnp.zeros((batch_size, beam_size, num_slots), bool)
-    caches = tuple(
-      layer.self_attention.init_cache(batch_size, num_slots) for layer in layers
-    )
-    return cls(caches, jnp.zeros((batch_size,), jnp.int32), ancestors)
+    caches = []
+    for layer in layers:
+      caches.append(layer.self_attention.init_cache(batch_size, num_slots))
+    return cls(tuple(caches), jnp.zeros(batch_size, jnp.int32), ancestors)
 
   def positions(self, tokens: Int[Array, "B M"]) -> Int[Array, "B M"]:
     """Returns the positions of the next tokens, or of the W alternatives of the next.
@@ -160,29 +163,38 @@ class Cache(NamedTuple):
   def read(
     self, layers, x: Array, positions: Array, memories: tuple[Memory, ...] | None = None
   ) -> tuple[Float[Array, "B M D"], "Cache"]:
-    """Applies layers to M more tokens, at positions [B, M]; returns their output and the cache."""
-    ancestors, mask, num_read = self.ancestors, None, (positions >= 0).sum(axis=1)
-    if ancestors is not None:
-      _, beam_size, num_slots = ancestors.shape
-      own = self.layers[0].length[:, None] + jnp.arange(beam_size)
-      ancestors |= own[:, :, None] == jnp.arange(num_slots)
-      mask, num_read = ancestors[:, None], 1
+    """Applies layers to M more tokens, at positions [B, M].
+
+    Returns their output and the cache.
+    """
+    if memories is None:
+      memories = (None,) * len(layers)
+    if self.ancestors is None:
+      ancestors = mask = None
+      num_read = (positions >= 0).sum(axis=1)
+    else:
+      _, beam_size, num_slots = self.ancestors.shape
+      own_slot = self.layers[0].length[:, None] + jnp.arange(beam_size)
+      ancestors = self.ancestors | (own_slot[:, :, None] == jnp.arange(num_slots))
+      mask = ancestors[:, None]
+      num_read = 1
     caches = []
-    for i, layer in enumerate(layers):
-      x, cache = layer.decode(
-        x, self.layers[i], positions, memories and memories[i], mask
-      )
+    for layer, cache, memory in zip(layers, self.layers, memories, strict=True):
+      x, cache = layer.decode(x, cache, positions, memory, mask)
       caches.append(cache)
     return x, Cache(tuple(caches), self.next_position + num_read, ancestors)
 
   def reorder(self, hypotheses: Int[Array, "B W"]) -> "Cache":
-    """Returns the cache of new hypotheses, each the extension of the given one of the old."""
+    """Returns the cache of hypotheses that extend the given ones."""
     ancestors = jnp.take_along_axis(self.ancestors, hypotheses[:, :, None], axis=1)
     return self._replace(ancestors=ancestors)
 
 
 class Embedding(nnx.Module):
-  """Embeds tokens, N(0, 1/D) times sqrt(D), with sinusoids if asked for; maps vectors to logits."""
+  """Embeds tokens, N(0, 1/D) times sqrt(D), and maps vectors to logits.
+
+  Adds sinusoids if the config asks for them.
+  """
 
   def __init__(
     self,
@@ -222,7 +234,10 @@ class Embedding(nnx.Module):
 
 
 class Layer(nnx.Module):
-  """Self-attention, cross-attention if `has_memory`, and a feed-forward layer, with residuals."""
+  """Self-attention and a feed-forward layer, with residuals.
+
+  Between them is cross-attention, if `has_memory`.
+  """
 
   def __init__(
     self,
@@ -328,7 +343,10 @@ def make_stack(
   is_causal: bool = True,
   rngs: nnx.Rngs,
 ):
-  """Returns layers with positions, one module per layer, one shared, or none; and the last norm."""
+  """Returns layers with positions, and the last norm.
+
+  Each layer has positions of its own, or all share one module.
+  """
   new_positions = functools.partial(
     make_positions, config, is_causal=is_causal, rngs=rngs
   )
@@ -339,7 +357,10 @@ def make_stack(
 
 
 def last_norm(config: LayersConfig, rngs: nnx.Rngs):
-  """Returns the norm at the end of a stack: pre-norm leaves the sum of residuals unscaled."""
+  """Returns the norm at the end of a stack.
+
+  Pre-norm leaves the sum of residuals unscaled.
+  """
   if config.norm == "post":
     return nnx.identity
   return nnx.LayerNorm(config.width, dtype=config.dtype, rngs=rngs)

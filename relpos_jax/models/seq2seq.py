@@ -1,4 +1,7 @@
-"""The encoder-decoder Transformer of Vaswani et al. 2017 with the positions of Shaw et al. 2018."""
+"""The encoder-decoder Transformer of Vaswani et al. 2017.
+
+It has the positions of Shaw et al. 2018.
+"""
 
 import dataclasses
 import functools
@@ -74,8 +77,8 @@ class Transformer(nnx.Module):
       Embedding, decoder, config.target_vocab_size, table, rngs=rngs
     )
     self.target_embedding, self.softmax = make(), make()
-    self.encoder = Stack(encoder, rngs=rngs)
-    self.decoder = Stack(decoder, has_memory=True, rngs=rngs)
+    self.encoder = _Stack(encoder, rngs=rngs)
+    self.decoder = _Stack(decoder, has_memory=True, rngs=rngs)
 
   def __call__(
     self,
@@ -86,55 +89,68 @@ class Transformer(nnx.Module):
     """Returns float32 logits of the token after each of `target_input`."""
     memories = self.encode_memory(source, rngs)
     x = self.target_embedding(target_input, rngs=rngs)
-    return self.softmax.logits(self.decoder(x, rngs, memories, is_causal=True))
+    x = self.decoder(x, rngs, memories, is_causal=True)
+    return self.softmax.logits(x)
 
   def encode(
     self, source: Int[Array, "B S"], rngs: nnx.Rngs | None = None
   ) -> Float[Array, "B S D"]:
     """Returns the encoder's output, one vector per source token."""
     x = self.source_embedding(source, rngs=rngs)
-    return self.encoder(x, rngs, mask=(source != PAD)[:, None, None])
+    mask = (source != PAD)[:, None, None]
+    return self.encoder(x, rngs, mask=mask)
 
   def encode_memory(
     self, source: Int[Array, "B S"], rngs: nnx.Rngs | None = None
   ) -> tuple[Memory, ...]:
-    """Encodes a source once, for decoding many tokens: a memory for each layer of the decoder."""
-    return self._memories(self.encode(source, rngs), source)
+    """Encodes a source once, for decoding many tokens.
+
+    Returns the encoder keys and values of each layer of the decoder.
+    """
+    x = self.encode(source, rngs)
+    return self._memories(x, source)
 
   def empty_memory(self, source: Int[Array, "B S"]) -> tuple[Memory, ...]:
-    """Returns memories like those of a source, all zeros, without running the encoder."""
-    x = jnp.zeros((*source.shape, self.source_embedding.table.shape[1]))
+    """Returns zeros of the shapes of `encode_memory`, without running the encoder."""
+    width = self.source_embedding.table.shape[1]
+    x = jnp.zeros((*source.shape, width))
     return jax.tree.map(jnp.zeros_like, self._memories(x, source))
 
   def _memories(
     self, x: Float[Array, "B S D"], source: Int[Array, "B S"]
   ) -> tuple[Memory, ...]:
-    layers, mask = self.decoder.layers, (source != PAD)[:, None, None]
-    return tuple(
-      Memory(*layer.cross_attention.keys_values(x), mask) for layer in layers
-    )
+    mask = (source != PAD)[:, None, None]
+    memories = []
+    for layer in self.decoder.layers:
+      key, value = layer.cross_attention.keys_values(x)
+      memories.append(Memory(key, value, mask))
+    return tuple(memories)
 
   def init_cache(
     self, batch_size: int, num_slots: int, beam_size: int | None = None
   ) -> Cache:
-    """Returns an empty cache for `num_slots` tokens, padding included; with W alternatives each."""
+    """Returns an empty cache for `num_slots` tokens, padding included.
+
+    With a beam, each token has W alternatives.
+    """
     return Cache.empty(self.decoder.layers, batch_size, num_slots, beam_size)
 
   def decode(
     self, tokens: Int[Array, "B M"], cache: Cache, memories: tuple[Memory, ...]
   ) -> tuple[Float[Array, "B M V"], Cache]:
-    """Reads M more target tokens, padding anywhere among them; returns the logits after
-    each.
+    """Reads M more target tokens and returns the logits after each.
 
-    With a cache of beams, reads W alternatives of one token.
+    Padding may be anywhere among them. With a cache of beams, reads W alternatives of
+    one token.
     """
     positions = cache.positions(tokens)
     x = self.target_embedding(tokens, positions=positions)
     x, cache = cache.read(self.decoder.layers, x, positions, memories)
-    return self.softmax.logits(self.decoder.norm(x)), cache
+    x = self.decoder.norm(x)
+    return self.softmax.logits(x), cache
 
 
-class Stack(nnx.Module):
+class _Stack(nnx.Module):
   """The encoder or decoder: layers one after the other, and the norm at the end."""
 
   def __init__(
@@ -146,6 +162,8 @@ class Stack(nnx.Module):
 
   def __call__(self, x, rngs, memories: tuple[Memory, ...] | None = None, **options):
     """Applies the layers; `options` are those of self-attention: mask, is_causal."""
-    for i, layer in enumerate(self.layers):
-      x = layer(x, rngs, memories and memories[i], **options)
+    if memories is None:
+      memories = (None,) * len(self.layers)
+    for layer, memory in zip(self.layers, memories, strict=True):
+      x = layer(x, rngs, memory, **options)
     return self.norm(x)

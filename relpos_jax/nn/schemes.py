@@ -167,10 +167,11 @@ class TransformerXLPositions(Positions):
     distances = self.left - jnp.arange(self.num_rows)
     waves = sinusoids(distances, len(projection)).astype(dtype)
     table = jnp.einsum("rd,dnh->rnh", waves, projection)
-    content = (query + self.v[...].astype(dtype)) * query.shape[-1] ** -0.5
+    u = jnp.broadcast_to(self.u[...].astype(dtype), query.shape)
+    v = jnp.broadcast_to(self.v[...].astype(dtype), query.shape)
+    content = (query + v) * query.shape[-1] ** -0.5
     relations = ContentBias(content, table, left=self.left)
-    query = query + self.u[...].astype(dtype)
-    return dict(query=query, key=key, relations=relations)
+    return dict(query=query + u, key=key, relations=relations)
 
 
 class ContentPositions(Positions):
