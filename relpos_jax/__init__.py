@@ -1,15 +1,16 @@
 """Attention with relative positions and relations, in JAX.
 
-`dot_product_attention(query, key, value, relations=...)` is attention in which every
-query knows its relation to every key. `relations` is one of the classes below, or a
+`dot_product_attention(query, key, value, relations=...)` is attention with a relation
+between every query and every key. `relations` is one of the classes below, or a
 tuple of several:
 
     import jax
     from relpos_jax import RelativePositions, dot_product_attention
 
-    q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 10, 8, 64))  # [B, T, N, H]
-    each tables = jax.random.normal(jax.random.key(1), (2, 33, 64))  # keys, values z =
-    dot_product_attention(q, k, v, relations=RelativePositions(*tables))
+    # Each of q, k, v is [B, T, N, H]; tables are of keys and of values.
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 10, 8, 64))
+    tables = jax.random.normal(jax.random.key(1), (2, 33, 64))
+    z = dot_product_attention(q, k, v, relations=RelativePositions(*tables))
 
 `explain` says how a call is computed, `attention_weights` returns the weights, `merge`
 joins parts of the keys, and `edge_attention` attends along a list of edges. `rotate`

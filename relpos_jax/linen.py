@@ -1,4 +1,4 @@
-"""The Linen version of `relpos_jax.nn.RelativeAttention`, with the same parameter names."""
+"""The Linen version of `relpos_jax.nn.RelativeAttention`, with its parameter names."""
 
 import functools
 from collections.abc import Callable
@@ -23,7 +23,8 @@ class RelativePositionTables(nn.Module):
   Calling it with the width of a row, H, returns the relation of its tables.
 
   >>> import jax
-  >>> relations, _ = RelativePositionTables(16, num_heads=8).init_with_output(jax.random.key(0), 64)
+  >>> tables = RelativePositionTables(16, num_heads=8)
+  >>> relations, _ = tables.init_with_output(jax.random.key(0), 64)
   >>> relations.key.shape
   (33, 8, 64)
   """

@@ -1,5 +1,6 @@
-"""The shape alphabet: one letter means one thing in every annotation, local name and
-einsum.
+"""The shape alphabet.
+
+One letter means one thing in every annotation, local name and einsum.
 
 B batch, T queries, S keys, N heads, K key heads, H head width, D model width, R
 relation rows, E edge labels, F edge features or feed-forward width, V vocabulary, L

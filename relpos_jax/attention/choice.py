@@ -251,7 +251,7 @@ def _can_run(name: str, inputs: Inputs) -> bool:
 
 
 def _check(name: str, inputs: Inputs) -> None:
-  """Raises an error if there is no implementation of that name, or it lacks the call."""
+  """Raises an error if there is no such implementation, or it lacks the call."""
   if name not in IMPLEMENTATIONS:
     wanted = f"None, which chooses, or one of {', '.join(IMPLEMENTATIONS)}"
     if name in ("xla", "cudnn"):

@@ -1,4 +1,4 @@
-"""Attention over a list of edges: time and memory grow with the edges, not with [T, S]."""
+"""Attention over a list of edges, in time and memory of the edges, not of [T, S]."""
 
 import contextlib
 import functools
@@ -58,7 +58,8 @@ def edge_attention(
     receivers: integers `[B, M]`, rows of query; -1 is padding. Nodes out of range raise
       if they are concrete and are padding if they are traced.
     labels: `EdgeLabels(labels, key, value)` with labels `[B, M]`; -1 is an edge without
-      label, whose receiver still attends to its sender. Labels out of range are as in the operator.
+      label, whose receiver still attends to its sender. Labels out of range are as in
+      the operator.
     features: `EdgeFeatures(features, key, value)` with features `[B, M, F]`.
     scale: factor of the content and of the relative term, `H**-0.5` by default.
     dropout_rate: the share of pairs dropped, for v_j and aV_ij alike.
@@ -72,7 +73,8 @@ def edge_attention(
   >>> labels = EdgeLabels(jnp.array([father, mother]), jnp.ones((2, 64)), None)
   >>> q = k = v = jnp.ones((3, 8, 64))
   >>> senders, receivers = jnp.array([0, 1]), jnp.array([1, 0])
-  >>> edge_attention(q, k, v, senders, receivers, labels=labels)[:, 0, 0]  # node 2 has no edge
+  >>> output = edge_attention(q, k, v, senders, receivers, labels=labels)
+  >>> output[:, 0, 0]  # node 2 has no edge
   Array([1., 1., 0.], dtype=float32)
   """
   tensors = query, key, value, senders, receivers
@@ -105,12 +107,13 @@ def _edge_attention(
   context = contextlib.nullcontext() if is_traced else jax.ensure_compile_time_eval()
   with context:
     edges = _checked_edges(query, key, value, senders, receivers, labels, features)
+  shape = *query.shape[:-1], value.shape[-1]
   if edges is None:
-    return jnp.zeros((*query.shape[:-1], value.shape[-1]), value.dtype)
+    return jnp.zeros(shape, value.dtype)
 
   dtype = jnp.promote_types(query.dtype, jnp.float32)
-  heads = query.shape[-2]
-  num_queries = math.prod(query.shape[:-2])
+  *nodes, heads, _ = query.shape
+  num_queries = math.prod(nodes)
   query_MNH = _at(_nodes(query, heads), edges.receivers).astype(dtype)
   key_MNH = _at(_nodes(key, heads), edges.senders)
   logits_MN = jnp.sum(query_MNH * key_MNH, -1)
@@ -129,7 +132,7 @@ def _edge_attention(
   for a_MNV in edges.vectors("value", dtype):
     messages_MNV += weights_MN[..., None] * a_MNV
   output = _sum(messages_MNV, edges.receivers, num_queries)
-  return output.reshape(*query.shape[:-1], value.shape[-1]).astype(value.dtype)
+  return output.reshape(shape).astype(value.dtype)
 
 
 def _checked_edges(
@@ -161,7 +164,8 @@ def _checked_edges(
 
 def _nodes(x: Float[Array, "*B T K H"], heads: int) -> Float[Array, "BT N H"]:
   """Returns a row for each node of the batch, with heads repeated."""
-  return x.reshape(-1, *x.shape[-2:]).repeat(heads // x.shape[-2], 1)
+  key_heads, width = x.shape[-2:]
+  return x.reshape(-1, key_heads, width).repeat(heads // key_heads, axis=1)
 
 
 def _softmax(
@@ -171,8 +175,9 @@ def _softmax(
 
   Every edge of a pair gets the pair's weight.
   """
+  constants = jax.lax.stop_gradient(logits)
   highest = jax.ops.segment_max(
-    jax.lax.stop_gradient(logits), edges.receivers, num_queries, indices_are_sorted=True
+    constants, edges.receivers, num_queries, indices_are_sorted=True
   )
   is_padding = edges.receivers >= num_queries
   logits = logits - _at(highest, edges.receivers)
@@ -265,7 +270,7 @@ class _Edges(NamedTuple):
     return _sum(x, self.pair, len(x))[self.pair]
 
   def vectors(self, name: str, dtype) -> Iterator[Float[Array, "M #N H"]]:
-    """Yields the terms of each edge in its pair's a_ij, for the "key" or the "value"."""
+    """Yields the terms of each edge in its pair's a_ij, of the "key" or the "value"."""
     table = getattr(self.label_tables, name, None)
     if table is not None:
       has_label = self.is_new & (self.labels >= 0)
@@ -293,24 +298,20 @@ def _sorted(
   graph = jnp.arange(num_graphs).reshape(*batch, 1)
   # Out of range, so that padding comes last and is summed nowhere.
   nowhere = max(num_queries, num_keys) * num_graphs
-  senders = jnp.where(is_edge, senders + graph * num_keys, nowhere).reshape(-1)
-  receivers = jnp.where(is_edge, receivers + graph * num_queries, nowhere).reshape(-1)
-  rows = jnp.full_like(senders, -1) if labels is None else rows_of(labels).reshape(-1)
+  senders = jnp.where(is_edge, graph * num_keys + senders, nowhere).ravel()
+  receivers = jnp.where(is_edge, graph * num_queries + receivers, nowhere).ravel()
+  rows = jnp.full_like(senders, -1)
+  if labels is not None:
+    rows = rows_of(labels).ravel()
 
   order = jnp.lexsort((rows, senders, receivers))
   senders = senders[order]
   receivers = receivers[order]
   rows = rows[order]
   is_first = _changes(senders) | _changes(receivers)
-  return _Edges(
-    order=order,
-    senders=senders,
-    receivers=receivers,
-    labels=rows,
-    pair=jnp.cumsum(is_first) - 1,
-    is_first=is_first[:, None],
-    is_new=is_first | _changes(rows),
-  )
+  is_new = is_first | _changes(rows)
+  pair = jnp.cumsum(is_first) - 1
+  return _Edges(order, senders, receivers, rows, pair, is_first[:, None], is_new)
 
 
 def _is_edge(
@@ -323,7 +324,9 @@ def _is_edge(
 
 
 def _with_heads(table: Array, dtype) -> Float[Array, "R #N H"]:
-  return jnp.asarray(table, dtype).reshape(len(table), -1, table.shape[-1])
+  if table.ndim == 2:
+    table = table[:, None]
+  return table.astype(dtype)
 
 
 def _sum(x: Float[Array, "M ..."], segments: Int[Array, " M"], number: int) -> Array:
@@ -336,4 +339,4 @@ def _at(x: Float[Array, "X ..."], rows: Int[Array, " M"]) -> Float[Array, "M ...
 
 
 def _changes(x: Int[Array, " M"]) -> Bool[Array, " M"]:
-  return jnp.concatenate([jnp.ones(1, bool), x[1:] != x[:-1]])
+  return jnp.diff(x, prepend=-2) != 0  # no node or label is -2

@@ -98,8 +98,8 @@ def dot_product_attention(
     value: `[B, S, K, V]`, of any width V; value tables are as wide.
     bias: floating numbers added to the scaled logits, of any rank that broadcasts to
       `[B, N, T, S]`; below -1.2e38 it masks.
-    mask: bool, True where a query attends to a key; broadcasts to `[B, N, T, S]`, as a bias
-      does.
+    mask: bool, True where a query attends to a key; broadcasts to `[B, N, T, S]`, as a
+      bias does.
     relations: `RelativePositions`, `EdgeLabels` or `EdgeFeatures`, which define a_ij;
       or a term of the logits: `DistanceBias`, `LinearBias`, `ContentBias`, `KeyBias`,
       `LabelBias` or `FunctionBias`; or a tuple of any of them, whose terms are added.
@@ -231,7 +231,9 @@ def merge(
   returns both for all keys. Gradients are exact, too.
 
   >>> q, k = jnp.ones((2, 1, 8)), jnp.linspace(0.0, 1.0, 4 * 8).reshape(4, 1, 8)
-  >>> parts = [dot_product_attention(q, x, x, return_residual=True) for x in (k[:1], k[1:])]
+  >>> first, last = k[:1], k[1:]
+  >>> parts = [dot_product_attention(q, first, first, return_residual=True)]
+  >>> parts += [dot_product_attention(q, last, last, return_residual=True)]
   >>> output, residual = merge(*zip(*parts))
   >>> bool(jnp.allclose(output, dot_product_attention(q, k, k), atol=1e-6))
   True
@@ -300,7 +302,7 @@ def _run(arrays: list[Array | None], program: _Program) -> Any:
 
 
 def _with_traced_numbers(inputs: Inputs, implementation: str | None) -> Inputs:
-  """Makes arrays of what may change from call to call, so that it needs no other program."""
+  """Makes arrays of what may change from call to call without another program."""
   relations = []
   for relation in inputs.relations:
     if isinstance(relation, FunctionBias):

@@ -26,9 +26,9 @@ _NONE = -jnp.inf
 # padding.
 _BLOCKS = range(128, 15, -1)
 
-# Maps the latest tokens and the cache to the logits of the next tokens, and the new
-# cache.
-Decode = Callable[[Int[Array, "B W"], PyTree], tuple[Float[Array, "B W V"], PyTree]]
+# Maps the latest tokens [B, W] and the cache to the logits of the next tokens,
+# [B, W, V], and the new cache.
+Decode = Callable[[Array, PyTree], tuple[Array, PyTree]]
 
 
 class Hypotheses(NamedTuple):
@@ -122,8 +122,9 @@ def beam_search(
 
   >>> def count(tokens, cache):  # 3, 4, 5, ... and then 0, which is eos
   ...   return 9.0 * jax.nn.one_hot((tokens + 1) % 6, 7), cache
-  >>> tokens, scores = beam_search(count, (), beam_size=1, max_length=6, bos=2, eos=0, pad=6,
-  ...                              length_limits=jnp.array([6, 2]))
+  >>> options = dict(beam_size=1, max_length=6, bos=2, eos=0, pad=6)
+  >>> limits = jnp.array([6, 2])
+  >>> tokens, scores = beam_search(count, (), length_limits=limits, **options)
   >>> tokens[:, 0].tolist()
   [[3, 4, 5, 0, 6, 6], [3, 4, 6, 6, 6, 6]]
   """
@@ -245,21 +246,25 @@ def _best(
   size = next((n for n in _BLOCKS if vocabulary % n == 0), _BLOCKS[0])
   # Added to what is left at the end: an array of all sums would be written and read
   # once more.
-  added = scores - jax.nn.logsumexp(logits, axis=-1)
+  totals = jax.nn.logsumexp(logits, axis=-1)
+  added = scores - totals
   highest = _highest_of_blocks(logits, pad, size)
   num_blocks = highest.shape[2]  # of a beam
-  highest = (highest + added[:, :, None]).reshape(num_sentences, -1)
-  _, blocks = jax.lax.top_k(highest, min(count, highest.shape[1]))
+  highest += added[:, :, None]
+  highest = highest.reshape(num_sentences, -1)
+  num_best = min(count, highest.shape[1])
+  _, blocks = jax.lax.top_k(highest, num_best)
   blocks = jnp.sort(blocks)  # of equal sums the first are taken
   beams, blocks = jnp.divmod(blocks, num_blocks)
 
   tokens = size * blocks[:, :, None] + jnp.arange(size)
   sums = jax.vmap(_logits_of_tokens)(logits, beams[:, :, None], tokens)
   sums += _pick(added, beams)[:, :, None]
-  sums = jnp.where(tokens == pad, _NONE, sums)
-  best, index = jax.lax.top_k(sums.reshape(num_sentences, -1), count)
-  tokens = tokens.reshape(num_sentences, -1)
-  return best, _pick(beams, index // size), _pick(tokens, index)
+  sums = jnp.where(tokens == pad, _NONE, sums).reshape(num_sentences, -1)
+  best, index = jax.lax.top_k(sums, count)
+  beams = _pick(beams, index // size)
+  tokens = _pick(tokens.reshape(num_sentences, -1), index)
+  return best, beams, tokens
 
 
 def _logits_of_tokens(logits: Float[Array, "W V"], beams: Array, tokens: Array):
@@ -273,24 +278,26 @@ def _highest_of_blocks(
   missing = -logits.shape[2] % size
   padding = (0, 0), (0, 0), (0, missing)
   logits = jnp.pad(logits, padding, constant_values=_NONE)
-  blocks = logits.reshape(*logits.shape[:2], -1, size)
+  num_sentences, beam_size, _ = logits.shape
+  blocks = logits.reshape(num_sentences, beam_size, -1, size)
   # Masks `pad` in its block alone: masking it in all would copy them.
   pad_block, pad_index = divmod(pad, size)
   is_pad = jnp.arange(size) == pad_index
   without_pad = jnp.where(is_pad, _NONE, blocks[:, :, pad_block])
-  return blocks.max(-1).at[:, :, pad_block].set(without_pad.max(-1))
+  highest = blocks.max(-1)
+  return highest.at[:, :, pad_block].set(without_pad.max(-1))
 
 
-def _add_ended(ended: Hypotheses, new: Hypotheses, is_end, at_limit) -> Hypotheses:
-  """Returns the W best hypotheses that have ended; at the limit, live ones if none has."""
+def _add_ended(ended: Hypotheses, new: Hypotheses, is_end, is_last) -> Hypotheses:
+  """Returns the W best that have ended; at the limit, live ones if none has."""
   beam_size = ended.scores.shape[1]
   end_scores = jnp.where(is_end, new.scores, _NONE)
   had_ended = jnp.any(ended.scores > _NONE, axis=1)
   has_ended = had_ended | jnp.any(end_scores > _NONE, axis=1)
-  goes_in = at_limit & ~has_ended[:, None]
-  end_scores = jnp.where(goes_in, new.scores, end_scores)
-  scores = jnp.concatenate([ended.scores, end_scores], axis=1)
+  is_cut = is_last & ~has_ended[:, None]
+  end_scores = jnp.where(is_cut, new.scores, end_scores)
   tokens = jnp.concatenate([ended.tokens, new.tokens], axis=1)
+  scores = jnp.concatenate([ended.scores, end_scores], axis=1)
   # Of equal scores the first are taken, so that missing hypotheses stay padding.
   scores, best = jax.lax.top_k(scores, beam_size)
   return Hypotheses(_pick(tokens, best), scores)

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int, Key, PyTree
 
-# Maps M more tokens and the cache to the logits after each, and the new cache.
-Decode = Callable[[Int[Array, "B M"], PyTree], tuple[Float[Array, "B M V"], PyTree]]
+# Maps M more tokens [B, M] and the cache to the logits after each, [B, M, V], and the
+# new cache.
+Decode = Callable[[Array, PyTree], tuple[Array, PyTree]]
 
 
 class SamplingParams(NamedTuple):
@@ -54,16 +55,16 @@ def sample(
   pad: int,
   never: Sequence[int] = (),
 ) -> Int[Array, "B L"]:
-  """Samples a continuation of each prime, token by token.
+  """Samples a continuation of each prompt, token by token.
 
   The n-th new token of row i is drawn with `key` folded with i, then with n, so that a
   row does not depend on the others.
 
   Args:
     decode: reads at most P + L columns of tokens, and of `pad`, which is none: in
-      primes, and in rows that have ended.
+      prompts, and in rows that have ended.
     cache: empty.
-    primes: padded with `pad` on either side; at least one token in each row.
+    primes: prompts, padded with `pad` on either side; at least one token in each row.
     limits: the most new tokens of each row, `eos` included; L at most.
     key: a key of `jax.random.key`.
     sampling: may be traced, so that other values do not compile again.
@@ -75,8 +76,10 @@ def sample(
 
   >>> def count(tokens, cache):  # 3, 4, 5, ... and then 0, which is eos
   ...   return 9.0 * jax.nn.one_hot((tokens + 1) % 6, 7), cache
-  >>> sample(count, (), jnp.array([[1, 2], [3, 6]]), jnp.array([2, 4]), jax.random.key(0),
-  ...        sampling=SamplingParams(temperature=0.0), max_length=4, eos=0, pad=6).tolist()
+  >>> prompts, limits = jnp.array([[1, 2], [3, 6]]), jnp.array([2, 4])
+  >>> greedy = SamplingParams(temperature=0.0)
+  >>> options = dict(sampling=greedy, max_length=4, eos=0, pad=6)
+  >>> sample(count, (), prompts, limits, jax.random.key(0), **options).tolist()
   [[3, 4, 6, 6], [4, 5, 0, 6]]
   """
   rows = jnp.arange(len(primes))
@@ -144,7 +147,8 @@ def prefill(
 
   >>> def count(tokens, cache):
   ...   return jax.nn.one_hot(tokens + 1, 9), cache + tokens.shape[1]
-  >>> logits, cache = prefill(count, 0, jnp.array([[3, 4, 5, 6, 7], [5, 6, 0, 0, 0]]), pad=0)
+  >>> prompts = jnp.array([[3, 4, 5, 6, 7], [5, 6, 0, 0, 0]])
+  >>> logits, cache = prefill(count, 0, prompts, pad=0)
   >>> logits.argmax(-1).tolist(), int(cache)
   ([8, 7], 5)
   """
@@ -153,16 +157,18 @@ def prefill(
     before, cache = state
     logits, cache = decode(tokens, cache)
     is_token = tokens != pad
-    last = tokens.shape[1] - 1 - jnp.argmax(is_token[:, ::-1], axis=1)
+    index = jnp.where(is_token, jnp.arange(tokens.shape[1]), -1)
+    last = jnp.argmax(index, axis=1)
     logits = jnp.take_along_axis(logits, last[:, None, None], axis=1)[:, 0]
     has_token = is_token.any(axis=1, keepdims=True)
-    return (jnp.where(has_token, logits, before), cache), None
+    logits = jnp.where(has_token, logits, before)
+    return (logits, cache), None
 
-  length = tokens.shape[1]
+  num_rows, length = tokens.shape
   first = (length - 1) % piece + 1
   state, _ = read((0.0, cache), tokens[:, :first])
   if first < length:
-    pieces = tokens[:, first:].reshape(len(tokens), -1, piece)
+    pieces = tokens[:, first:].reshape(num_rows, -1, piece)
     state, _ = jax.lax.scan(read, state, pieces.swapaxes(0, 1))
   return state
 

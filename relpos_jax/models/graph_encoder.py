@@ -8,7 +8,6 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from relpos_jax.attention.edges import pair_features, sum_over_pairs
@@ -66,7 +65,7 @@ class GraphEncoderConfig(LayersConfig):
 
   @property
   def num_table_rows(self) -> int:
-    """Returns the number of labels of edges, reversed edges, and nodes to themselves."""
+    """Returns the number of labels: of edges, reversed edges, nodes to themselves."""
     return self.num_edge_labels * self.num_directions + 1
 
 
@@ -97,12 +96,13 @@ class GraphEncoder(nnx.Module):
   Padding has no effect and gets no gradient. Permuting the nodes of a graph permutes
   their logits. Dropout is applied if `rngs` are given.
 
-  >>> config = GraphEncoderConfig(num_node_labels=2, num_edge_labels=4, num_classes=6, head="pair",
-  ...                             num_layers=1, width=16, num_heads=2, feed_forward=16)
-  >>> graphs = GraphBatch(  # one graph of three nodes and two edges, and a pair to classify
+  >>> config = GraphEncoderConfig(num_node_labels=2, num_edge_labels=4, num_classes=6,
+  ...                             head="pair", num_layers=1, width=16, num_heads=2)
+  >>> graphs = GraphBatch(  # one graph of three nodes, and a pair to classify
   ...   nodes=jnp.zeros((1, 3), int), node_features=jnp.zeros((1, 3, 0)),
-  ...   senders=jnp.array([[0, 1]]), receivers=jnp.array([[1, 2]]), labels=jnp.array([[3, 0]]),
-  ...   edge_features=jnp.zeros((1, 2, 0)), query=jnp.array([[0, 2]]), target=jnp.array([5]))
+  ...   senders=jnp.array([[0, 1]]), receivers=jnp.array([[1, 2]]),
+  ...   labels=jnp.array([[3, 0]]), edge_features=jnp.zeros((1, 2, 0)),
+  ...   query=jnp.array([[0, 2]]), target=jnp.array([5]))
   >>> model = nnx.jit(lambda: GraphEncoder(config, rngs=nnx.Rngs(0)))()
   >>> nnx.jit(lambda model, graphs: model(graphs))(model, graphs).shape
   (1, 6)
@@ -124,28 +124,22 @@ class GraphEncoder(nnx.Module):
   ) -> Float[Array, "B *T C"]:
     """Returns float32 logits: [B, C] of graphs or queries, or [B, T, C] of nodes."""
     x = self.embedding(graphs, rngs)
-    if self.config.implementation == "edge_list":
-      options = self._options_for_edges(graphs)
-    else:
-      options = self._options_for_pairs(graphs)
+    options = self._options(graphs)
     for index, layer in enumerate(self.layers):
       x = layer(x, rngs, **options[index % len(options)])
     return self.head(self.norm(x), graphs, rngs)
 
-  def _options_for_edges(self, graphs: GraphBatch) -> list[dict]:
+  def _options(self, graphs: GraphBatch) -> list[dict]:
     """Returns the options of attention for each set of tables, or for all layers."""
     senders, receivers, labels, features = complete(graphs, self.config)
-    ends = dict(senders=senders, receivers=receivers)
-    options = [ends | tables.of_list(labels, features) for tables in self.tables]
-    return options or [ends]
-
-  def _options_for_pairs(self, graphs: GraphBatch) -> list[dict]:
-    """Returns the options of attention for each set of tables, or for all layers."""
-    num_labels, num_nodes = self.config.num_table_rows, graphs.nodes.shape[1]
-    edges = complete(graphs, self.config)
-    features, mask = pair_features(*edges, num_labels=num_labels, num_nodes=num_nodes)
+    if self.config.implementation == "edge_list":
+      ends = dict(senders=senders, receivers=receivers)
+      options = [ends | tables.of_list(labels, features) for tables in self.tables]
+      return options or [ends]
+    is_node = graphs.nodes >= 0
+    sizes = dict(num_labels=self.config.num_table_rows, num_nodes=is_node.shape[1])
+    features, mask = pair_features(senders, receivers, labels, features, **sizes)
     if self.config.sees == "all":
-      is_node = graphs.nodes >= 0
       mask = is_node[:, :, None] & is_node[:, None]
     relations = [tables.of_pairs(features) for tables in self.tables] or [None]
     return [dict(mask=mask[:, None], relations=relation) for relation in relations]
@@ -157,13 +151,15 @@ class _NodeEmbedding(nnx.Module):
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
     options = dict(embedding_init=jax.nn.initializers.normal(1.0), rngs=rngs)
     self.table = nnx.Embed(config.num_node_labels, config.width, **options)
-    self.places = None
+    # Flax refuses a layer as an attribute that was None.
+    places = features = None
     if config.head == "pair":
-      self.places = nnx.Embed(2, config.width, **options)
-    self.features = None
+      places = nnx.Embed(2, config.width, **options)
     if config.num_node_features:
       sizes = config.num_node_features, config.width
-      self.features = nnx.Linear(*sizes, kernel_init=kernel_init, rngs=rngs)
+      features = nnx.Linear(*sizes, kernel_init=kernel_init, rngs=rngs)
+    self.places = places
+    self.features = features
     self.dropout_rate = config.embedding_dropout_rate
     self.dtype = config.dtype
 
@@ -204,7 +200,7 @@ class _EdgeTables(nnx.Module):
   def of_list(
     self, labels: Array, features: Array
   ) -> dict[str, EdgeLabels | EdgeFeatures]:
-    """Returns the options `labels` and, if there are any, `features` of `edge_attention`."""
+    """Returns the options `labels` and `features` of `edge_attention`."""
     key, value, key_kernel, value_kernel = self._cast()
     options: dict = dict(labels=EdgeLabels(labels, key, value))
     if features.shape[-1]:
@@ -226,7 +222,7 @@ class _EdgeTables(nnx.Module):
 
 
 class _Head(nnx.Module):
-  """Classifies graphs, nodes or queries: a hidden layer, and logits of the classes."""
+  """Classifies graphs, nodes or queries by a hidden layer and logits of classes."""
 
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
     options = dict(kernel_init=kernel_init, dtype=config.dtype, rngs=rngs)
@@ -271,33 +267,29 @@ def complete(
   """
   num_nodes = graphs.nodes.shape[1]
   node = jnp.where(graphs.nodes >= 0, jnp.arange(num_nodes), -1)
-  num_features = graphs.edge_features.shape[-1]
-  no_features = jnp.zeros((*node.shape, num_features), graphs.edge_features.dtype)
-  senders = [graphs.senders, node]
-  receivers = [graphs.receivers, node]
-  labels = [graphs.labels, jnp.full_like(node, config.num_table_rows - 1)]
-  features = [graphs.edge_features, no_features]
-  if config.reverse_edges == "own_label":
-    reversed_labels = graphs.labels + config.num_edge_labels
-    senders.append(graphs.receivers)
-    receivers.append(graphs.senders)
-    labels.append(jnp.where(graphs.labels >= 0, reversed_labels, -1))
-    features.append(graphs.edge_features)
-  sizes = [part.shape[1] for part in senders]
-  senders = jnp.concatenate(senders, 1)
-  receivers = jnp.concatenate(receivers, 1)
-  labels = jnp.concatenate(labels, 1)
-  features = jnp.concatenate(features, 1)
+  own_label = jnp.full_like(node, config.num_table_rows - 1)
+  # Sums of features over a pair, each beside the number of its terms, for each
+  # direction.
+  count = jnp.ones_like(graphs.edge_features, shape=(*graphs.labels.shape, 1))
+  terms = jnp.concatenate([graphs.edge_features, count], -1)
+  zeros = jnp.zeros_like(terms)
+  forward = terms
+  if config.num_directions == 2:
+    forward = jnp.concatenate([terms, zeros], -1)
+  no_terms = jnp.zeros_like(forward, shape=(*node.shape, forward.shape[-1]))
+  parts = [
+    (graphs.senders, graphs.receivers, graphs.labels, forward),
+    (node, node, own_label, no_terms),
+  ]
+  if config.num_directions == 2:
+    labels = graphs.labels + config.num_edge_labels
+    labels = jnp.where(graphs.labels >= 0, labels, -1)
+    backward = jnp.concatenate([zeros, terms], -1)
+    parts.append((graphs.receivers, graphs.senders, labels, backward))
 
-  # Features and a count, in the direction of their edge: 1 is reversed, and -1, of a
-  # node to itself, has none.
-  direction = np.repeat([0, -1, 1][: len(sizes)], sizes)
-  is_direction = jax.nn.one_hot(direction, config.num_directions, dtype=features.dtype)
-  count = jnp.ones_like(features, shape=(*senders.shape, 1))
-  terms = jnp.concatenate([features, count], -1)
-  terms = terms[:, :, None] * is_direction[:, :, None]
-  flat = terms.reshape(*senders.shape, -1)
-  sums = sum_over_pairs(senders, receivers, flat, num_nodes=num_nodes)
-  sums = sums.reshape(terms.shape)
+  edges = jax.tree.map(lambda *xs: jnp.concatenate(xs, 1), *parts)
+  senders, receivers, labels, terms = edges
+  sums = sum_over_pairs(senders, receivers, terms, num_nodes=num_nodes)
+  sums = sums.reshape(*senders.shape, config.num_directions, zeros.shape[-1])
   means = sums[..., :-1] / jnp.maximum(sums[..., -1:], 1)
   return senders, receivers, labels, means.reshape(*senders.shape, -1)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import itertools
 from typing import Literal, NamedTuple, get_args, get_origin
 
 import jax
@@ -167,8 +168,6 @@ class Cache(NamedTuple):
 
     Returns their output and the cache.
     """
-    if memories is None:
-      memories = (None,) * len(layers)
     if self.ancestors is None:
       ancestors = mask = None
       num_read = (positions >= 0).sum(axis=1)
@@ -179,7 +178,8 @@ class Cache(NamedTuple):
       mask = ancestors[:, None]
       num_read = 1
     caches = []
-    for layer, cache, memory in zip(layers, self.layers, memories, strict=True):
+    parts = itertools.zip_longest(layers, self.layers, memories or ())
+    for layer, cache, memory in parts:
       x, cache = layer.decode(x, cache, positions, memory, mask)
       caches.append(cache)
     return x, Cache(tuple(caches), self.next_position + num_read, ancestors)

@@ -5,6 +5,7 @@ It has the positions of Shaw et al. 2018.
 
 import dataclasses
 import functools
+import itertools
 from typing import Literal
 
 import jax
@@ -61,7 +62,8 @@ class Transformer(nnx.Module):
 
   Decoding computes the same one token at a time:
 
-  >>> memories, cache = jax.jit(model.encode_memory)(source), model.init_cache(2, num_slots=5)
+  >>> memories = jax.jit(model.encode_memory)(source)
+  >>> cache = model.init_cache(2, num_slots=5)
   >>> logits, cache = jax.jit(model.decode)(target_input[:, :1], cache, memories)
   >>> logits.shape
   (2, 1, 50)
@@ -162,8 +164,6 @@ class _Stack(nnx.Module):
 
   def __call__(self, x, rngs, memories: tuple[Memory, ...] | None = None, **options):
     """Applies the layers; `options` are those of self-attention: mask, is_causal."""
-    if memories is None:
-      memories = (None,) * len(self.layers)
-    for layer, memory in zip(self.layers, memories, strict=True):
+    for layer, memory in itertools.zip_longest(self.layers, memories or ()):
       x = layer(x, rngs, memory, **options)
     return self.norm(x)

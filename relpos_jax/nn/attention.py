@@ -1,4 +1,4 @@
-"""The attention layer: projections, distance tables, the operator and its key-value cache."""
+"""The attention layer: projections, positions, the operator and its cache."""
 
 import functools
 from typing import NamedTuple
@@ -64,12 +64,10 @@ class KVCache(NamedTuple):
     """Writes tokens of one row, without a batch axis."""
     key_KHM = key_MKH.transpose(1, 2, 0).astype(self.key.dtype)
     value_KMH = value_MKH.swapaxes(0, 1).astype(self.value.dtype)
-    return KVCache(
-      self.key.at[:, :, slots].set(key_KHM, mode="drop"),
-      self.value.at[:, slots].set(value_KMH, mode="drop"),
-      self.positions.at[slots].set(positions, mode="drop"),
-      self.length + len(slots),
-    )
+    key = self.key.at[:, :, slots].set(key_KHM, mode="drop")
+    value = self.value.at[:, slots].set(value_KMH, mode="drop")
+    positions = self.positions.at[slots].set(positions, mode="drop")
+    return KVCache(key, value, positions, self.length + len(slots))
 
   @property
   def full(self) -> Bool[Array, " B"]:

@@ -1,4 +1,4 @@
-"""Relative positions in your own model: an `attention_fn` for Flax's attention layers."""
+"""Relative positions in your own model, as an `attention_fn` of Flax's layers."""
 
 import math
 from collections.abc import Callable
@@ -47,7 +47,8 @@ class RelativeAttention(nnx.Module):
 
   >>> rngs = nnx.Rngs(0)
   >>> relative = RelativeAttention(16, head_width=8, rngs=rngs)
-  >>> layer = nnx.MultiHeadAttention(4, 32, attention_fn=relative, decode=False, rngs=rngs)
+  >>> options = dict(attention_fn=relative, decode=False, rngs=rngs)
+  >>> layer = nnx.MultiHeadAttention(4, 32, **options)
   >>> layer(jnp.ones((2, 5, 32)), is_causal=True).shape
   (2, 5, 32)
   """
@@ -72,8 +73,8 @@ class RelativeAttention(nnx.Module):
       )
     else:
       raise ValueError(
-        "RelativeAttention wants max_distance, head_width and rngs, or positions= alone, such "
-        f"as AlibiPositions(8); positions is {positions!r:.60}"
+        "RelativeAttention wants max_distance, head_width and rngs, or positions= "
+        f"alone, such as AlibiPositions(8); positions is {positions!r:.60}"
       )
     # Positions without parameters get a scalar, stacked as layers are: see `set_view`.
     self.scalar = None if nnx.state(self.tables) else nnx.Variable(jnp.zeros(()))
@@ -126,8 +127,8 @@ class RelativeAttention(nnx.Module):
     """
     if qk_attn_weights_einsum is not ...:  # only Linen's layers have it
       raise TypeError(
-        "a Linen layer was given relpos_jax.nn.RelativeAttention, whose tables would not train: "
-        "give it relpos_jax.linen.RelativeAttention"
+        "a Linen layer was given relpos_jax.nn.RelativeAttention, whose tables would "
+        "not train: give it relpos_jax.linen.RelativeAttention"
       )
     options |= dict(module=module, collection=nnx.Intermediate)
     tensors = query, key, value, bias, mask

@@ -1,4 +1,4 @@
-"""The other parts of a Transformer layer: feed-forward layer, residual connection, sharding."""
+"""The other parts of a Transformer layer: feed-forward, residuals, sharding."""
 
 import math
 from typing import Literal
@@ -93,9 +93,10 @@ def drop(
   """
   if rngs is None or rate == 0:
     return x
+  *batch, width = x.shape
   seed = jax.lax.bitcast_convert_type(jax.random.bits(rngs.dropout()), jnp.int32)
-  rows = jnp.arange(math.prod(x.shape[:-1])).reshape(*x.shape[:-1], 1)
-  columns = jnp.expand_dims(jnp.arange(x.shape[-1]), range(x.ndim - 1))
+  rows = jnp.arange(math.prod(batch)).reshape(*batch, 1)
+  columns = jnp.arange(width).reshape(*[1] * len(batch), width)
   keeps = dropout.keep(seed, rows, columns, rate)
   return jnp.where(keeps, x / (1 - rate), 0)
 

@@ -28,7 +28,7 @@ def init_table(
 def table_shape(
   max_distance: int, left: int | None, num_heads: int | None, head_width: int
 ) -> tuple[int, ...]:
-  """Returns `[R, H]` or `[R, N, H]`: a row for each distance from -left to max_distance."""
+  """Returns `[R, H]` or `[R, N, H]`: distances from -left to max_distance."""
   if left is None:
     left = max_distance
   if not all(isinstance(x, numbers.Integral) and x >= 0 for x in (left, max_distance)):
@@ -39,6 +39,16 @@ def table_shape(
   if num_heads is None:
     return num_rows, head_width
   return num_rows, num_heads, head_width
+
+
+def new_table(
+  rngs: nnx.Rngs,
+  shape: tuple[int, ...],
+  dtype: DTypeLike,
+  init: Callable[..., Array] = init_table,
+) -> nnx.Param:
+  """Returns a new parameter."""
+  return nnx.Param(init(rngs.params(), shape, dtype))
 
 
 class Positions(nnx.Module):
@@ -56,7 +66,8 @@ class Positions(nnx.Module):
   ...   def __call__(self):
   ...     return DistanceBias(self.table[...], beyond="zero")
   >>> from relpos_jax.nn import MultiHeadAttention
-  >>> layer = MultiHeadAttention(32, 4, positions=Nearby(4, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(0))
+  >>> rngs = nnx.Rngs(0)
+  >>> layer = MultiHeadAttention(32, 4, positions=Nearby(4, rngs=rngs), rngs=rngs)
   >>> layer(jnp.ones((2, 5, 32))).shape
   (2, 5, 32)
   """
@@ -138,12 +149,9 @@ class RelativePositionTables(Positions):
     rngs: nnx.Rngs,
   ):
     shape = table_shape(max_distance, left, num_heads, head_width)
-
-    def new_table() -> nnx.Param:
-      return nnx.Param(table_init(rngs.params(), shape, param_dtype))
-
-    self.key = new_table() if keys else None
-    self.value = new_table() if values else None
+    arguments = rngs, shape, param_dtype, table_init
+    self.key = new_table(*arguments) if keys else None
+    self.value = new_table(*arguments) if values else None
     self.left = left
     self.beyond = beyond
     self.dtype = dtype

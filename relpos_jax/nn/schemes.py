@@ -1,4 +1,7 @@
-"""Positions other than Shaw's, for a layer's `positions`; the paper of each is in its docstring."""
+"""Positions other than Shaw's, for a layer's `positions`.
+
+The paper of each is in its docstring.
+"""
 
 from typing import Literal
 
@@ -16,7 +19,7 @@ from relpos_jax.attention.relations import (
   RelativePositions,
 )
 from relpos_jax.attention.rotary import rotate
-from relpos_jax.nn.positions import Positions, init_table, sinusoids, table_shape
+from relpos_jax.nn.positions import Positions, new_table, sinusoids, table_shape
 from relpos_jax.typing import Array, ArrayLike, Float
 
 
@@ -53,7 +56,7 @@ class T5Positions(Positions):
     # for more.
     rows_of_side = max(1, min(num_buckets // sides, 2 * max_distance - 1))
     shape = sides * rows_of_side, num_heads
-    self.buckets = nnx.Param(init_table(rngs.params(), shape, param_dtype))
+    self.buckets = new_table(rngs, shape, param_dtype)
     self.bidirectional = bidirectional
     self.max_distance = max_distance
 
@@ -108,8 +111,8 @@ class RotaryPositions(Positions):
     query_offset: ArrayLike | None = None,
   ) -> dict:
     if query_positions is None:
-      offset = 0 if query_offset is None else query_offset
-      query_positions = jnp.add.outer(jnp.asarray(offset), jnp.arange(query.shape[-3]))
+      offset = jnp.asarray(0 if query_offset is None else query_offset)
+      query_positions = jnp.add.outer(offset, jnp.arange(query.shape[-3]))
     if key_positions is None:
       key_positions = jnp.arange(key.shape[-3])
     frequencies = None if self.frequencies is None else np.array(self.frequencies)
@@ -156,7 +159,7 @@ class TransformerXLPositions(Positions):
     self.left = self.num_rows - 1 - max_distance
     init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform", 0, (1, 2))
     shape = width, num_heads, head_width
-    self.projection = nnx.Param(init(rngs.params(), shape, param_dtype))
+    self.projection = new_table(rngs, shape, param_dtype, init)
     self.u = nnx.Param(jnp.zeros(shape[1:], param_dtype))
     self.v = nnx.Param(jnp.zeros(shape[1:], param_dtype))
 
@@ -178,8 +181,8 @@ class ContentPositions(Positions):
   """Owns a low-rank bank of position vectors, and each head's projection to them.
 
   (q_i W) . w[j - i] is added to the logit, and nothing beyond the table, as in Inkling
-  (Thinking Machines 2026; their width P is 16), which projects the layer's input instead of the
-  query. The rows are shared by the heads.
+  (Thinking Machines 2026; their width P is 16). Inkling projects the layer's input
+  instead of the query. The heads share the rows.
 
   >>> bank = ContentPositions(4, 8, 16, rngs=nnx.Rngs(0))
   >>> q = k = jnp.ones((2, 5, 4, 8))
@@ -200,9 +203,9 @@ class ContentPositions(Positions):
   ):
     init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform", 0, 2, 1)
     shape = head_width, num_heads, rank
-    self.projection = nnx.Param(init(rngs.params(), shape, param_dtype))
+    self.projection = new_table(rngs, shape, param_dtype, init)
     shape = table_shape(max_distance, left, None, rank)
-    self.bank = nnx.Param(init_table(rngs.params(), shape, param_dtype))
+    self.bank = new_table(rngs, shape, param_dtype)
     self.left = left
 
   def arguments(self, query: Float[Array, "*B T N H"], key: Array, *_, **__) -> dict:
@@ -236,8 +239,8 @@ class DebertaPositions(Positions):
     rngs: nnx.Rngs,
   ):
     shape = table_shape(max_distance, left, num_heads, head_width)
-    self.of_query = nnx.Param(init_table(rngs.params(), shape, param_dtype))
-    self.of_key = nnx.Param(init_table(rngs.params(), shape, param_dtype))
+    self.of_query = new_table(rngs, shape, param_dtype)
+    self.of_key = new_table(rngs, shape, param_dtype)
     self.left = left
 
   def __call__(self) -> tuple[RelativePositions, KeyBias]:
