@@ -219,7 +219,8 @@ def _candidates(
   tokens, scores = search.live
   position = search.length[:, None, None]
   latest = jnp.take_along_axis(tokens, position, axis=2)[:, :, 0]
-  latest = jnp.where(search.is_live[:, None], latest, pad)
+  is_live = search.is_live[:, None]
+  latest = jnp.where(is_live, latest, pad)
   logits, cache = decode(latest, search.cache)
   logits = logits.astype(jnp.float32)
   beam_size = scores.shape[1]
@@ -228,7 +229,8 @@ def _candidates(
     num_candidates = min(2 * beam_size, logits[0].size)
   scores, beams, latest = _best(logits, scores, num_candidates, pad)
   is_new = jnp.arange(tokens.shape[2]) == position + 1
-  tokens = jnp.where(is_new, latest[:, :, None], _pick(tokens, beams))
+  tokens = _pick(tokens, beams)
+  tokens = jnp.where(is_new, latest[:, :, None], tokens)
   return Hypotheses(tokens, scores), latest, beams, cache
 
 
@@ -283,7 +285,8 @@ def _highest_of_blocks(
   # Masks `pad` in its block alone: masking it in all would copy them.
   pad_block, pad_index = divmod(pad, size)
   is_pad = jnp.arange(size) == pad_index
-  without_pad = jnp.where(is_pad, _NONE, blocks[:, :, pad_block])
+  block = blocks[:, :, pad_block]
+  without_pad = jnp.where(is_pad, _NONE, block)
   highest = blocks.max(-1)
   return highest.at[:, :, pad_block].set(without_pad.max(-1))
 

@@ -122,12 +122,14 @@ def _draw(
   """Draws the next token of each row; the most probable one at temperature 0."""
   # A model may give -inf to all others: they stay above the banned ones.
   lowest = jnp.finfo(jnp.float32).min
-  logits = jnp.nan_to_num(state.logits.astype(jnp.float32), nan=lowest)
+  logits = state.logits.astype(jnp.float32)
+  logits = jnp.nan_to_num(logits, nan=lowest)
   logits = logits.at[:, banned].set(-jnp.inf)
   keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, state.step)
   filtered = filter_logits(logits, sampling)
   drawn = jax.vmap(jax.random.categorical)(keys, filtered)
-  return jnp.where(sampling.temperature > 0, drawn, jnp.argmax(logits, axis=-1))
+  most_probable = jnp.argmax(logits, axis=-1)
+  return jnp.where(sampling.temperature > 0, drawn, most_probable)
 
 
 def prefill(
@@ -191,12 +193,14 @@ def filter_logits(
   # The largest becomes 0, at any temperature, and no difference overflows.
   logits = logits - jnp.max(logits, axis=-1, keepdims=True)
   finite = jnp.minimum(temperature, 1e30)  # -inf times 1 / inf would be NaN
-  logits = logits / jnp.where(temperature > 0, finite, 1.0)
+  divisor = jnp.where(temperature > 0, finite, 1.0)
+  logits = logits / divisor
   order = jnp.argsort(logits, axis=-1, descending=True)
   ranked = jnp.take_along_axis(logits, order, axis=-1)
   rank = jnp.arange(logits.shape[-1])
   stays = (rank < top_k) | (top_k <= 0)
-  probabilities = jax.nn.softmax(jnp.where(stays, ranked, -jnp.inf))
+  ranked = jnp.where(stays, ranked, -jnp.inf)
+  probabilities = jax.nn.softmax(ranked)
   before = jnp.cumsum(probabilities, axis=-1) - probabilities
   stays &= (before < top_p) | (top_p >= 1) | (rank == 0)
   ranks = jnp.argsort(order, axis=-1)

@@ -213,17 +213,16 @@ class MultiHeadAttention(nnx.Module):
     key, value = self.keys_values(x)
     cache = cache.append(key, value, positions)
     is_token = cache.positions >= 0
-    if mask is None:
-      mask = is_token[:, None, None]
-    else:
-      mask &= is_token[:, None, None]
+    is_token_B11S = is_token[:, None, None]
+    mask = is_token_B11S if mask is None else mask & is_token_B11S
     num_slots = is_token.shape[1]
     sizes = [num_slots]
     # Prompts are read with one program for any size: they are few, and compiling takes
     # longer.
     if x.shape[1] <= 8 and not self.sow_weights:
       sizes = _sizes_of_parts(num_slots)
-    num_in_use = jnp.max(jnp.where(is_token, jnp.arange(1, num_slots + 1), 0))
+    slots = jnp.arange(1, num_slots + 1)
+    num_in_use = jnp.max(jnp.where(is_token, slots, 0))
     part = jnp.searchsorted(jnp.array(sizes), num_in_use)
     branches = [functools.partial(self._attend_to_part, size) for size in sizes]
     y = jax.lax.switch(part, branches, x, cache, positions, mask)

@@ -136,7 +136,7 @@ class RelativeAttention(nnx.Module):
 
 
 @runtime_checkable
-class Hook(Protocol):
+class _Hook(Protocol):
   """The settings of a `RelativeAttention`, NNX's or Linen's."""
 
   query_positions: ArrayLike | None
@@ -147,7 +147,7 @@ class Hook(Protocol):
 
 
 def attend_as_flax(
-  hook: Hook,
+  hook: _Hook,
   arguments: Callable[..., dict[str, Any]],
   query: Float[Array, "*B T N H"],
   key: Float[Array, "*B S K H"],
@@ -216,7 +216,7 @@ def _precision_name(precision: Any) -> str | None:
 
 
 def _positions(
-  hook: Hook,
+  hook: _Hook,
   query: Array,
   key: Array,
   mask: ArrayLike | None,
@@ -245,7 +245,7 @@ def _positions(
 
 
 def _position_in_cache(
-  hook: Hook, num_queries: int, num_keys: int, mask: ArrayLike | None
+  hook: _Hook, num_queries: int, num_keys: int, mask: ArrayLike | None
 ) -> Array:
   """Returns the position of the last key that the mask leaves to the one query.
 

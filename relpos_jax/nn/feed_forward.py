@@ -94,7 +94,8 @@ def drop(
   if rngs is None or rate == 0:
     return x
   *batch, width = x.shape
-  seed = jax.lax.bitcast_convert_type(jax.random.bits(rngs.dropout()), jnp.int32)
+  bits = jax.random.bits(rngs.dropout())
+  seed = jax.lax.bitcast_convert_type(bits, jnp.int32)
   rows = jnp.arange(math.prod(batch)).reshape(*batch, 1)
   columns = jnp.arange(width).reshape(*[1] * len(batch), width)
   keeps = dropout.keep(seed, rows, columns, rate)
@@ -115,7 +116,8 @@ def shard_leading(x: Array, letters: str) -> Array:
   mesh = jax.sharding.get_abstract_mesh()
   spec = []
   for letter, size in zip(letters, x.shape, strict=False):
-    names = shards[letter] or None
-    num_shards = math.prod(mesh.shape[name] for name in shards[letter])
-    spec.append(None if size % num_shards else names)
+    names = shards[letter]
+    num_shards = math.prod(mesh.shape[name] for name in names)
+    is_sharded = names and size % num_shards == 0
+    spec.append(names if is_sharded else None)
   return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))

@@ -111,8 +111,10 @@ class RotaryPositions(Positions):
     query_offset: ArrayLike | None = None,
   ) -> dict:
     if query_positions is None:
-      offset = jnp.asarray(0 if query_offset is None else query_offset)
-      query_positions = jnp.add.outer(offset, jnp.arange(query.shape[-3]))
+      query_positions = jnp.arange(query.shape[-3])
+      if query_offset is not None:
+        offset = jnp.asarray(query_offset)
+        query_positions = jnp.add.outer(offset, query_positions)
     if key_positions is None:
       key_positions = jnp.arange(key.shape[-3])
     frequencies = None if self.frequencies is None else np.array(self.frequencies)
@@ -168,8 +170,8 @@ class TransformerXLPositions(Positions):
     dtype = query.dtype
     projection = self.projection[...].astype(dtype)
     distances = self.left - jnp.arange(self.num_rows)
-    waves = sinusoids(distances, len(projection)).astype(dtype)
-    table = jnp.einsum("rd,dnh->rnh", waves, projection)
+    waves = sinusoids(distances, len(projection))
+    table = jnp.einsum("rd,dnh->rnh", waves.astype(dtype), projection)
     u = jnp.broadcast_to(self.u[...].astype(dtype), query.shape)
     v = jnp.broadcast_to(self.v[...].astype(dtype), query.shape)
     content = (query + v) * query.shape[-1] ** -0.5
