@@ -168,13 +168,12 @@ def attend_as_flax(
   precision: object = None,
   **unsupported,
 ) -> Float[Array, "*B T N H"]:
-  """Calls the operator with flax's arguments: any batch axes, numbers as masks, a
-  `dtype`.
+  """Calls the operator with flax's arguments.
 
-  Takes positions and implementation of the `hook`, an NNX or Linen `RelativeAttention`,
-  unless positions are given; `arguments` is that of `Positions`. Sows weights in the
-  `collection` of a `module`. Raises NotImplementedError for settings that the operator
-  does not have.
+  These are any batch axes, numbers as masks, a `dtype`. Positions are those given, or
+  those of the `hook`, an NNX or Linen `RelativeAttention`; `arguments` is that of
+  `Positions`. Sows weights in the `collection` of a `module`. Raises
+  NotImplementedError for settings that the operator does not have.
   """
   for name, setting in unsupported.items():
     if setting is not None:
@@ -186,14 +185,22 @@ def attend_as_flax(
   query = query.astype(dtype)
   key = key.astype(dtype)
   value = value.astype(dtype)
-  options = _positions(hook, query, key, mask, input_positions, key_positions)
-  positions = map(options.get, ("query_positions", "key_positions", "query_offset"))
+  query_positions, key_positions, query_offset = _positions(
+    hook, query, key, mask, input_positions, key_positions
+  )
   if mask is not None:
     mask = jnp.asarray(mask) != 0  # flax takes numbers, too
-  options |= dict(bias=bias, mask=mask, is_causal=is_causal)
-  options["logits_soft_cap"] = hook.logits_soft_cap
+  options: dict[str, Any] = dict(
+    bias=bias,
+    mask=mask,
+    is_causal=is_causal,
+    logits_soft_cap=hook.logits_soft_cap,
+    query_positions=query_positions,
+    key_positions=key_positions,
+    query_offset=query_offset,
+  )
   with jax.default_matmul_precision(_precision_name(precision)):
-    options |= arguments(query, key, *positions)
+    options |= arguments(query, key, query_positions, key_positions, query_offset)
     if module is not None:
       weights = attention_weights(**options).astype(dtype)
       module.sow(collection, "attention_weights", weights)
@@ -222,10 +229,11 @@ def _positions(
   mask: ArrayLike | None,
   query_positions: ArrayLike | None,
   key_positions: ArrayLike | None,
-) -> dict[str, Any]:
-  """Returns the operator's options for positions: those of the call, or the hook's.
+) -> tuple[Array | None, Array | None, Array | None]:
+  """Returns the operator's positions of queries and keys, and offset of queries.
 
-  Raises ValueError if there are none, and as many queries as keys neither.
+  They are those of the call, or the hook's. Raises ValueError if both lack them, unless
+  there are as many queries as keys.
   """
   *batch, num_queries, _, _ = query.shape
   num_keys = key.shape[-3]
@@ -240,8 +248,8 @@ def _positions(
   query_positions = _of_rows("query_positions", query_positions, batch)
   key_positions = _of_rows("key_positions", key_positions, batch)
   if key_positions is None and query_positions is not None and num_queries == 1:
-    return dict(query_offset=query_positions[..., 0])  # more implementations take it
-  return dict(query_positions=query_positions, key_positions=key_positions)
+    return None, None, query_positions[..., 0]  # more implementations take an offset
+  return query_positions, key_positions, None
 
 
 def _position_in_cache(

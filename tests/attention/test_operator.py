@@ -577,3 +577,9 @@ def test_names_of_jax_nn_are_told_apart():
     match=r"None, which chooses, .* name of jax.nn: leave implementation out",
   ):
     call(implementation="xla")
+
+
+def test_the_choice_is_logged(caplog):
+  with caplog.at_level("DEBUG", logger="relpos_jax.attention.choice"):
+    jax.eval_shape(functools.partial(call, implementation="skew"))
+  assert "attention by skew, because implementation= names it" in caplog.text
