@@ -124,7 +124,7 @@ class KernelPlan(NamedTuple):
       scale=float(inputs.scale),
       is_causal=inputs.is_causal,
       dropout_rate=inputs.dropout_rate,
-      has_values=bool(inputs.value_terms()),
+      has_values="value_table" in tables(inputs),
       interpret=interpret,
       shards=axes_of_query(inputs.explicit),
       precision=jax.config.jax_default_matmul_precision,

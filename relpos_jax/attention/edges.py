@@ -7,15 +7,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import validation
+from relpos_jax.attention.arrays import as_array, check_array, check_range, describe
+from relpos_jax.attention.inputs import check_numbers, check_tensors
+from relpos_jax.attention.labels import EdgeLabels, clamp, nan_if_clamped
 from relpos_jax.attention.partitioned import with_automatic_axes
-from relpos_jax.attention.relations import (
-  EdgeFeatures,
-  EdgeLabels,
-  clamp,
-  nan_if_clamped,
-  rows_of,
-)
+from relpos_jax.attention.relation import Sizes
+from relpos_jax.attention.relations import EdgeFeatures
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 
@@ -90,27 +87,40 @@ def _edge_attention(
   dropout_rate,
   dropout_key,
 ):
-  arrays = dict(query=query, key=key, value=value)
-  query, key, value = (validation.as_array(name, x) for name, x in arrays.items())
-  validation.check_shapes(query, key, value)
+  query, key, value = check_tensors(query, key, value)
   scale = query.shape[-1] ** -0.5 if scale is None else scale
-  validation.check_numbers(scale, dropout_rate, dropout_key)
+  check_numbers(scale, dropout_rate, dropout_key)
   given = senders, receivers, getattr(labels, "labels", None)
   # Concrete edges are sorted now: XLA would take minutes to fold the sort of constants.
   known = not any(isinstance(x, jax.core.Tracer) for x in given)
   with jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
-    senders = validation.as_array("senders", senders)
+    senders = as_array("senders", senders)
     shape = *query.shape[:-3], *senders.shape[-1:]
-    validation.check_array("senders", senders, jnp.integer, shape)
-    receivers = validation.check_array("receivers", receivers, jnp.integer, shape)
-    validation.check_range("senders", senders, key.shape[-3])
-    validation.check_range("receivers", receivers, query.shape[-3])
-    sizes = senders.shape, query.shape[-2], (query.shape[-1], value.shape[-1])
-    labels = validation.check_edge_relation("labels", labels, *sizes)
+    check_array("senders", senders, jnp.integer, shape)
+    receivers = check_array("receivers", receivers, jnp.integer, shape)
+    check_range("senders", senders, key.shape[-3])
+    check_range("receivers", receivers, query.shape[-3])
+    *batch, num_queries, heads, width = query.shape
+    sizes = Sizes(
+      tuple(batch),
+      num_queries,
+      key.shape[-3],
+      heads,
+      width,
+      value.shape[-1],
+      query.dtype,
+    )
+    if labels is not None:
+      _check_kind("labels", labels, EdgeLabels)
+      labels = labels.with_checked_tables("labels", sizes)
+      labels = labels.with_checked_labels("labels", shape)
     if not query.size or not key.size or not senders.size:
       return jnp.zeros((*query.shape[:-1], value.shape[-1]), value.dtype)
     edges = _sorted(senders, receivers, labels, query.shape[-3], key.shape[-3])
-  features = validation.check_edge_relation("features", features, *sizes)
+  if features is not None:
+    _check_kind("features", features, EdgeFeatures)
+    features = features.with_checked_tables("features", sizes)
+    features = features.with_checked_features("features", shape)
   wide, heads = jnp.promote_types(query.dtype, jnp.float32), query.shape[-2]
 
   def nodes(x):
@@ -143,6 +153,11 @@ def _edge_attention(
     messages += weights[..., None] * a_MNH
   output = _sum(messages, edges.receivers, num_queries)
   return output.reshape(*query.shape[:-1], value.shape[-1]).astype(value.dtype)
+
+
+def _check_kind(name: str, relation: object, kind: type) -> None:
+  if not isinstance(relation, kind):
+    raise ValueError(f"{name} is {describe(relation)}; want {kind.__name__} or None")
 
 
 def pair_features(
@@ -238,7 +253,7 @@ def _sorted(
   senders, receivers = number(senders, num_keys), number(receivers, num_queries)
   labels = jnp.full_like(senders, -1)
   if relation is not None:
-    labels = rows_of(relation).reshape(-1)
+    labels = clamp(relation.labels, relation.num_rows).reshape(-1)
   order = jnp.lexsort((labels, senders, receivers))
   senders, receivers, labels = senders[order], receivers[order], labels[order]
   is_first = _changes(senders) | _changes(receivers)

@@ -20,13 +20,12 @@ from relpos_jax.attention.choice import (
   used_rules,
 )
 from relpos_jax.attention.inputs import AttentionOptions, Inputs, gather_inputs
-from relpos_jax.attention.pair_program import as_program
 from relpos_jax.attention.partitioned import (
   FIRST_DERIVATIVES_ONLY,
   target_platform,
   with_automatic_axes,
 )
-from relpos_jax.attention.relations import FunctionBias, Relations
+from relpos_jax.attention.relations import Relations
 from relpos_jax.typing import Array, ArrayLike, Float, ImplementationName
 
 
@@ -311,12 +310,9 @@ def _run(arrays: list[Array | None], program: _Program) -> Any:
 
 def _with_traced_numbers(inputs: Inputs, implementation: str | None) -> Inputs:
   """Makes arrays of what may change from call to call, so that it needs no other program."""
-  relations = []
-  for relation in inputs.relations:
-    if isinstance(relation, FunctionBias):
-      relation = as_program(relation, inputs.query_positions.dtype)
-    relations.append(relation)
-  inputs = inputs._replace(relations=tuple(relations))
+  position_dtype = inputs.query_positions.dtype
+  programs = tuple(relation.as_program(position_dtype) for relation in inputs.relations)
+  inputs = inputs._replace(relations=programs)
   if isinstance(inputs.query_offset, int) and inputs.query_offset:
     inputs = inputs._replace(query_offset=jnp.int32([inputs.query_offset]))
   # A kernel is made for one scale, and may be chosen on its device.
