@@ -129,11 +129,8 @@ class RelativePositions(ByDistance, VectorRelation):
     return self.with_checked_tables(name, sizes).with_checked_distances(name)
 
   def with_rows(self, labels: Int[Array, " M"], left: int):
-    key, value = self.key, self.value
-    if key is not None:
-      key = lookup.rows_of(key, labels)
-    if value is not None:
-      value = lookup.rows_of(value, labels)
+    key = lookup.rows_of(self.key, labels)
+    value = lookup.rows_of(self.value, labels)
     return dataclasses.replace(self, key=key, value=value, left=left)
 
 
@@ -186,16 +183,12 @@ class DistanceBias(ByDistance):
     exact = number // 2  # buckets of one distance
     if not 0 < exact < max_distance:
       raise ValueError(
-        f"buckets has {len(buckets)} rows and max_distance is {max_distance}; want at least "
-        f"{4 if bidirectional else 2} rows, and a max_distance above {exact}"
+        f"buckets has {len(buckets)} rows and max_distance is {max_distance}; want at "
+        f"least {4 if bidirectional else 2} rows, and a max_distance above {exact}"
       )
     distances = np.arange(max_distance + 1)
-    logarithm = np.log(np.maximum(distances, exact) / exact) / math.log(
-      max_distance / exact
-    )
-    growing = exact + np.floor(logarithm * (number - exact) + 1e-9).astype(
-      int
-    )  # 2.999... is 3
+    growing = _logarithms(distances, exact, max_distance) * (number - exact)
+    growing = exact + np.floor(growing + 1e-9).astype(int)  # 2.999... is 3
     before = np.where(distances < exact, distances, np.minimum(growing, number - 1))
     after = before[1:] + number if bidirectional else before[:0]
     return cls(buckets[np.concatenate([before[::-1], after])], left=max_distance)
@@ -377,12 +370,16 @@ def _deberta_table(buckets: ArrayLike, max_distance: int) -> Float[Array, "R ...
   num_rows, exact = len(buckets), len(buckets) // 4
   if num_rows % 4 or not 0 < exact < max_distance - 1:
     raise ValueError(
-      f"buckets has {num_rows} rows and max_distance is {max_distance}; want a multiple of 4 rows, "
-      f"and a max_distance above {exact + 1}"
+      f"buckets has {num_rows} rows and max_distance is {max_distance}; want a "
+      f"multiple of 4 rows, and a max_distance above {exact + 1}"
     )
   distances = np.arange(max_distance, -max_distance - 1, -1)
-  far = np.maximum(abs(distances), exact) / exact
-  growing = np.log(far) / math.log((max_distance - 1) / exact) * (exact - 1)
+  growing = _logarithms(abs(distances), exact, max_distance - 1) * (exact - 1)
   growing = exact + np.ceil(growing - 1e-9).astype(int)  # 3.000...1 is 3
   rows = np.where(abs(distances) <= exact, distances, np.sign(distances) * growing)
   return buckets[np.clip(rows + num_rows // 2, 0, num_rows - 1)]
+
+
+def _logarithms(distances: np.ndarray, exact: int, farthest: int) -> np.ndarray:
+  """Returns 0 for distances up to `exact`, then their logarithms, 1 for `farthest`."""
+  return np.log(np.maximum(distances, exact) / exact) / math.log(farthest / exact)

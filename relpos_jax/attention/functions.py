@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,13 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.typing import DTypeLike
 
-from relpos_jax.attention.arrays import Shape, as_array, describe, slice_queries
+from relpos_jax.attention.arrays import (
+  Shape,
+  as_array,
+  describe,
+  slice_queries,
+  with_one_batch_axis,
+)
 from relpos_jax.attention.relation import Relation, Sizes, Tokens
 from relpos_jax.typing import Array, Float, Int
 
@@ -136,21 +141,23 @@ def _with_one_batch_axis(name: str, x: Array, batch: Shape, tokens: Shape) -> Ar
   def described(*shape: int) -> str:
     return f"[{', '.join(map(str, shape))}, ...]"
 
+  is_shared = begins_with(*tokens)
+  if is_shared and not batch:
+    return x[None]
   ones = (1,) * len(batch)
-  has_ones = begins_with(*ones, *tokens)
-  is_own, is_shared = begins_with(*batch, *tokens), begins_with(*tokens)
+  is_own, has_ones = begins_with(*batch, *tokens), begins_with(*ones, *tokens)
   # With one query, [1, 1] may be [1, T], or [T, P] without the axes of a batch.
-  is_bare = bool(batch) and is_shared and x.ndim == len(ones) + len(tokens)
+  is_bare = is_shared and x.ndim == len(batch) + len(tokens)
   if has_ones and not is_bare:
     return x.reshape(1, *x.shape[len(batch) :])
   found = f"{name} has an array of shape {x.shape}"
-  if (is_own or has_ones) and is_shared and batch:
+  if is_shared and (is_own or has_ones):
     raise ValueError(
       f"{found}, which may be shared or not; want {described(*ones, *tokens)} if it "
       "is, as x[None] has; if it is not, map the call over the sequences with jax.vmap"
     )
   if is_own:
-    return x.reshape(math.prod(batch), *x.shape[len(batch) :])
+    return with_one_batch_axis(x, x.ndim - len(batch))
   if is_shared:
     return x[None]
   own = f" or {described(*batch, *tokens)}" if batch else ""

@@ -286,10 +286,9 @@ def _of_logits(name: str, x: Array, sizes: Sizes) -> Array:
   small as it is.
   """
   logits = (*sizes.batch, sizes.heads, sizes.queries, sizes.keys)
-  is_broadcast = x.ndim <= len(logits)
-  for size, wanted in zip(x.shape[::-1], logits[::-1], strict=False):
-    is_broadcast = is_broadcast and size in (1, wanted)
-  if not is_broadcast:
+  sizes_of_both = zip(x.shape[::-1], logits[::-1], strict=False)
+  is_broadcast = all(size in (1, wanted) for size, wanted in sizes_of_both)
+  if x.ndim > len(logits) or not is_broadcast:
     raise ValueError(
       f"{name} has shape {x.shape}; want one that broadcasts to {logits}"
     )

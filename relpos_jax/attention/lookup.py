@@ -80,8 +80,10 @@ def gather(
 
 
 def rows_of(
-  table: Float[Array, "R *row"], labels: Int[Array, "*pairs"]
-) -> Float[Array, "..."]:
-  """Returns the table row of each label, zero where it is -1."""
+  table: Float[Array, "R *row"] | None, labels: Int[Array, "*pairs"]
+) -> Float[Array, "..."] | None:
+  """Returns the table row of each label, zero where it is -1; None without a table."""
+  if table is None:
+    return None
   has_row = (labels >= 0).reshape(*labels.shape, *[1] * (table.ndim - 1))
   return jnp.where(has_row, table[labels], 0)

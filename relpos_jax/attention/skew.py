@@ -114,17 +114,17 @@ def _by_key(
       in_table = (nearest_BC == distances_BC)[:, None, None]
       numbers = jnp.where(in_table, numbers, 0)
     return skew(numbers, num_keys)
+  # Farther away all keys have the same row.
+  offset = max(min(offset, num_keys + left), -num_queries - right)
   first, last = 1 - num_queries - offset, num_keys - 1 - offset
   if is_causal:
     last = max(min(last, 0), first)
-
+  ends = numbers[..., :1], numbers[..., -1:]
+  if is_zero:
+    ends = jnp.zeros_like(ends[0]), jnp.zeros_like(ends[1])
   # Not jnp.pad: the transpose of an edge padding moves data between devices.
-  def repeated(end, columns):
-    end = jnp.zeros_like(end) if is_zero else end
-    return jnp.broadcast_to(end, (*numbers.shape[:-1], max(0, columns)))
-
-  before = repeated(numbers[..., :1], min(last + 1, -left) - first)
-  after = repeated(numbers[..., -1:], last - max(first - 1, right))
-  middle = slice(max(first, -left) + left, max(min(last, right) + left + 1, 0))
-  parts = before, numbers[..., middle], after
-  return skew(jnp.concatenate(parts, axis=-1), num_keys)
+  before = jnp.repeat(ends[0], max(0, -left - first), axis=-1)
+  after = jnp.repeat(ends[1], max(0, last - right), axis=-1)
+  columns = jnp.concatenate([before, numbers, after], axis=-1)
+  start = max(0, first + left)
+  return skew(columns[..., start : start + last - first + 1], num_keys)
