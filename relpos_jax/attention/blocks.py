@@ -64,7 +64,7 @@ def _default_block(pairs_of_a_query: int) -> int:
 
 
 def _widened(x: Array) -> Array:
-  """Returns floating numbers in the accumulation dtype, and other arrays as they are."""
+  """Returns floating numbers in the accumulation dtype; other arrays stay."""
   if not jnp.issubdtype(x.dtype, jnp.floating):
     return x
   return x.astype(jnp.promote_types(x.dtype, jnp.float32))

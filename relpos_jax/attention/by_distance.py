@@ -211,8 +211,8 @@ class LinearBias(Relation):
 
   >>> import jax.numpy as jnp
   >>> from relpos_jax import dot_product_attention
-  >>> q = jnp.ones((2, 10, 8, 64))
-  >>> dot_product_attention(q, q, q, relations=LinearBias.alibi(8), is_causal=True).shape
+  >>> q, relations = jnp.ones((2, 10, 8, 64)), LinearBias.alibi(8)
+  >>> dot_product_attention(q, q, q, relations=relations, is_causal=True).shape
   (2, 10, 8, 64)
   """
 
@@ -264,8 +264,9 @@ class ContentBias(ByDistance):
 
   >>> import jax.numpy as jnp
   >>> from relpos_jax import dot_product_attention
-  >>> q, p, table = jnp.ones((2, 10, 8, 64)), jnp.ones((2, 10, 8, 16)), jnp.ones((7, 16))
-  >>> dot_product_attention(q, q, q, relations=ContentBias(p, table, beyond="zero")).shape
+  >>> q, p = jnp.ones((2, 10, 8, 64)), jnp.ones((2, 10, 8, 16))
+  >>> relations = ContentBias(p, jnp.ones((7, 16)), beyond="zero")
+  >>> dot_product_attention(q, q, q, relations=relations).shape
   (2, 10, 8, 64)
   """
 

@@ -31,7 +31,8 @@ class EdgeFeatures(VectorRelation):
   >>> from relpos_jax import dot_product_attention
   >>> q, kernel = jnp.ones((2, 8, 64)), jnp.ones((1, 64))
   >>> bond_lengths = jnp.array([[0.0, 1.4], [1.4, 0.0]])[..., None]
-  >>> dot_product_attention(q, q, q, relations=EdgeFeatures(bond_lengths, kernel, None)).shape
+  >>> relations = EdgeFeatures(bond_lengths, kernel, None)
+  >>> dot_product_attention(q, q, q, relations=relations).shape
   (2, 8, 64)
   """
 

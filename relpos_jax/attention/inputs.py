@@ -113,7 +113,7 @@ class Inputs(NamedTuple):
     return Tokens(self.key, self.key_positions)
 
   def pair_mask(self) -> Bool[Array, "#B #N #T #S"] | None:
-    """Combines mask, causality, window, lengths and segments; None if all are absent."""
+    """Combines mask, causality, window, lengths and segments; None without any."""
     parts = [self.mask, self.key_mask, self.query_mask]
     if self.is_causal:
       parts.append(masks.causal(self.query_positions, self.key_positions))

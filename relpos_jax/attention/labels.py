@@ -1,4 +1,4 @@
-"""Relations by a label of each pair of query and key: edges of a graph, kinds of pairs."""
+"""Relations by a label of each pair: edges of a graph, kinds of pairs."""
 
 import dataclasses
 
@@ -104,7 +104,8 @@ class LabelBias(ByLabel):
   >>> import jax.numpy as jnp
   >>> from relpos_jax import attention_weights
   >>> q, labels = jnp.ones((2, 1, 8)), jnp.array([[-1, 0], [0, 1]])
-  >>> attention_weights(q, q, relations=LabelBias(labels, jnp.array([9.0, 0.0])))[0].round(2)
+  >>> relations = LabelBias(labels, jnp.array([9.0, 0.0]))
+  >>> attention_weights(q, q, relations=relations)[0].round(2)
   Array([[0., 1.],
          [1., 0.]], dtype=float32)
   """

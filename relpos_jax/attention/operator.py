@@ -140,10 +140,11 @@ def dot_product_attention(
     dropout_key: `jax.random.key`, or an old `PRNGKey`; needed if the rate is positive.
     implementation: a name, or None to choose one; see `explain`. None chooses
       "pallas_gpu" on one H200 for causal self-attention in bfloat16 from 1,024 tokens
-      on, with heads of 64 numbers, and no other kernel. The kernels, and "chunked",
-      which None chooses for long sequences (on CPUs from 64 keys on), have first
-      reverse-mode derivatives only. For jvp or second derivatives name "projected" or
-      "skew", and for arrays on the CPU of an H200's machine, too.
+      on, with heads of 64 numbers, and no other kernel. For long sequences (on CPUs
+      from 64 keys on) it chooses "chunked". This has first reverse-mode derivatives
+      only if all relations go by distance, and so have the kernels. For jvp or second
+      derivatives name "projected" or "skew", and for arrays on the CPU of an H200's
+      machine, too.
     return_residual: whether to return the logarithm of the sum of exp(logit), too, as
       in jax.nn.
 
