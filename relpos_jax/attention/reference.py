@@ -76,22 +76,26 @@ def attention_weights(inputs: Inputs, logits_of: Logits) -> tuple[Array, Array |
   Also returns the residual [B, T, N] if the call asks for it: the logarithm of a
   query's sum of exp(logit), sinks included, -inf without a key.
   """
-  logits, may_mask = _masked_logits(inputs, logits_of), _may_mask(inputs)
-  if may_mask:  # a query whose keys are all masked is not NaN
-    logits = jnp.maximum(logits, masks.LOWEST)
-  with_sinks = logits
+  logits = _masked_logits(inputs, logits_of)
+  highest = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
+  maximum = jnp.maximum(
+    highest, masks.LOWEST
+  )  # a query whose logits are -inf is no NaN
+  sinks = None
   if inputs.sinks is not None:
-    sinks = jnp.broadcast_to(inputs.sinks[:, None, None], (*logits.shape[:3], 1))
-    with_sinks = jnp.concatenate([logits, sinks], axis=-1)
-  weights, residual = jax.nn.softmax(with_sinks)[..., : logits.shape[3]], None
-  is_masked = False
-  if may_mask:
-    # Not from their maximum, in which XLA may drop a NaN on a CPU.
-    is_masked = (logits <= masks.LOWEST / 2).all(-1, keepdims=True)
-    weights = jnp.where(is_masked, 0, weights)
+    sinks = inputs.sinks[None, :, None, None]
+    maximum = jnp.maximum(maximum, jax.lax.stop_gradient(sinks))
+  powers = jnp.exp(logits - maximum)
+  total = powers.sum(-1, keepdims=True)
+  if sinks is not None:
+    total += jnp.exp(sinks - maximum)
+  if _may_mask(inputs):
+    total = jnp.where(highest <= masks.LOWEST / 2, jnp.inf, total)
+  weights, residual = powers / total, None
   if inputs.return_residual:
-    total = jax.nn.logsumexp(with_sinks, axis=-1, keepdims=True)
-    residual = jnp.where(is_masked, -jnp.inf, total)[..., 0].swapaxes(1, 2)
+    # Separately: in a logsumexp float32 would lose the total beside a large maximum.
+    residual = jnp.where(jnp.isinf(total), -jnp.inf, maximum + jnp.log(total))
+    residual = residual[..., 0].swapaxes(1, 2)
   return weights, residual
 
 
