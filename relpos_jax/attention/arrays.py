@@ -29,11 +29,9 @@ def as_array(name: str, x: ArrayLike | None) -> Array:
 
 
 def _check_32_bits(name: str, x: ArrayLike) -> None:
-  dtype = getattr(x, "dtype", None)
-  if dtype is not None:
-    is_integer = jnp.issubdtype(dtype, jnp.integer)
-    if not is_integer or np.can_cast(dtype, np.int32):
-      return
+  dtype = getattr(x, "dtype", np.int64)  # lists may have any
+  if not jnp.issubdtype(dtype, jnp.integer) or np.can_cast(dtype, np.int32):
+    return
   numbers = np.asarray(x)
   if numbers.dtype.kind in "iuO" and numbers.size:
     low, high = numbers.min(), numbers.max()
@@ -74,6 +72,11 @@ def describe(x: object) -> str:
   if hasattr(x, "dtype") and hasattr(x, "shape"):
     return f"{x.dtype} of shape {jnp.shape(x)}"
   return f"of type {type(x).__name__}"
+
+
+def shape_text(*sizes: int | str) -> str:
+  """Returns a shape that an error asks for."""
+  return "[" + ", ".join(map(str, sizes)) + "]"
 
 
 def with_one_batch_axis(x: Array, rank: int) -> Array:

@@ -12,7 +12,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import projected
+from relpos_jax.attention import reference
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.typing import Array, Float
 
@@ -30,7 +30,7 @@ def attention(inputs: Inputs, block: int | None = None) -> Array | tuple[Array, 
   batch, num_queries, heads, _ = inputs.query.shape
   block = block or _default_block(batch * heads * inputs.key.shape[1])
   if block >= num_queries:
-    return projected.attention(inputs)
+    return reference.projected(inputs)
   tokens = inputs.queries, inputs.keys
   relations = tuple(relation.with_keys(*tokens) for relation in inputs.relations)
   # The products of a block read keys and values by head: they are transposed once for
@@ -48,7 +48,7 @@ def attention(inputs: Inputs, block: int | None = None) -> Array | tuple[Array, 
     part = inputs._replace(
       key=key_BKSH.swapaxes(1, 2), value=value_BKSV.swapaxes(1, 2), relations=relations
     )
-    return projected.attention(part.block(start, block))
+    return reference.projected(part.block(start, block))
 
   starts = block * jnp.arange(-(-num_queries // block))
   starts = jnp.minimum(starts, num_queries - block)  # the last block may overlap

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import band, chunked, projected, reference, skew
+from relpos_jax.attention import band, chunked, reference, skew
 from relpos_jax.attention.inputs import Inputs, gather_inputs, is_symbolic
 from relpos_jax.attention.partitioned import (
   axes_of_keys,
@@ -50,7 +50,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
   "reference": Implementation(reference.attention),
   "per_position": Implementation(reference.per_position),
   "skew": Implementation(skew.attention, skew.unsupported),
-  "projected": Implementation(projected.attention),
+  "projected": Implementation(reference.projected),
   "chunked": Implementation(chunked.attention, chunked.unsupported),
   "pallas_tpu": _kernel("pallas_tpu", device="tpu"),
   "pallas_gpu": _kernel("pallas_gpu", device="gpu"),

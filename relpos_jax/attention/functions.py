@@ -15,6 +15,7 @@ from relpos_jax.attention.arrays import (
   Shape,
   as_array,
   describe,
+  shape_text,
   slice_queries,
   with_one_batch_axis,
 )
@@ -134,34 +135,27 @@ def _checked_data(name: str, data: Any, sizes: Sizes, tokens: Shape) -> Any:
 
 def _with_one_batch_axis(name: str, x: Array, batch: Shape, tokens: Shape) -> Array:
   """Returns data with one batch axis, of size 1 if all sequences share them."""
-
-  def begins_with(*shape: int) -> bool:
-    return x.shape[: len(shape)] == shape
-
-  def described(*shape: int) -> str:
-    return f"[{', '.join(map(str, shape))}, ...]"
-
-  is_shared = begins_with(*tokens)
-  if is_shared and not batch:
-    return x[None]
   ones = (1,) * len(batch)
-  is_own, has_ones = begins_with(*batch, *tokens), begins_with(*ones, *tokens)
+  fits = []
+  for leading in dict.fromkeys((batch, ones, ())):
+    shape = (*leading, *tokens)
+    if x.shape[: len(shape)] == shape:
+      fits.append(leading)
+  if not fits:
+    own, shared = shape_text(*batch, *tokens, "..."), shape_text(*tokens, "...")
+    want = " or ".join(dict.fromkeys((shared, own)))
+    raise ValueError(f"{name} has an array of shape {x.shape}; want {want}")
   # With one query, [1, 1] may be [1, T], or [T, P] without the axes of a batch.
-  is_bare = is_shared and x.ndim == len(batch) + len(tokens)
-  if has_ones and not is_bare:
-    return x.reshape(1, *x.shape[len(batch) :])
-  found = f"{name} has an array of shape {x.shape}"
-  if is_shared and (is_own or has_ones):
+  may_lack_batch = x.ndim == len(batch) + len(tokens) or ones not in fits
+  if len(fits) > 1 and () in fits and may_lack_batch:
+    want = shape_text(*ones, *tokens, "...")
     raise ValueError(
-      f"{found}, which may be shared or not; want {described(*ones, *tokens)} if it "
-      "is, as x[None] has; if it is not, map the call over the sequences with jax.vmap"
+      f"{name} has an array of shape {x.shape}, which may be shared or not; want "
+      f"{want} if it is, as x[None] has; if it is not, map the call over the sequences "
+      "with jax.vmap"
     )
-  if is_own:
-    return with_one_batch_axis(x, x.ndim - len(batch))
-  if is_shared:
-    return x[None]
-  own = f" or {described(*batch, *tokens)}" if batch else ""
-  raise ValueError(f"{found}; want {described(*tokens)}{own}")
+  leading = ones if ones in fits else fits[0]
+  return with_one_batch_axis(x, x.ndim - len(leading))
 
 
 class PairProgram:

@@ -4,7 +4,7 @@ import math
 import numbers
 import operator
 import warnings
-from typing import NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from relpos_jax.attention.arrays import (
   check_array,
   describe,
   range_of,
+  shape_text,
   slice_queries,
   with_one_batch_axis,
 )
@@ -154,7 +155,7 @@ def gather_inputs(
   value: ArrayLike | None,
   bias: ArrayLike | None = None,
   mask: ArrayLike | None = None,
-  **options: Unpack[AttentionOptions],
+  **options: Any,
 ) -> Inputs:
   """Checks the operator's arguments and fills in the defaults.
 
@@ -200,18 +201,18 @@ def check_tensors(
     )
   *batch, _, heads, width = query.shape
   if key.ndim != query.ndim or [*key.shape[:-3], key.shape[-1]] != [*batch, width]:
-    want = ", ".join(map(str, [*batch, "S", "K", width]))
+    want = shape_text(*batch, "S", "K", width)
     raise ValueError(
-      f"key has shape {key.shape}; want [{want}] for query of shape {query.shape}"
+      f"key has shape {key.shape}; want {want} for query of shape {query.shape}"
     )
   if heads % key.shape[-2]:
     raise ValueError(
       f"key has {key.shape[-2]} heads; want a divisor of the query's {heads} heads"
     )
   if value.shape[:-1] != key.shape[:-1]:
-    want = ", ".join(map(str, [*key.shape[:-1], "V"]))
+    want = shape_text(*key.shape[:-1], "V")
     raise ValueError(
-      f"value has shape {value.shape}; want [{want}] for key of shape {key.shape}"
+      f"value has shape {value.shape}; want {want} for key of shape {key.shape}"
     )
   if {key.dtype, value.dtype} != {query.dtype}:
     raise ValueError(
@@ -353,14 +354,15 @@ def _with_offset(offset: ArrayLike | None, sizes: Sizes, inputs: Inputs) -> Inpu
   if not inputs.linear_positions:
     raise ValueError("query_offset is given with positions; want it or query_positions")
   is_static = isinstance(offset, int | np.integer)
-  low, high = (
-    (int(offset),) * 2 if is_static else range_of(as_array("query_offset", offset))
-  )
+  if is_static:
+    low = high = int(offset)
+  else:
+    low, high = range_of(as_array("query_offset", offset))
   if low < -(2**30) or high > 2**30:  # distances must fit in 32 bits
     raise ValueError(f"query_offset goes from {low} to {high}; want -2**30 to 2**30")
   offsets = _integers("query_offset", offset, 0, (), sizes.batch)
   return inputs._replace(
-    query_offset=int(offset) if is_static else offsets,
+    query_offset=low if is_static else offsets,
     query_positions=inputs.query_positions + offsets[:, None],
   )
 

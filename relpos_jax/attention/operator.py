@@ -11,7 +11,7 @@ from typing import Any, Literal, Unpack, overload
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import masks, projected, reference
+from relpos_jax.attention import masks, reference
 from relpos_jax.attention.choice import (
   IMPLEMENTATIONS,
   KERNELS,
@@ -345,7 +345,7 @@ def _attend(inputs: Inputs, implementation: str | None) -> Array | tuple[Array, 
 
 def _weights(inputs: Inputs, _) -> Float[Array, "B N T S"]:
   if inputs.query.size and inputs.key.size:
-    return reference.attention_weights(inputs, projected.relative_logits)[0]
+    return reference.attention_weights(inputs, reference.projected_logits)[0]
   batch, num_queries, heads, _ = inputs.query.shape
   wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
   return jnp.zeros((batch, heads, num_queries, inputs.key.shape[1]), wide)

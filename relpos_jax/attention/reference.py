@@ -1,9 +1,9 @@
-"""Attention with its [B, N, T, S] weights in memory, and the paper's two ways to add
-relations.
+"""Attention with its [B, N, T, S] weights in memory, and three ways to add relations.
 
 `attention` is Shaw et al. 2018, equations 3 and 4, on gathered [T, S, H] vectors: slow
-and simple, for tests to compare with. `per_position` is section 3.3. Skew and projected
-differ in the same two functions: a relation's terms of the logits and of the output.
+and simple, for tests to compare with. `per_position` is section 3.3. `projected` has
+the terms that relations compute themselves, without [T, S, H] vectors. All differ in
+two functions, as skew.py does: a relation's terms of the logits and of the output.
 """
 
 import functools
@@ -138,6 +138,23 @@ def has_few_queries(inputs: Inputs) -> bool:
   group = inputs.query.shape[2] // inputs.key.shape[2]
   is_known = target_platform() == "cpu" and not is_symbolic(inputs.query)
   return is_known and inputs.query.shape[1] * group <= 8
+
+
+def projected_logits(inputs: Inputs, relation: Relation) -> Array | None:
+  """Computes a relation's term of the logits by projection on its R rows."""
+  return relation.logits(inputs.queries, inputs.keys)
+
+
+def projected_values(
+  inputs: Inputs, relation: Relation, weights: Array
+) -> Array | None:
+  """Computes a relation's term of the output by projection on its R rows."""
+  return relation.values(weights, inputs.queries, inputs.keys)
+
+
+def projected(inputs: Inputs) -> Array | tuple[Array, Array]:
+  """Computes attention with two projections on the table rows, and lookups by label."""
+  return attention(inputs, projected_logits, projected_values)
 
 
 def per_position(inputs: Inputs) -> Array | tuple[Array, Array]:

@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from relpos_jax.attention import lookup, masks
-from relpos_jax.attention.arrays import as_array, describe
+from relpos_jax.attention.arrays import as_array, describe, shape_text
 from relpos_jax.typing import Array, ArrayLike, Float, Int
 
 
@@ -239,11 +239,10 @@ def check_table(
   has_rows = array.ndim > len(row) and len(array) > 0
   is_floating = jnp.issubdtype(array.dtype, jnp.floating)
   if not has_rows or array.shape[1:] not in shapes or not is_floating:
-    shared = ", ".join(map(str, ["R", *row]))
-    own = ", ".join(map(str, ["R", sizes.heads, *row]))
+    shared, own = shape_text("R", *row), shape_text("R", sizes.heads, *row)
     raise ValueError(
-      f"{name} is {describe(array)}; want floating numbers of shape [{shared}], shared "
-      f"by the heads, or [{own}]"
+      f"{name} is {describe(array)}; want floating numbers of shape {shared}, shared "
+      f"by the heads, or {own}"
     )
   array = array.astype(sizes.accumulation_dtype)
   return array.reshape(len(array), -1, *row)

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 
 from relpos_jax.attention import band as bands
 from relpos_jax.attention import masks, reference
+from relpos_jax.attention.by_distance import ByDistance, RelativePositions
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.lookup import product
-from relpos_jax.attention.relations import ByDistance, Relation, RelativePositions
+from relpos_jax.attention.relation import Relation
 from relpos_jax.typing import Array, Float, Int
 
 unsupported = bands.unsupported

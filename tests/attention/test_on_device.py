@@ -24,7 +24,7 @@ from kernel_calls import (
 )
 
 from relpos_jax import LinearBias, RelativePositions
-from relpos_jax.attention import chunked, pallas_gpu, pallas_tpu, projected, reference
+from relpos_jax.attention import chunked, pallas_gpu, pallas_tpu, reference
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 
 WIDTH = 64
@@ -35,7 +35,7 @@ ATTENTIONS = {
   "pallas_gpu": (pallas_gpu.attention, 32),
   "pallas_tpu": (pallas_tpu.attention, 64),
   "chunked": (chunked.attention, 32),
-  "projected": (projected.attention, 8),
+  "projected": (reference.projected, 8),
 }
 
 
