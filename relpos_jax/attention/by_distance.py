@@ -201,8 +201,7 @@ class DistanceBias(ByDistance):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LinearBias(Relation):
-  """The distance times a negative slope, -slope abs(j - i): ALiBi, of any reach and not
-  scaled.
+  """ALiBi: the distance times a negative slope, -slope abs(j - i), of any reach.
 
   Press et al. 2022, section 3. The term is added to the logit after the scale.
 
@@ -249,11 +248,12 @@ class LinearBias(Relation):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ContentBias(ByDistance):
-  """The product p_i . w[row(j - i)] of another query vector and a table; not scaled.
+  """Transformer-XL's content-position term, p_i . w[row(j - i)]; not scaled.
 
-  Pairs find their rows as in `RelativePositions`. Transformer-XL (Dai et al. 2019,
-  section 3.3): its q + u is the operator's query, (q + v) times the scale is p, and the
-  rows are its projected sinusoids by distance.
+  It multiplies another query vector and a table, whose rows pairs find as in
+  `RelativePositions`. Dai et al. 2019, section 3.3: their q + u is the operator's
+  query, (q + v) times the scale is p, and the rows are their projected sinusoids by
+  distance.
 
   Attributes:
     query: p, `[B, T, N, P]` (or `[T, N, P]` if the operator's query has no batch), in
@@ -299,10 +299,10 @@ class ContentBias(ByDistance):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KeyBias(ByDistance):
-  """The product k_j . w[row(j - i)] of the key and a table, multiplied by the scale.
+  """DeBERTa's position-to-content term, k_j . w[row(j - i)], multiplied by the scale.
 
-  Pairs find their rows as in `RelativePositions`. DeBERTa's position-to-content term
-  (He et al. 2021, section 3.1, equation 4), whose scale is (3 H)**-0.5.
+  It multiplies the key and a table, whose rows pairs find as in `RelativePositions`. He
+  et al. 2021, section 3.1, equation 4; their scale is (3 H)**-0.5.
 
   Attributes:
     table: `[R, H]`, shared by the heads, or `[R, N, H]`, one per query head.

@@ -26,8 +26,8 @@ from relpos_jax.typing import Array, Float, Int
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FunctionBias(Relation):
-  """Any function of a query's and a key's positions and data, added to the logit and
-  not scaled.
+  """A score_mod: any function of a query's and a key's positions and data, added to the
+  logit after the scale.
 
   Adds `function(params, i, j, x_i, y_j, z_ij)` to the logit of query i and key j: a
   number, or numbers `[N]`, one per head. It is written for one pair, and mapped over

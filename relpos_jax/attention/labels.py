@@ -89,7 +89,7 @@ class EdgeLabels(ByLabel, VectorRelation):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LabelBias(ByLabel):
-  """A number for the label of each pair, added to the logit and not multiplied by the
+  """An edge bias: a number for the label of each pair, added to the logit after the
   scale.
 
   Swin (Liu et al. 2021, section 3.2) labels a pair of patches by its two offsets,
