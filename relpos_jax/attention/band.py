@@ -22,9 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import masks
-from relpos_jax.attention.inputs import Inputs, is_symbolic
-from relpos_jax.attention.partitioned import Shards, axes_in_context, axes_of_query
-from relpos_jax.attention.relations import (
+from relpos_jax.attention.by_distance import (
   ByDistance,
   ContentBias,
   DistanceBias,
@@ -32,6 +30,8 @@ from relpos_jax.attention.relations import (
   LinearBias,
   RelativePositions,
 )
+from relpos_jax.attention.inputs import Inputs, is_symbolic
+from relpos_jax.attention.partitioned import Shards, axes_in_context, axes_of_query
 from relpos_jax.typing import Array, Int
 
 FAR = 2**30  # a distance beyond all keys
@@ -124,7 +124,7 @@ class KernelPlan(NamedTuple):
       scale=float(inputs.scale),
       is_causal=inputs.is_causal,
       dropout_rate=inputs.dropout_rate,
-      has_values=bool(inputs.value_terms()),
+      has_values="value_table" in tables(inputs),
       interpret=interpret,
       shards=axes_of_query(inputs.explicit),
       precision=jax.config.jax_default_matmul_precision,

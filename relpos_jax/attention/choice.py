@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import band, chunked, projected, reference, skew
+from relpos_jax.attention import band, chunked, reference, skew
 from relpos_jax.attention.inputs import Inputs, gather_inputs, is_symbolic
 from relpos_jax.attention.partitioned import (
   axes_of_keys,
@@ -61,7 +61,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
   "reference": Implementation(reference.attention),
   "per_position": Implementation(reference.per_position),
   "skew": Implementation(skew.attention, skew.unsupported),
-  "projected": Implementation(projected.attention),
+  "projected": Implementation(reference.projected),
   "chunked": Implementation(chunked.attention, chunked.unsupported),
   "pallas_gpu": Implementation(_pallas_gpu, _unsupported_by_pallas_gpu, device="gpu"),
 }

@@ -16,6 +16,7 @@ import numpy as np
 
 from relpos_jax.attention import band as bands
 from relpos_jax.attention import blocks, chunked_block, dropout, ring
+from relpos_jax.attention.by_distance import ContentBias, LinearBias
 from relpos_jax.attention.chunked_block import (
   AXES,
   Arrays,
@@ -30,7 +31,6 @@ from relpos_jax.attention.partitioned import (
   over_devices,
   zeros,
 )
-from relpos_jax.attention.relations import ContentBias, LinearBias
 from relpos_jax.typing import Array, ArrayLike, Float
 
 # The maximum in a causal call: n stretches compute (n + 1) / 2n of all pairs, but

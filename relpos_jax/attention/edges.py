@@ -9,15 +9,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import validation
+from relpos_jax.attention.arrays import as_array, check_array, check_range, describe
+from relpos_jax.attention.inputs import check_numbers, check_tensors
+from relpos_jax.attention.labels import EdgeLabels, clamp, nan_if_clamped
 from relpos_jax.attention.partitioned import with_automatic_axes
-from relpos_jax.attention.relations import (
-  EdgeFeatures,
-  EdgeLabels,
-  clamp,
-  nan_if_clamped,
-  rows_of,
-)
+from relpos_jax.attention.relation import Sizes
+from relpos_jax.attention.relations import EdgeFeatures
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 
@@ -94,13 +91,10 @@ def _edge_attention(
   dropout_rate,
   dropout_key,
 ):
-  query = validation.as_array("query", query)
-  key = validation.as_array("key", key)
-  value = validation.as_array("value", value)
-  validation.check_shapes(query, key, value)
+  query, key, value = check_tensors(query, key, value)
   if scale is None:
     scale = query.shape[-1] ** -0.5
-  validation.check_numbers(scale, dropout_rate, dropout_key)
+  check_numbers(scale, dropout_rate, dropout_key)
   parts = senders, receivers, getattr(labels, "labels", None)
   is_traced = any(isinstance(x, jax.core.Tracer) for x in parts)
   # Concrete edges are sorted now: XLA would take minutes to fold the sort of constants.
@@ -145,17 +139,25 @@ def _checked_edges(
   features: EdgeFeatures | None,
 ) -> "_Edges | None":
   """Returns the edges, sorted; None if there are no pairs of nodes."""
-  senders = validation.as_array("senders", senders)
-  shape = *query.shape[:-3], *senders.shape[-1:]
-  validation.check_array("senders", senders, jnp.integer, shape)
-  receivers = validation.check_array("receivers", receivers, jnp.integer, shape)
-  num_queries, heads, width = query.shape[-3:]
+  senders = as_array("senders", senders)
+  *batch, num_queries, heads, width = query.shape
   num_keys = key.shape[-3]
-  validation.check_range("senders", senders, num_keys)
-  validation.check_range("receivers", receivers, num_queries)
-  sizes = shape, heads, (width, value.shape[-1])
-  labels = validation.check_edge_relation("labels", labels, *sizes)
-  features = validation.check_edge_relation("features", features, *sizes)
+  shape = *batch, *senders.shape[-1:]
+  check_array("senders", senders, jnp.integer, shape)
+  receivers = check_array("receivers", receivers, jnp.integer, shape)
+  check_range("senders", senders, num_keys)
+  check_range("receivers", receivers, num_queries)
+  sizes = Sizes(
+    tuple(batch), num_queries, num_keys, heads, width, value.shape[-1], query.dtype
+  )
+  if labels is not None:
+    _check_kind("labels", labels, EdgeLabels)
+    labels = labels.with_checked_tables("labels", sizes)
+    labels = labels.with_checked_labels("labels", shape)
+  if features is not None:
+    _check_kind("features", features, EdgeFeatures)
+    features = features.with_checked_tables("features", sizes)
+    features = features.with_checked_features("features", shape)
   if not query.size or not key.size or not senders.size:
     return None
   edges = _sorted(senders, receivers, labels, num_queries, num_keys)
@@ -186,6 +188,11 @@ def _softmax(
   totals = _sum(powers_of_pairs, edges.receivers, num_queries)
   totals = jnp.where(totals > 0, totals, 1)
   return powers / _at(totals, edges.receivers)
+
+
+def _check_kind(name: str, relation: object, kind: type) -> None:
+  if not isinstance(relation, kind):
+    raise ValueError(f"{name} is {describe(relation)}; want {kind.__name__} or None")
 
 
 def pair_features(
@@ -274,14 +281,14 @@ class _Edges(NamedTuple):
     table = getattr(self.label_tables, name, None)
     if table is not None:
       has_label = self.is_new & (self.labels >= 0)
-      rows = _at(_with_heads(table, dtype), jnp.maximum(self.labels, 0))
+      rows = _at(table.astype(dtype), jnp.maximum(self.labels, 0))
       yield jnp.where(has_label[:, None, None], rows, 0)
     kernel = getattr(self.features, name, None)
     if kernel is not None:
       x = self.features.features
       x_MF = x.reshape(-1, x.shape[-1])[self.order].astype(dtype)
       count_M1 = self.sum_of_pair(jnp.ones((len(x_MF), 1), dtype))
-      yield jnp.einsum("MF,FNH->MNH", x_MF / count_M1, _with_heads(kernel, dtype))
+      yield jnp.einsum("MF,FNH->MNH", x_MF / count_M1, kernel.astype(dtype))
 
 
 def _sorted(
@@ -302,7 +309,7 @@ def _sorted(
   receivers = jnp.where(is_edge, graph * num_queries + receivers, nowhere).ravel()
   rows = jnp.full_like(senders, -1)
   if labels is not None:
-    rows = rows_of(labels).ravel()
+    rows = clamp(labels.labels, labels.num_rows).ravel()
 
   order = jnp.lexsort((rows, senders, receivers))
   senders = senders[order]
@@ -321,12 +328,6 @@ def _is_edge(
   is_sender = (senders >= 0) & (senders < num_keys)
   is_receiver = (receivers >= 0) & (receivers < num_queries)
   return is_sender & is_receiver
-
-
-def _with_heads(table: Array, dtype) -> Float[Array, "R #N H"]:
-  if table.ndim == 2:
-    table = table[:, None]
-  return table.astype(dtype)
 
 
 def _sum(x: Float[Array, "M ..."], segments: Int[Array, " M"], number: int) -> Array:

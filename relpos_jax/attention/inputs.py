@@ -1,39 +1,39 @@
 """One call of the operator: its arguments, checked and in one layout."""
 
-import dataclasses
 import math
+import numbers
 import operator
 import warnings
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-from relpos_jax.attention import masks, validation
-from relpos_jax.attention.partitioned import Shards, align_manual_axes, explicit_axes
-from relpos_jax.attention.relations import (
-  ByDistance,
-  ContentBias,
-  EdgeFeatures,
-  EdgeLabels,
-  LabelBias,
-  LinearBias,
-  Numbers,
-  Relation,
-  Relations,
-  Vectors,
-  rows_of,
-  tables,
+from relpos_jax.attention import dropout, masks
+from relpos_jax.attention.arrays import (
+  Shape,
+  as_array,
+  check_array,
+  describe,
+  range_of,
+  shape_text,
+  slice_queries,
+  with_one_batch_axis,
 )
+from relpos_jax.attention.partitioned import Shards, align_manual_axes, explicit_axes
+from relpos_jax.attention.relation import Relation, Relations, Sizes, Tokens
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
-_FARTHEST = 2**31 - 1  # a window this wide hides nothing
+_FARTHEST = 2**31 - 1  # a window this wide masks nothing
+_MOST_HEADS = 64  # of the models that are known, few have more
 
 
 class AttentionOptions(TypedDict, total=False):
-  """The options of `dot_product_attention` that `attention_weights` has, too, for editors."""
+  """The options of `dot_product_attention` that `attention_weights` has, too, for
+  editors.
+  """
 
   relations: Relations | None
   scale: ArrayLike | None
@@ -52,58 +52,81 @@ class AttentionOptions(TypedDict, total=False):
   dropout_key: ArrayLike | None
 
 
-class Inputs(NamedTuple):
-  """The checked arguments of a call, with one batch axis, defaults and tables `[R, 1 or
-  N, H]`.
+class _Options(NamedTuple):
+  """The options as a user gives them, with their defaults."""
 
-  A table of `DistanceBias` has no last axis. The terms of all relations are added. Each
-  of A biases belongs to B / A consecutive sequences.
+  relations: Relations | None = None
+  scale: ArrayLike | None = None
+  logits_soft_cap: float | None = None
+  sinks: ArrayLike | None = None
+  is_causal: bool = False
+  query_positions: ArrayLike | None = None
+  key_positions: ArrayLike | None = None
+  query_offset: ArrayLike | None = None
+  query_seq_lengths: ArrayLike | None = None
+  key_value_seq_lengths: ArrayLike | None = None
+  local_window_size: int | tuple[int, int] | None = None
+  query_segment_ids: ArrayLike | None = None
+  key_segment_ids: ArrayLike | None = None
+  dropout_rate: float = 0.0
+  dropout_key: ArrayLike | None = None
+  return_residual: bool = False
+
+
+class Inputs(NamedTuple):
+  """The checked arguments of a call, with one batch axis and with defaults.
+
+  The terms of all relations are added. Each of A biases belongs to B / A consecutive
+  sequences.
   """
 
   query: Float[Array, "B T N H"]
   key: Float[Array, "B S K H"]
   value: Float[Array, "B S K V"]
-  bias: Float[Array, "A #N #T #S"] | None
-  mask: Bool[Array, "#B #N #T #S"] | None
-  relations: tuple[Relation, ...]
-  scale: ArrayLike
-  soft_cap: float | None
-  sinks: Float[Array, " N"] | None
-  is_causal: bool
-  window: tuple[int, int] | None  # how far a query sees to the left and to the right
-  linear_positions: (
-    bool  # 0, 1, 2, ... for keys, query_offset + 0, 1, 2, ... for queries
-  )
-  query_offset: int | Int[Array, "#B"]  # an int is static
-  query_positions: Int[Array, "#B T"]
-  key_positions: Int[Array, "#B S"]
-  query_mask: Bool[Array, "#B 1 T 1"] | None  # False past the lengths
-  key_mask: Bool[Array, "#B 1 1 S"] | None
-  query_segment_ids: Int[Array, "#B T"] | None
-  key_segment_ids: Int[Array, "#B S"] | None
-  dropout_rate: float
-  dropout_seeds: Int[Array, "B N"] | None  # None without dropout
-  return_residual: bool
+  bias: Float[Array, "A #N #T #S"] | None = None
+  mask: Bool[Array, "#B #N #T #S"] | None = None
+  relations: tuple[Relation, ...] = ()
+  scale: ArrayLike = 1.0
+  soft_cap: float | None = None
+  sinks: Float[Array, " N"] | None = None
+  is_causal: bool = False
+  window: tuple[int, int] | None = None  # the distances to the left and to the right
+  # 0, 1, 2, ... for keys, query_offset + 0, 1, 2, ... for queries
+  linear_positions: bool = True
+  query_offset: int | Int[Array, "#B"] = 0  # an int is static
+  query_positions: Int[Array, "#B T"] | None = None
+  key_positions: Int[Array, "#B S"] | None = None
+  query_mask: Bool[Array, "#B 1 T 1"] | None = None  # False past the lengths
+  key_mask: Bool[Array, "#B 1 1 S"] | None = None
+  query_segment_ids: Int[Array, "#B T"] | None = None
+  key_segment_ids: Int[Array, "#B S"] | None = None
+  dropout_rate: float = 0.0
+  dropout_seeds: Int[Array, "B N"] | None = None  # None without dropout
+  return_residual: bool = False
   explicit: Shards = ()  # the explicit mesh axes that shard the query
 
+  @property
+  def queries(self) -> Tokens:
+    return Tokens(self.query, self.query_positions)
+
+  @property
+  def keys(self) -> Tokens:
+    return Tokens(self.key, self.key_positions)
+
   def pair_mask(self) -> Bool[Array, "#B #N #T #S"] | None:
-    """Combines mask, causality, window, lengths and segments; returns None if nothing is hidden."""
-    found = [self.mask, self.key_mask, self.query_mask]
+    """Combines mask, causality, window, lengths and segments; None without any."""
+    parts = [self.mask, self.key_mask, self.query_mask]
     if self.is_causal:
-      found.append(masks.causal(self.query_positions, self.key_positions))
+      parts.append(masks.causal(self.query_positions, self.key_positions))
     if self.window is not None:
       left, right = self.window
-      distance = (
-        self.key_positions[:, None, None] - self.query_positions[:, None, :, None]
-      )
-      found.append((-left <= distance) & (distance <= right))
+      of_queries = self.query_positions[:, None, :, None]
+      distance = self.key_positions[:, None, None] - of_queries
+      parts.append((-left <= distance) & (distance <= right))
     if self.query_segment_ids is not None:
-      segments = (
-        self.query_segment_ids[:, None, :, None],
-        self.key_segment_ids[:, None, None],
-      )
-      found.append(jnp.equal(*segments))
-    return masks.combine(*found)
+      of_queries = self.query_segment_ids[:, None, :, None]
+      parts.append(of_queries == self.key_segment_ids[:, None, None])
+    return masks.combine(*parts)
 
   def bias_of_each(self) -> Float[Array, "#B #N #T #S"] | None:
     """Returns the bias of each sequence, or that of all; None without one."""
@@ -112,19 +135,18 @@ class Inputs(NamedTuple):
       return self.bias
     return self.bias.repeat(batch // self.bias.shape[0], 0)
 
-  def edges(self, relation: Relation) -> Array:
-    """Returns the table row of each pair of query and key, or the pair's features."""
-    match relation:
-      case EdgeLabels() | LabelBias():
-        return rows_of(relation)
-      case EdgeFeatures():
-        return relation.features
-      case _:
-        return relation.labels(self.query_positions, self.key_positions)
-
-  def value_terms(self) -> list[Vectors]:
-    """Returns the relations that add vectors to the values."""
-    return [x for x in self.relations if isinstance(x, Vectors) and x.value is not None]
+  def block(self, start: Int[Array, ""], size: int) -> "Inputs":
+    """Returns the inputs of a block of queries, which have positions of their own."""
+    return self._replace(
+      query=slice_queries(self.query, start, size),
+      bias=slice_queries(self.bias, start, size, axis=2),
+      mask=slice_queries(self.mask, start, size, axis=2),
+      relations=tuple(relation.block(start, size) for relation in self.relations),
+      query_positions=slice_queries(self.query_positions, start, size),
+      query_mask=slice_queries(self.query_mask, start, size, axis=2),
+      query_segment_ids=slice_queries(self.query_segment_ids, start, size),
+      dropout_seeds=dropout.from_row(self.dropout_seeds, -start),
+    )
 
 
 def gather_inputs(
@@ -133,106 +155,29 @@ def gather_inputs(
   value: ArrayLike | None,
   bias: ArrayLike | None = None,
   mask: ArrayLike | None = None,
-  *,
-  relations: Relations | None = None,
-  scale: ArrayLike | None = None,
-  logits_soft_cap: float | None = None,
-  sinks: ArrayLike | None = None,
-  is_causal: bool = False,
-  query_positions: ArrayLike | None = None,
-  key_positions: ArrayLike | None = None,
-  query_offset: ArrayLike | None = None,
-  query_seq_lengths: ArrayLike | None = None,
-  key_value_seq_lengths: ArrayLike | None = None,
-  local_window_size: int | tuple[int, int] | None = None,
-  query_segment_ids: ArrayLike | None = None,
-  key_segment_ids: ArrayLike | None = None,
-  dropout_rate: float = 0.0,
-  dropout_key: ArrayLike | None = None,
-  return_residual: bool = False,
+  **options: Any,
 ) -> Inputs:
   """Checks the operator's arguments and fills in the defaults.
 
   Without values, the keys take their place, and value tables have any width.
   """
-  value_width = None if value is None else jnp.shape(value)[-1]
-  arrays = dict(query=query, key=key, value=key if value is None else value)
-  query, key, value = (validation.as_array(name, x) for name, x in arrays.items())
-  validation.check_shapes(query, key, value)
-  if (query_segment_ids is None) != (key_segment_ids is None):
-    raise ValueError("want both query_segment_ids and key_segment_ids, or neither")
-  *batch, num_queries, heads, width = query.shape
-  scale = width**-0.5 if scale is None else scale
-  validation.check_numbers(scale, dropout_rate, dropout_key, logits_soft_cap)
-  if sinks is not None:
-    sinks = validation.check_array("sinks", sinks, jnp.floating, (heads,))
-    sinks = sinks.astype(jnp.promote_types(query.dtype, jnp.float32))
-  num_keys = key.shape[-3]
-  of_queries = (*batch, num_queries), (num_queries,)
-  of_keys = (*batch, num_keys), (num_keys,)
-  logits = (*batch, heads, num_queries, num_keys)
-  linear = query_positions is None and key_positions is None
-  has_place = query_offset is not None or not linear
-  query_offset = 0 if query_offset is None else query_offset
-  has_offset = not isinstance(query_offset, int) or query_offset != 0
-  if has_offset and not linear:
-    raise ValueError("query_offset is given with positions; want it or query_positions")
-  window = _window(local_window_size)
-  checked = validation.check_relations(
-    relations, logits, (width, value_width), query.dtype
+  given = _Options(**options)
+  has_values = value is not None
+  query, key, value = check_tensors(query, key, value if has_values else key)
+  sizes = Sizes(
+    batch=query.shape[:-3],
+    queries=query.shape[-3],
+    keys=key.shape[-3],
+    heads=query.shape[-2],
+    width=query.shape[-1],
+    value_width=value.shape[-1] if has_values else None,
+    dtype=query.dtype,
   )
-  goes_by_distance = any(isinstance(relation, ByDistance) for relation in checked)
-  if goes_by_distance and not is_symbolic(query, key):
-    _warn_of_another_layout(query.shape, num_keys)
-  relations = tuple(_relation(relation, query.dtype) for relation in checked)
-  if relations and is_causal and not has_place:
-    _warn_of_one_query(num_queries, num_keys)
-  if query_positions is None:
-    query_positions = jnp.arange(num_queries, dtype=jnp.int32)
-  if key_positions is None:
-    key_positions = jnp.arange(num_keys, dtype=jnp.int32)
-  query_positions = _given("query_positions", query_positions, 1, *of_queries)
-  if has_offset:
-    validation.check_offset(query_offset)
-    offsets = _given("query_offset", query_offset, 0, (), tuple(batch))
-    if isinstance(query_offset, int | np.integer):
-      query_offset = int(query_offset)
-      query_positions += query_offset
-    else:
-      query_offset = offsets
-      query_positions += query_offset[:, None]
-  query_lengths = _given("query_seq_lengths", query_seq_lengths, 0, tuple(batch))
-  query_mask = masks.within(query_lengths, num_queries)
-  key_lengths = _given("key_value_seq_lengths", key_value_seq_lengths, 0, tuple(batch))
-  seeds = None
-  if dropout_rate:  # a seed for every head; `dropout.keep` derives the rest
-    bits = jax.random.bits(dropout_key, (*batch, heads), "uint32")
-    seeds = _batched(jax.lax.bitcast_convert_type(bits, jnp.int32), 1)
-  inputs = Inputs(
-    query=_batched(query, 3),
-    key=_batched(key, 3),
-    value=_batched(value, 3),
-    bias=_of_logits("bias", bias, logits),
-    mask=_of_logits("mask", mask, logits),
-    relations=relations,
-    scale=scale,
-    soft_cap=logits_soft_cap,
-    sinks=sinks,
-    is_causal=bool(is_causal),
-    window=window,
-    linear_positions=linear,
-    query_offset=query_offset,
-    query_positions=query_positions,
-    key_positions=_given("key_positions", key_positions, 1, *of_keys),
-    query_mask=None if query_mask is None else query_mask.swapaxes(2, 3),
-    key_mask=masks.within(key_lengths, num_keys),
-    query_segment_ids=_given("query_segment_ids", query_segment_ids, 1, *of_queries),
-    key_segment_ids=_given("key_segment_ids", key_segment_ids, 1, *of_keys),
-    dropout_rate=dropout_rate,
-    dropout_seeds=seeds,
-    return_residual=return_residual,
-  )
-  return align_manual_axes(inputs)._replace(explicit=explicit_axes(inputs.query))
+  inputs = _with_arrays(given, sizes, query, key, value, bias)
+  inputs = _with_positions_and_masks(given, sizes, inputs, mask)
+  inputs = inputs._replace(relations=_checked_relations(given, sizes))
+  inputs = align_manual_axes(inputs)
+  return inputs._replace(explicit=explicit_axes(query))
 
 
 def is_symbolic(*arrays: Array) -> bool:
@@ -240,105 +185,259 @@ def is_symbolic(*arrays: Array) -> bool:
   return any(export.is_symbolic_dim(size) for array in arrays for size in array.shape)
 
 
-def _of_logits(name: str, x: ArrayLike | None, logits: tuple[int, ...]) -> Array | None:
-  """Returns a bias or mask with one batch axis, which a mask has in full or of size 1.
+# Arrays.
 
-  A bias that the last batch axes share stays as small as it is.
+
+def check_tensors(
+  query: ArrayLike, key: ArrayLike, value: ArrayLike
+) -> tuple[Array, Array, Array]:
+  """Returns checked arrays: query [*B,T,N,H], key [*B,S,K,H], value [*B,S,K,V]."""
+  query, key = as_array("query", query), as_array("key", key)
+  value = as_array("value", value)
+  if query.ndim < 3 or not jnp.issubdtype(query.dtype, jnp.floating):
+    raise ValueError(
+      f"query is {describe(query)}; want floating numbers of shape [*B, T, N, H], B "
+      "any axes"
+    )
+  *batch, _, heads, width = query.shape
+  if key.ndim != query.ndim or [*key.shape[:-3], key.shape[-1]] != [*batch, width]:
+    want = shape_text(*batch, "S", "K", width)
+    raise ValueError(
+      f"key has shape {key.shape}; want {want} for query of shape {query.shape}"
+    )
+  if heads % key.shape[-2]:
+    raise ValueError(
+      f"key has {key.shape[-2]} heads; want a divisor of the query's {heads} heads"
+    )
+  if value.shape[:-1] != key.shape[:-1]:
+    want = shape_text(*key.shape[:-1], "V")
+    raise ValueError(
+      f"value has shape {value.shape}; want {want} for key of shape {key.shape}"
+    )
+  if {key.dtype, value.dtype} != {query.dtype}:
+    raise ValueError(
+      f"key and value have dtypes {key.dtype} and {value.dtype}; want the query's, "
+      f"{query.dtype}"
+    )
+  return query, key, value
+
+
+def check_numbers(
+  scale: ArrayLike | None,
+  rate: float,
+  key: ArrayLike | None,
+  soft_cap: float | None = None,
+) -> None:
+  """Checks the scale of a call, its dropout and its soft cap."""
+  if scale is not None and jnp.ndim(scale):
+    raise ValueError(f"scale has shape {jnp.shape(scale)}; want one number")
+  if not isinstance(rate, numbers.Real) or not 0 <= rate < 1:
+    raise ValueError(f"dropout_rate is {rate!r}; want 0 <= rate < 1")
+  if rate > 0 and key is None:
+    raise ValueError(
+      f"dropout_rate is {rate} and dropout_key is None; want a jax.random.key"
+    )
+  is_positive = isinstance(soft_cap, numbers.Real) and 0 < soft_cap < float("inf")
+  if soft_cap is not None and not is_positive:
+    raise ValueError(f"logits_soft_cap is {soft_cap!r}; want a positive number or None")
+
+
+def _with_arrays(
+  given: _Options,
+  sizes: Sizes,
+  query: Array,
+  key: Array,
+  value: Array,
+  bias: ArrayLike | None,
+) -> Inputs:
+  """Returns the inputs with tensors, bias, sinks, and the numbers of softmax."""
+  rate, dropout_key = given.dropout_rate, given.dropout_key
+  check_numbers(given.scale, rate, dropout_key, given.logits_soft_cap)
+  sinks, seeds = given.sinks, None
+  if sinks is not None:
+    sinks = check_array("sinks", sinks, jnp.floating, (sizes.heads,))
+    sinks = sinks.astype(sizes.accumulation_dtype)
+  if bias is not None:
+    bias = as_array("bias", bias)
+    if not jnp.issubdtype(bias.dtype, jnp.floating):
+      want = "give it as mask=" if bias.dtype == bool else "want floating numbers"
+      raise ValueError(f"bias has dtype {bias.dtype}; {want}")
+    bias = _of_logits("bias", bias, sizes)
+  if rate:  # a seed for every head; `dropout.keep` derives the rest
+    bits = jax.random.bits(dropout_key, (*sizes.batch, sizes.heads), "uint32")
+    seeds = with_one_batch_axis(jax.lax.bitcast_convert_type(bits, jnp.int32), 1)
+  return Inputs(
+    query=with_one_batch_axis(query, 3),
+    key=with_one_batch_axis(key, 3),
+    value=with_one_batch_axis(value, 3),
+    bias=bias,
+    scale=sizes.width**-0.5 if given.scale is None else given.scale,
+    soft_cap=given.logits_soft_cap,
+    sinks=sinks,
+    dropout_rate=rate,
+    dropout_seeds=seeds,
+    return_residual=given.return_residual,
+  )
+
+
+def _of_logits(name: str, x: Array, sizes: Sizes) -> Array:
+  """Returns a bias or mask with one batch axis.
+
+  A mask has it in full or of size 1. A bias that the last batch axes share stays as
+  small as it is.
   """
-  if x is None:
-    return None
-  x, batch = validation.as_array(name, x), logits[:-3]
-  sizes = zip(x.shape[::-1], logits[::-1], strict=False)
-  if x.ndim > len(logits) or any(n not in (1, m) for n, m in sizes):
+  logits = (*sizes.batch, sizes.heads, sizes.queries, sizes.keys)
+  sizes_of_both = zip(x.shape[::-1], logits[::-1], strict=False)
+  is_broadcast = all(size in (1, wanted) for size, wanted in sizes_of_both)
+  if x.ndim > len(logits) or not is_broadcast:
     raise ValueError(
       f"{name} has shape {x.shape}; want one that broadcasts to {logits}"
     )
-  if name == "mask" and x.dtype != bool:
-    raise ValueError(
-      f"mask has dtype {x.dtype}; want bool, True where a key may be seen"
-    )
-  if name == "bias" and not jnp.issubdtype(x.dtype, jnp.floating):
-    want = "give it as mask=" if x.dtype == bool else "want floating numbers"
-    raise ValueError(f"bias has dtype {x.dtype}; {want}")
   x = jnp.expand_dims(x, (*range(len(logits) - x.ndim),))
-  num_own = max((i + 1 for i, n in enumerate(x.shape[:-3]) if n != 1), default=0)
+  num_own = 0  # the batch axes up to the last one that sequences do not share
+  for axis, size in enumerate(x.shape[:-3]):
+    if size != 1:
+      num_own = axis + 1
   if num_own and name == "mask":
-    num_own = len(batch)
-  rest = x.shape[-3:]
-  x = jnp.broadcast_to(x, (*batch[:num_own], *[1] * (len(batch) - num_own), *rest))
-  return x.reshape(math.prod(batch[:num_own]), *rest)
+    num_own = len(sizes.batch)
+  own, shared = sizes.batch[:num_own], (1,) * (len(sizes.batch) - num_own)
+  x = jnp.broadcast_to(x, (*own, *shared, *x.shape[-3:]))
+  return x.reshape(math.prod(own), *x.shape[-3:])
 
 
-def _given(
-  name: str, x: ArrayLike | None, rank: int, *shapes: tuple[int, ...]
-) -> Array | None:
-  """Returns an optional argument as a checked array with a batch axis before its last
-  `rank`.
-
-  Integers become int32, unless they are traced in 64 bits: then their values are not
-  checked.
-  """
-  if x is None:
-    return None
-  x = validation.check_array(name, x, jnp.integer, *shapes)
-  is_wide = isinstance(x, jax.core.Tracer) and x.dtype.itemsize == 8
-  return _batched(x.astype(jnp.int64 if is_wide else jnp.int32), rank)
+# Positions and masks.
 
 
-def _warn_of_one_query(num_queries: int, num_keys: int) -> None:
-  """Warns of decoding without a position, at the line that calls the operator."""
-  if num_queries == 1 and num_keys not in (0, 1):
-    warnings.warn(
-      f"the one query is at position 0 of {num_keys} keys, and is_causal hides the "
-      "others: give its position as query_offset=, or 0 if that is meant",
-      stacklevel=4,
-    )
+def _with_positions_and_masks(
+  given: _Options, sizes: Sizes, inputs: Inputs, mask: ArrayLike | None
+) -> Inputs:
+  """Returns the inputs with positions and all that masks."""
+  if (given.query_segment_ids is None) != (given.key_segment_ids is None):
+    raise ValueError("want both query_segment_ids and key_segment_ids, or neither")
+  query_positions, key_positions = given.query_positions, given.key_positions
+  if query_positions is None:
+    query_positions = jnp.arange(sizes.queries, dtype=jnp.int32)
+  if key_positions is None:
+    key_positions = jnp.arange(sizes.keys, dtype=jnp.int32)
+  if mask is not None:
+    mask = as_array("mask", mask)
+    if mask.dtype != bool:
+      raise ValueError(
+        f"mask has dtype {mask.dtype}; want bool, True where a key may be seen"
+      )
+    mask = _of_logits("mask", mask, sizes)
+  query_mask = _lengths("query_seq_lengths", given.query_seq_lengths, sizes)
+  key_mask = _lengths("key_value_seq_lengths", given.key_value_seq_lengths, sizes)
+  query_mask = masks.within(query_mask, sizes.queries)
+  of_queries, of_keys = (sizes.batch, sizes.queries), (sizes.batch, sizes.keys)
+  inputs = inputs._replace(
+    mask=mask,
+    is_causal=bool(given.is_causal),
+    window=_window(given.local_window_size),
+    linear_positions=given.query_positions is None and given.key_positions is None,
+    query_positions=_of_tokens("query_positions", query_positions, *of_queries),
+    key_positions=_of_tokens("key_positions", key_positions, *of_keys),
+    query_mask=None if query_mask is None else query_mask.swapaxes(2, 3),
+    key_mask=masks.within(key_mask, sizes.keys),
+    query_segment_ids=_of_tokens(
+      "query_segment_ids", given.query_segment_ids, *of_queries
+    ),
+    key_segment_ids=_of_tokens("key_segment_ids", given.key_segment_ids, *of_keys),
+  )
+  return _with_offset(given.query_offset, sizes, inputs)
 
 
-def _warn_of_another_layout(query_shape: tuple[int, ...], num_keys: int) -> None:
-  """Warns of heads before tokens, at the line that calls the operator."""
-  *_, num_queries, heads, _ = query_shape
-  most_heads = 64  # of the models that are known, few have more
-  if heads > max(num_queries, num_keys, most_heads):
-    warnings.warn(
-      f"query has {heads} heads and {num_queries} tokens: the layout is [B, T, N, H], "
-      "tokens before heads",
-      stacklevel=4,
-    )
+def _with_offset(offset: ArrayLike | None, sizes: Sizes, inputs: Inputs) -> Inputs:
+  """Returns the inputs with an offset, and with positions that begin with it."""
+  if offset is None or (isinstance(offset, int) and offset == 0):
+    return inputs
+  if not inputs.linear_positions:
+    raise ValueError("query_offset is given with positions; want it or query_positions")
+  is_static = isinstance(offset, int | np.integer)
+  if is_static:
+    low = high = int(offset)
+  else:
+    low, high = range_of(as_array("query_offset", offset))
+  if low < -(2**30) or high > 2**30:  # distances must fit in 32 bits
+    raise ValueError(f"query_offset goes from {low} to {high}; want -2**30 to 2**30")
+  offsets = _integers("query_offset", offset, 0, (), sizes.batch)
+  return inputs._replace(
+    query_offset=low if is_static else offsets,
+    query_positions=inputs.query_positions + offsets[:, None],
+  )
 
 
 def _window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
-  """Returns the distances to the left and right, clipped to the largest one possible."""
+  """Returns the distances to the left and right, clipped to the largest possible."""
   if size is None:
     return None
-  left, right = map(
-    operator.index, size if isinstance(size, tuple | list) else (size, size)
-  )
+  left, right = size if isinstance(size, tuple | list) else (size, size)
+  left, right = operator.index(left), operator.index(right)
   if min(left, right) < 0:
     raise ValueError(f"local_window_size is {size}; want None, or one or two distances")
   return min(left, _FARTHEST), min(right, _FARTHEST)
 
 
-def _relation(relation: Relation, dtype: np.dtype) -> Relation:
-  """Adds a head axis to tables and casts them to float32 or wider, for sums in their gradients."""
-  wide = jnp.promote_types(dtype, jnp.float32)
-  changes = {}
-  for name, table in tables(relation).items():
-    row = () if isinstance(relation, Numbers) else table.shape[-1:]
-    changes[name] = table.astype(wide).reshape(len(table), -1, *row)
-  match relation:
-    case EdgeLabels() | LabelBias():
-      changes["labels"] = _batched(relation.labels, 2)
-    case EdgeFeatures():
-      changes["features"] = _batched(relation.features.astype(wide), 3)
-    case ContentBias():
-      changes["query"] = _batched(relation.query, 3)
-    case LinearBias():
-      changes["slopes"] = relation.slopes.astype(wide)
-  return dataclasses.replace(relation, **changes)
+def _of_tokens(
+  name: str, x: ArrayLike | None, batch: Shape, length: int
+) -> Int[Array, "#B T"] | None:
+  return None if x is None else _integers(name, x, 1, (*batch, length), (length,))
 
 
-def _batched(array: Array, rank: int) -> Array:
-  """Merges the axes before the last `rank` into one, or adds one."""
-  batch, rest = array.shape[: array.ndim - rank], array.shape[array.ndim - rank :]
-  return array if len(batch) == 1 else array.reshape(math.prod(batch), *rest)
+def _lengths(name: str, x: ArrayLike | None, sizes: Sizes) -> Int[Array, "#B"] | None:
+  return None if x is None else _integers(name, x, 0, sizes.batch)
+
+
+def _integers(name: str, x: ArrayLike, rank: int, *shapes: Shape) -> Array:
+  """Returns checked integers with a batch axis before the last `rank` axes.
+
+  They become int32, unless they are traced in 64 bits: then their values are not
+  checked.
+  """
+  x = check_array(name, x, jnp.integer, *shapes)
+  is_wide = isinstance(x, jax.core.Tracer) and x.dtype.itemsize == 8
+  return with_one_batch_axis(x.astype(jnp.int64 if is_wide else jnp.int32), rank)
+
+
+# Relations.
+
+
+def _checked_relations(given: _Options, sizes: Sizes) -> tuple[Relation, ...]:
+  """Returns the relations, checked, and warns of calls that may be mistaken."""
+  if given.relations is None:
+    return ()
+  several = isinstance(given.relations, tuple)
+  checked = []
+  for i, relation in enumerate(given.relations if several else (given.relations,)):
+    name = f"relations[{i}]" if several else "relations"
+    if not isinstance(relation, Relation):
+      # Positions of a layer, or a class.
+      remedy = ": call it" if callable(relation) else ""
+      wanted = "RelativePositions, EdgeLabels, EdgeFeatures or another relation"
+      wanted += "" if several else ", a tuple of them or None"
+      raise ValueError(f"{name} is {describe(relation)}{remedy}; want {wanted}")
+    checked.append(relation.checked(name, sizes))
+  if checked:
+    _warn(given, sizes)
+  return tuple(checked)
+
+
+def _warn(given: _Options, sizes: Sizes) -> None:
+  """Warns at the line that calls the operator."""
+  places = given.query_positions, given.key_positions, given.query_offset
+  is_placed = any(place is not None for place in places)
+  is_one_of_several = sizes.queries == 1 and sizes.keys not in (0, 1)
+  if given.is_causal and is_one_of_several and not is_placed:
+    warnings.warn(
+      f"the one query is at position 0 of {sizes.keys} keys, and is_causal masks the "
+      "others: give its position as query_offset=, or 0 if that is meant",
+      stacklevel=5,
+    )
+  lengths = sizes.queries, sizes.keys
+  has_symbols = any(map(export.is_symbolic_dim, (*sizes.batch, *lengths)))
+  if not has_symbols and sizes.heads > max(*lengths, _MOST_HEADS):
+    warnings.warn(
+      f"query has {sizes.heads} heads and {sizes.queries} tokens: the layout is "
+      "[B, T, N, H], tokens before heads",
+      stacklevel=5,
+    )

@@ -11,16 +11,15 @@ from typing import Any, Literal, Unpack, overload
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import masks, projected, reference
+from relpos_jax.attention import masks, reference
 from relpos_jax.attention.choice import IMPLEMENTATIONS, PLAIN, choose
 from relpos_jax.attention.inputs import AttentionOptions, Inputs, gather_inputs
-from relpos_jax.attention.pair_program import as_program
 from relpos_jax.attention.partitioned import (
   FIRST_DERIVATIVES_ONLY,
   target_platform,
   with_automatic_axes,
 )
-from relpos_jax.attention.relations import FunctionBias, Relations
+from relpos_jax.attention.relations import Relations
 from relpos_jax.typing import Array, ArrayLike, Float, ImplementationName
 
 
@@ -135,10 +134,11 @@ def dot_product_attention(
     dropout_key: `jax.random.key`, or an old `PRNGKey`; needed if the rate is positive.
     implementation: a name, or None to choose one; see `explain`. None chooses
       "pallas_gpu" on one H200 for causal self-attention in bfloat16 from 1,024 tokens
-      on, with heads of 64 numbers, and no other kernel. The kernels, and "chunked",
-      which None chooses for long sequences (on CPUs from 64 keys on), have first
-      reverse-mode derivatives only. For jvp or second derivatives name "projected" or
-      "skew", and for arrays on the CPU of an H200's machine, too.
+      on, with heads of 64 numbers, and no other kernel. For long sequences (on CPUs
+      from 64 keys on) it chooses "chunked". This has first reverse-mode derivatives
+      only if all relations go by distance, and so have the kernels. For jvp or second
+      derivatives name "projected" or "skew", and for arrays on the CPU of an H200's
+      machine, too.
     return_residual: whether to return the logarithm of the sum of exp(logit), too, as
       in jax.nn.
 
@@ -303,12 +303,9 @@ def _run(arrays: list[Array | None], program: _Program) -> Any:
 
 def _with_traced_numbers(inputs: Inputs, implementation: str | None) -> Inputs:
   """Makes arrays of what may change from call to call without another program."""
-  relations = []
-  for relation in inputs.relations:
-    if isinstance(relation, FunctionBias):
-      relation = as_program(relation, inputs.query_positions.dtype)
-    relations.append(relation)
-  inputs = inputs._replace(relations=tuple(relations))
+  position_dtype = inputs.query_positions.dtype
+  programs = tuple(relation.as_program(position_dtype) for relation in inputs.relations)
+  inputs = inputs._replace(relations=programs)
   if isinstance(inputs.query_offset, int) and inputs.query_offset:
     inputs = inputs._replace(query_offset=jnp.int32([inputs.query_offset]))
   # A kernel is compiled for one scale, and may be chosen on its device.
@@ -346,7 +343,7 @@ def _without_pairs(inputs: Inputs) -> Array | tuple[Array, Array]:
 
 def _weights(inputs: Inputs, _) -> Float[Array, "B N T S"]:
   if inputs.query.size and inputs.key.size:
-    return reference.attention_weights(inputs, projected.relative_logits)[0]
+    return reference.attention_weights(inputs, reference.projected_logits)[0]
   batch, num_queries, heads, _ = inputs.query.shape
   accumulation_dtype = jnp.promote_types(inputs.query.dtype, jnp.float32)
   return jnp.zeros((batch, heads, num_queries, inputs.key.shape[1]), accumulation_dtype)

@@ -10,9 +10,10 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import band, reference
+from relpos_jax.attention import band
 from relpos_jax.attention.band import KernelPlan
 from relpos_jax.attention.inputs import Inputs
+from relpos_jax.attention.lookup import product
 from relpos_jax.attention.pallas_gpu_kernels import AXES, backward, forward
 from relpos_jax.attention.partitioned import Arrays, over_devices, target_platform
 from relpos_jax.typing import Array, Float
@@ -50,9 +51,7 @@ def attention(
   output, weights = _attend(plan, _floats(inputs, tables, block), masks)
   output = output[:, :length, :, :width]
   if plan.has_values:
-    output += reference.product(
-      "BNTR,RNH->BTNH", weights[:, :, :length], tables["value_table"]
-    )
+    output += product("BNTR,RNH->BTNH", weights[:, :, :length], tables["value_table"])
   if inputs.query_mask is not None:
     output = jnp.where(jnp.moveaxis(inputs.query_mask, 1, 2), output, 0)
   return output.astype(inputs.value.dtype)
@@ -76,7 +75,7 @@ def _floats(inputs: Inputs, tables: Arrays, block: tuple[int, int]) -> Arrays:
   }
   terms = []
   if "key_table" in tables:
-    logits = reference.product("BTNH,RNH->BNTR", query, tables["key_table"])
+    logits = product("BTNH,RNH->BNTR", query, tables["key_table"])
     terms.append(
       band.pad(logits * jnp.asarray(inputs.scale, logits.dtype), 2, block[0])
     )

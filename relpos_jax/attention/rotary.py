@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from relpos_jax.attention import validation
+from relpos_jax.attention.arrays import check_array
 from relpos_jax.typing import Array, ArrayLike, Float
 
 
@@ -48,7 +48,7 @@ def rotate(
   if width % 2:
     raise ValueError(f"x has shape {x.shape}; want heads of an even width")
   shapes = (*batch, length), (length,)
-  positions = validation.check_array("positions", positions, jnp.number, *shapes)
+  positions = check_array("positions", positions, jnp.number, *shapes)
   wide = jnp.promote_types(x.dtype, jnp.float32)
   if frequencies is None:
     frequencies = base ** (-jnp.arange(width // 2, dtype=wide) / (width // 2))

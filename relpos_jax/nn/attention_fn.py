@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from relpos_jax.attention.arrays import as_array
 from relpos_jax.attention.operator import attention_weights, dot_product_attention
-from relpos_jax.attention.validation import as_array
 from relpos_jax.nn.positions import Positions, RelativePositionTables, TableOptions
 from relpos_jax.typing import Array, ArrayLike, Float
 

@@ -24,9 +24,8 @@ from kernel_calls import (
 )
 
 from relpos_jax import LinearBias, RelativePositions
-from relpos_jax.attention import chunked, pallas_gpu, projected, reference
+from relpos_jax.attention import chunked, pallas_gpu, reference
 from relpos_jax.attention.choice import IMPLEMENTATIONS
-from relpos_jax.attention.relations import tables
 
 WIDTH = 64
 LARGEST_ERROR = dict(float32=1e-4, bfloat16=3e-2)
@@ -35,7 +34,7 @@ ALL_CASES = CASES | MORE_CASES
 ATTENTIONS = {
   "pallas_gpu": (pallas_gpu.attention, 32),
   "chunked": (chunked.attention, 32),
-  "projected": (projected.attention, 8),
+  "projected": (reference.projected, 8),
 }
 
 
@@ -48,9 +47,11 @@ def enlarge(sizes, options, factor):
   def relation(x):
     if isinstance(x, LinearBias):
       return dataclasses.replace(x, slopes=x.slopes / factor)
-    new = {
-      n: normal(rows(len(table)), *table.shape[1:]) for n, table in tables(x).items()
-    }
+    new = {}
+    for name in ("key", "value", "table"):
+      table = getattr(x, name, None)
+      if table is not None:
+        new[name] = normal(rows(len(table)), *table.shape[1:])
     if isinstance(x, RelativePositions):
       new = {name: normal(*table.shape[:-1], WIDTH) for name, table in new.items()}
     elif hasattr(x, "query"):

@@ -27,7 +27,7 @@ from relpos_jax import (
   merge,
   rotate,
 )
-from relpos_jax.attention import blocks, chunked, projected
+from relpos_jax.attention import blocks, chunked, lookup
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -196,9 +196,7 @@ def test_every_relation_and_every_sum_is_its_formula(kinds, seed, monkeypatch):
 def test_lookups_by_products_are_lookups(kind, monkeypatch):
   arrays, options = random_call([kind], 0)
   wanted = results("reference", arrays, options)
-  monkeypatch.setattr(
-    projected, "look_up", lambda x, labels: projected.multiply(labels, x)
-  )
+  monkeypatch.setattr(lookup, "look_up", lambda x, labels: lookup.multiply(labels, x))
   assert_close(results("projected", arrays, options), wanted)  # as on accelerators
 
 
@@ -551,8 +549,8 @@ def test_numbers_of_minus_infinity_hide_as_a_mask_does(kind, multiplied, monkeyp
   """Gives one query no key, and no mask that would say so. Lookups on accelerators are products."""
   monkeypatch.setattr(blocks, "_default_block", lambda pairs: 4)
   if multiplied:
-    look_up = lambda x, labels: projected.multiply(labels, x)
-    monkeypatch.setattr(projected, "look_up", look_up)
+    look_up = lambda x, labels: lookup.multiply(labels, x)
+    monkeypatch.setattr(lookup, "look_up", look_up)
   rng = np.random.default_rng(0)
   x = jnp.asarray(rng.normal(size=(7, 2, 3)))
   i, j = jnp.ogrid[:7, :7]
@@ -599,25 +597,36 @@ def test_masks_and_biases_of_lower_rank_are_broadcast(shape):
 ONES = jnp.ones((3, 4))
 
 
-@pytest.mark.parametrize(
-  "relations",
-  [RelativePositions(ONES, None), EdgeLabels(jnp.ones((300, 300), int), ONES, None)],
-)
-def test_second_and_forward_derivatives_name_the_remedy(relations, monkeypatch):
-  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 128)
-  x = jnp.ones((1, 300, 1, 4))
+def second_and_forward_derivatives(x, relations, name):
+  """Yields functions of two derivatives of the squared output."""
 
-  def loss(x, name):
-    return dot_product_attention(
-      x, x, x, relations=relations, implementation=name
-    ).sum()
+  def loss(x):
+    options = dict(relations=relations, implementation=name)
+    return (dot_product_attention(x, x, x, **options) ** 2).sum()
 
-  second = lambda name: jax.grad(lambda x: jax.grad(loss)(x, name).sum())(x)
-  forward = lambda name: jax.jvp(functools.partial(loss, name=name), (x,), (x,))[1]
-  for derivative, shape in ((second, x.shape), (forward, ())):
+  yield lambda: jax.grad(lambda x: jnp.sin(jax.grad(loss)(x)).sum())(x)
+  yield lambda: jax.jvp(loss, (x,), (jnp.cos(x),))[1]
+
+
+def test_second_and_forward_derivatives_along_a_band_name_the_remedy():
+  x, relations = jnp.ones((1, 300, 1, 4)), RelativePositions(ONES, None)
+  for derivative in second_and_forward_derivatives(x, relations, "chunked"):
     with pytest.raises(NotImplementedError, match="name implementation='projected'"):
-      derivative("chunked")
-    assert derivative("projected").shape == shape
+      derivative()
+  for derivative in second_and_forward_derivatives(x, relations, "projected"):
+    derivative()
+
+
+def test_second_and_forward_derivatives_without_a_band(monkeypatch):
+  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 4)
+  made = RandomCall(["labels"], 0)
+  x, table = made.normal(1, 11, 2, 4), made.normal(3, 4)
+  relations = EdgeLabels(made.integers(-1, 3, 11, 11), table, table)
+  found, wanted = (
+    [derivative() for derivative in second_and_forward_derivatives(x, relations, name)]
+    for name in ("chunked", "projected")
+  )
+  assert_close(found, wanted)
 
 
 # By implementation: the length, the arrays that it never forms, and relations that

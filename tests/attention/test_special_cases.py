@@ -1,6 +1,9 @@
-"""Laws 8 and 13: labels, features and functions equal the relations that they compute."""
+"""Laws 8 and 13: labels, features, functions and a user's own class equal the relations
+that they compute."""
 
+import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +23,9 @@ from relpos_jax import (
   edge_attention,
 )
 from relpos_jax.attention import blocks
+from relpos_jax.attention.arrays import check_array
 from relpos_jax.attention.edges import pair_features
+from relpos_jax.attention.relation import Relation, distances
 
 pytestmark = pytest.mark.usefixtures("float64")
 EACH = ["reference", "per_position", "projected", "chunked"]
@@ -68,6 +73,28 @@ def as_bias(params):
   return dict(bias=params["position"][DISTANCE + QUERIES - 1] + by_head)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TwoSidedDecay(Relation):
+  """Weights that decay exponentially with the distance, at learned rates `[2, N]`."""
+
+  rates: Any  # before the query and after it
+
+  def checked(self, name, sizes):
+    shape = 2, sizes.heads
+    rates = check_array(f"{name}.rates", self.rates, jnp.floating, shape)
+    return dataclasses.replace(self, rates=rates.astype(sizes.accumulation_dtype))
+
+  def logits(self, queries, keys):
+    distance_B1TS = distances(queries.positions, keys.positions)[:, None]
+    before, after = self.rates[:, None, :, None, None]
+    return -jnp.where(distance_B1TS < 0, before, after) * abs(distance_B1TS)
+
+
+def two_sided_decay(rates, i, j, *_):
+  return -jnp.where(j < i, rates[0], rates[1]) * abs(j - i)
+
+
 # By name: parameters, a relation of them, and the relation that it equals, or the
 # options.
 PAIRS = {
@@ -97,6 +124,11 @@ PAIRS = {
     normal(HEADS),
     lambda slopes: FunctionBias(lambda s, i, j, *_: -s * abs(j - i), slopes),
     lambda slopes: LinearBias(slopes),
+  ),
+  "a class of one's own": (
+    normal(2, HEADS),
+    TwoSidedDecay,
+    lambda rates: FunctionBias(two_sided_decay, rates),
   ),
   "a function of data of all sequences": (HSTU, OF_TIMES, as_bias),
   "a function of data of pairs": (
@@ -128,7 +160,11 @@ def results(params, relation, **options):
 def test_a_relation_is_what_it_computes(name, implementation, monkeypatch):
   monkeypatch.setattr(blocks, "_default_block", lambda pairs: 5)
   params, relation, same = PAIRS[name]
-  by_distance = name in ("a function of a table", "a function of slopes")
+  by_distance = name in (
+    "a function of a table",
+    "a function of slopes",
+    "a class of one's own",
+  )
   for at in [dict(query_offset=3), REVERSED] if by_distance else [{}]:
     found = results(
       params, relation, **at, implementation=implementation, is_causal=True
@@ -137,6 +173,12 @@ def test_a_relation_is_what_it_computes(name, implementation, monkeypatch):
     jax.tree.map(
       lambda x, y: np.testing.assert_allclose(x, y, atol=1e-10), found, wanted
     )
+
+
+def test_a_class_of_ones_own_is_checked():
+  wrong = TwoSidedDecay(normal(HEADS))
+  with pytest.raises(ValueError, match=r"^relations\[1\].rates has shape \(4,\); want"):
+    dot_product_attention(*CALL, relations=(LinearBias.alibi(HEADS), wrong))
 
 
 def of_all(params, i, j, x, y, z):

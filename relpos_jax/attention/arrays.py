@@ -1,0 +1,96 @@
+"""Checks of one array: a ValueError names it, before anything is compiled."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from relpos_jax.typing import Array, ArrayLike, Int
+
+Shape = tuple[int, ...]
+
+
+def as_array(name: str, x: ArrayLike | None) -> Array:
+  """Returns an array or nested lists of numbers as an array.
+
+  Raises if concrete integers do not fit in int32: jnp.asarray would truncate them
+  silently.
+  """
+  if x is None:
+    raise ValueError(f"{name} is None; want an array")
+  if dataclasses.is_dataclass(x):
+    raise ValueError(f"{name} is {describe(x)}; want an array: give relations=")
+  leaves = jax.tree.leaves(x)
+  if leaves and not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+    _check_32_bits(name, x)
+  return jnp.asarray(x)
+
+
+def _check_32_bits(name: str, x: ArrayLike) -> None:
+  dtype = getattr(x, "dtype", np.int64)  # lists may have any
+  if not jnp.issubdtype(dtype, jnp.integer) or np.can_cast(dtype, np.int32):
+    return
+  numbers = np.asarray(x)
+  if numbers.dtype.kind in "iuO" and numbers.size:
+    low, high = numbers.min(), numbers.max()
+    if low < -(2**31) or high >= 2**31:
+      raise ValueError(f"{name} goes from {low} to {high}; want 32-bit integers")
+
+
+def check_array(name: str, x: ArrayLike | None, kind: type, *shapes: Shape) -> Array:
+  """Returns x as an array of one of these shapes and of a dtype of this kind."""
+  array = as_array(name, x)
+  if array.shape not in shapes:
+    want = " or ".join(str(shape) for shape in dict.fromkeys(shapes))
+    raise ValueError(f"{name} has shape {array.shape}; want {want}")
+  if not jnp.issubdtype(array.dtype, kind):
+    raise ValueError(f"{name} has dtype {array.dtype}; want {kind.__name__} numbers")
+  return array
+
+
+def check_range(name: str, x: Array, number: int) -> None:
+  """Checks that concrete integers go from -1 to number - 1."""
+  low, high = range_of(x)
+  if low < -1 or high >= number:
+    raise ValueError(
+      f"{name} go from {low} to {high}; want 0 to {number - 1}, or -1 for none"
+    )
+
+
+def range_of(x: Array) -> tuple[int, int]:
+  """Returns the least and the greatest of concrete integers; 0 and -1 if unknown."""
+  if isinstance(x, jax.core.Tracer) or not x.size:
+    return 0, -1
+  with jax.ensure_compile_time_eval():  # also where a compiled function closes over x
+    return int(x.min()), int(x.max())
+
+
+def describe(x: object) -> str:
+  """Returns the dtype and the shape of an array, or the type of another object."""
+  if hasattr(x, "dtype") and hasattr(x, "shape"):
+    return f"{x.dtype} of shape {jnp.shape(x)}"
+  return f"of type {type(x).__name__}"
+
+
+def shape_text(*sizes: int | str) -> str:
+  """Returns a shape that an error asks for."""
+  return "[" + ", ".join(map(str, sizes)) + "]"
+
+
+def with_one_batch_axis(x: Array, rank: int) -> Array:
+  """Merges the axes before the last `rank` into one, or adds one."""
+  num_axes = x.ndim - rank
+  if num_axes == 1:
+    return x
+  return x.reshape(math.prod(x.shape[:num_axes]), *x.shape[num_axes:])
+
+
+def slice_queries(
+  x: Array | None, start: Int[Array, ""], size: int, axis: int = 1
+) -> Array | None:
+  """Returns the slice of a block of queries; all of x if it has none or one of them."""
+  if x is None or x.shape[axis] == 1:
+    return x
+  return jax.lax.dynamic_slice_in_dim(x, start, size, axis)

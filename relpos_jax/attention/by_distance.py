@@ -1,0 +1,386 @@
+"""Relations by the signed distance j - i from query i to key j.
+
+Positions without a table, turned into queries and keys before the call, are in
+rotary.py.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from relpos_jax.attention import lookup
+from relpos_jax.attention.arrays import check_array, slice_queries, with_one_batch_axis
+from relpos_jax.attention.relation import (
+  Relation,
+  Sizes,
+  TableRelation,
+  Tokens,
+  VectorRelation,
+  check_table,
+  distances,
+)
+from relpos_jax.typing import Array, ArrayLike, Beyond, Float, Int, Leaf
+
+
+class ByDistance(TableRelation):
+  """A relation with table rows by distance: it has the fields `beyond` and `left`."""
+
+  beyond: Beyond
+  left: int | None
+
+  @property
+  def reach(self) -> tuple[int, int]:
+    """Returns the distances of the first row, to the left, and of the last one, to the
+    right.
+    """
+    left = self.num_rows // 2 if self.left is None else self.left
+    return left, self.num_rows - 1 - left
+
+  def labels(
+    self, query_positions: Int[Array, "*#B T"], key_positions: Int[Array, "*#B S"]
+  ) -> Int[Array, "*#B T S"]:
+    """Returns the table row of every pair; -1 is no relation, the zero vector."""
+    left, right = self.reach
+    distance = distances(query_positions, key_positions)
+    nearest = jnp.clip(distance, -left, right)
+    rows = nearest + left  # the sum of the distance and left might not fit in 32 bits
+    return rows if self.beyond == "clip" else jnp.where(distance == nearest, rows, -1)
+
+  def rows(self, queries: Tokens, keys: Tokens) -> Int[Array, "#B T S"]:
+    return self.labels(queries.positions, keys.positions)
+
+  def with_rows(self, labels: Int[Array, " M"], left: int):
+    """Returns the relation with these rows of its tables, zero where a label is -1."""
+    return dataclasses.replace(
+      self, table=lookup.rows_of(self.table, labels), left=left
+    )
+
+  def with_checked_distances(self, name: str):
+    """Returns the relation, whose tables are checked already."""
+    num_rows, left = self.num_rows, self.left
+    if left is None and num_rows % 2 == 0:
+      raise ValueError(
+        f"{name} has {num_rows} rows; want an odd number, 2k + 1, or give left="
+      )
+    if left is not None and not (isinstance(left, int) and left in range(num_rows)):
+      raise ValueError(
+        f"{name}.left is {left!r}; want 0 to {num_rows - 1}, a table row"
+      )
+    if self.beyond not in ("clip", "zero"):
+      raise ValueError(f'{name}.beyond is {self.beyond!r}; want "clip" or "zero"')
+    return self
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RelativePositions(ByDistance, VectorRelation):
+  """The signed distance j - i from query i to key j, with a vector for each in a table.
+
+  a_ij is row `clip(j - i, -left, right) + left` of a table of R = left + 1 + right
+  rows. With the default symmetric table, R = 2k + 1, row 0 is "k or more to the left",
+  row k is "same position" and row 2k is "k or more to the right". Shaw et al. 2018,
+  section 3.2.
+
+  Attributes:
+    key, value: tables of aK and aV, `[R, H]` shared by the heads or `[R, N, H]` one per
+      head; None for no such term.
+    beyond: "clip" gives a pair beyond the table the nearest end row; "zero" gives it no
+      term (Huang et al. 2018, Music Transformer).
+    left: the number of rows before "same position". None: R must be odd, and left is (R
+      - 1) / 2.
+
+  >>> import jax.numpy as jnp
+  >>> table = jnp.ones((2 * 3 + 1, 64))
+  >>> relations = RelativePositions(key=table, value=None)
+  >>> relations.labels(jnp.arange(1), jnp.arange(10))
+  Array([[3, 4, 5, 6, 6, 6, 6, 6, 6, 6]], dtype=int32)
+  """
+
+  key: Leaf | None
+  value: Leaf | None
+  beyond: Beyond = dataclasses.field(default="clip", metadata={"static": True})
+  left: int | None = dataclasses.field(default=None, metadata={"static": True})
+
+  @classmethod
+  def deberta(cls, buckets: ArrayLike, max_distance: int = 512) -> "RelativePositions":
+    """Returns DeBERTa's content-to-position term, with a row for each distance it tells
+    apart.
+
+    A row for each small distance, then rows that grow with the logarithm of the
+    distance, as in DeBERTa v2 and v3; `KeyBias.deberta` is the other term, and the
+    scale is (3 H)**-0.5.
+
+    Args:
+      buckets: `[R, N, H]` or `[R, H]`, the projected embeddings in the order of the
+        authors' code: row 0 is for keys far after the query. R is twice their
+        `position_buckets`.
+      max_distance: their `max_relative_positions`.
+
+    >>> import jax.numpy as jnp
+    >>> RelativePositions.deberta(jnp.arange(8.0)[:, None], max_distance=5).key[:, 0]
+    Array([7., 7., 7., 6., 5., 4., 3., 2., 1., 1., 0.], dtype=float32)
+    """
+    return cls(_deberta_table(buckets, max_distance), None)
+
+  def checked(self, name: str, sizes: Sizes) -> Relation:
+    return self.with_checked_tables(name, sizes).with_checked_distances(name)
+
+  def with_rows(self, labels: Int[Array, " M"], left: int):
+    key = lookup.rows_of(self.key, labels)
+    value = lookup.rows_of(self.value, labels)
+    return dataclasses.replace(self, key=key, value=value, left=left)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DistanceBias(ByDistance):
+  """A number for each signed distance j - i, added to the logit and not multiplied by
+  the scale.
+
+  Attributes:
+    table: `[R]`, shared by the heads, or `[R, N]`.
+    beyond, left: as in `RelativePositions`, where pairs find their rows; "zero" adds
+      nothing to pairs beyond the table.
+
+  >>> import jax.numpy as jnp
+  >>> from relpos_jax import attention_weights
+  >>> q = jnp.ones((3, 1, 8))
+  >>> previous = DistanceBias(jnp.array([0.0, 9.0, 0.0, 0.0, 0.0]))
+  >>> attention_weights(q, q, relations=previous)[0, 2].round(2)
+  Array([0., 1., 0.], dtype=float32)
+  """
+
+  table: Leaf
+  beyond: Beyond = dataclasses.field(default="clip", metadata={"static": True})
+  left: int | None = dataclasses.field(default=None, metadata={"static": True})
+
+  @classmethod
+  def t5(
+    cls, buckets: ArrayLike, bidirectional: bool = True, max_distance: int = 128
+  ) -> "DistanceBias":
+    """Returns T5's bias, with a row for each distance up to `max_distance`, where it is
+    constant.
+
+    A bucket for each small distance, then buckets that grow with the logarithm of the
+    distance. T5 uses no scale: give the operator `scale=1.0`. Raffel et al. 2020,
+    section 2.1.
+
+    Args:
+      buckets: `[num_buckets, N]`, or `[num_buckets]`; T5X stores the transpose.
+      bidirectional: whether later keys have their own half of the buckets, the second
+        (encoders); otherwise they share the bucket of distance 0 (decoders).
+      max_distance: the distance from which on all keys share the last bucket.
+
+    >>> import jax.numpy as jnp
+    >>> DistanceBias.t5(jnp.arange(8.0), bidirectional=True, max_distance=6).table
+    Array([3., 3., 3., 2., 2., 1., 0., 5., 6., 6., 7., 7., 7.], dtype=float32)
+    """
+    buckets = jnp.asarray(buckets)
+    number = len(buckets) // 2 if bidirectional else len(buckets)
+    exact = number // 2  # buckets of one distance
+    if not 0 < exact < max_distance:
+      raise ValueError(
+        f"buckets has {len(buckets)} rows and max_distance is {max_distance}; want at "
+        f"least {4 if bidirectional else 2} rows, and a max_distance above {exact}"
+      )
+    distances = np.arange(max_distance + 1)
+    growing = _logarithms(distances, exact, max_distance) * (number - exact)
+    growing = exact + np.floor(growing + 1e-9).astype(int)  # 2.999... is 3
+    before = np.where(distances < exact, distances, np.minimum(growing, number - 1))
+    after = before[1:] + number if bidirectional else before[:0]
+    return cls(buckets[np.concatenate([before[::-1], after])], left=max_distance)
+
+  def checked(self, name: str, sizes: Sizes) -> Relation:
+    table = check_table(f"{name}.table", self.table, sizes)
+    return dataclasses.replace(self, table=table).with_checked_distances(name)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LinearBias(Relation):
+  """ALiBi: the distance times a negative slope, -slope abs(j - i), of any reach.
+
+  Press et al. 2022, section 3. The term is added to the logit after the scale.
+
+  Attributes:
+    slopes: `[N]`, one per head; `LinearBias.alibi` has the paper's.
+
+  >>> import jax.numpy as jnp
+  >>> from relpos_jax import dot_product_attention
+  >>> q, relations = jnp.ones((2, 10, 8, 64)), LinearBias.alibi(8)
+  >>> dot_product_attention(q, q, q, relations=relations, is_causal=True).shape
+  (2, 10, 8, 64)
+  """
+
+  slopes: Leaf
+  may_mask = False
+
+  @classmethod
+  def alibi(cls, num_heads: int) -> "LinearBias":
+    """Returns the paper's slopes: a geometric sequence that ends at 2**-8.
+
+    It starts at its own ratio, 2**(-8 / N). If N is no power of two, the heads that
+    exceed one take every second slope of the sequence for twice that power, as in the
+    authors' code.
+
+    >>> LinearBias.alibi(3).slopes
+    Array([0.0625    , 0.00390625, 0.25      ], dtype=float32)
+    """
+    power = 2 ** int(math.log2(num_heads))
+    steps = np.concatenate(
+      [np.arange(1, power + 1), np.arange(num_heads - power) + 0.5]
+    )
+    return cls(jnp.asarray(2 ** (-8 * steps / power)))
+
+  def checked(self, name: str, sizes: Sizes) -> Relation:
+    slopes = check_array(f"{name}.slopes", self.slopes, jnp.floating, (sizes.heads,))
+    return dataclasses.replace(self, slopes=slopes.astype(sizes.accumulation_dtype))
+
+  def logits(self, queries: Tokens, keys: Tokens) -> Float[Array, "#B N T S"]:
+    distance = distances(queries.positions, keys.positions)[:, None]
+    distance = distance.astype(self.slopes.dtype)
+    return -self.slopes[None, :, None, None] * jnp.abs(distance)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ContentBias(ByDistance):
+  """Transformer-XL's content-position term, p_i . w[row(j - i)]; not scaled.
+
+  It multiplies another query vector and a table, whose rows pairs find as in
+  `RelativePositions`. Dai et al. 2019, section 3.3: their q + u is the operator's
+  query, (q + v) times the scale is p, and the rows are their projected sinusoids by
+  distance.
+
+  Attributes:
+    query: p, `[B, T, N, P]` (or `[T, N, P]` if the operator's query has no batch), in
+      the query's dtype. Multiply it by the scale.
+    table: `[R, P]`, shared by the heads, or `[R, N, P]`.
+    beyond, left: as in `RelativePositions`; "zero" adds nothing to pairs beyond the
+      table.
+
+  >>> import jax.numpy as jnp
+  >>> from relpos_jax import dot_product_attention
+  >>> q, p = jnp.ones((2, 10, 8, 64)), jnp.ones((2, 10, 8, 16))
+  >>> relations = ContentBias(p, jnp.ones((7, 16)), beyond="zero")
+  >>> dot_product_attention(q, q, q, relations=relations).shape
+  (2, 10, 8, 64)
+  """
+
+  query: Leaf
+  table: Leaf
+  beyond: Beyond = dataclasses.field(default="clip", metadata={"static": True})
+  left: int | None = dataclasses.field(default=None, metadata={"static": True})
+  may_mask = False
+
+  def checked(self, name: str, sizes: Sizes) -> Relation:
+    table = check_table(f"{name}.table", self.table, sizes, *jnp.shape(self.query)[-1:])
+    relation = dataclasses.replace(self, table=table).with_checked_distances(name)
+    shape = (*sizes.batch, sizes.queries, sizes.heads, table.shape[-1])
+    query = check_array(f"{name}.query", self.query, jnp.floating, shape)
+    if query.dtype != sizes.dtype:
+      raise ValueError(
+        f"{name}.query has dtype {query.dtype}; want the query's, {sizes.dtype}"
+      )
+    return dataclasses.replace(relation, query=with_one_batch_axis(query, 3))
+
+  def block(self, start: Int[Array, ""], size: int) -> Relation:
+    return dataclasses.replace(self, query=slice_queries(self.query, start, size))
+
+  def content(
+    self, queries: Tokens, keys: Tokens
+  ) -> tuple[Float[Array, "B T N P"], Float[Array, "R #N P"]]:
+    return self.query, self.table
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KeyBias(ByDistance):
+  """DeBERTa's position-to-content term, k_j . w[row(j - i)], multiplied by the scale.
+
+  It multiplies the key and a table, whose rows pairs find as in `RelativePositions`. He
+  et al. 2021, section 3.1, equation 4; their scale is (3 H)**-0.5.
+
+  Attributes:
+    table: `[R, H]`, shared by the heads, or `[R, N, H]`, one per query head.
+    beyond, left: as in `RelativePositions`; "zero" adds nothing to pairs beyond the
+      table.
+
+  >>> import jax.numpy as jnp
+  >>> from relpos_jax import dot_product_attention
+  >>> q, table = jnp.ones((2, 10, 8, 64)), jnp.ones((7, 64))
+  >>> relations = RelativePositions(key=table, value=None), KeyBias(table)
+  >>> dot_product_attention(q, q, q, relations=relations, scale=(3 * 64) ** -0.5).shape
+  (2, 10, 8, 64)
+  """
+
+  table: Leaf
+  beyond: Beyond = dataclasses.field(default="clip", metadata={"static": True})
+  left: int | None = dataclasses.field(default=None, metadata={"static": True})
+
+  @classmethod
+  def deberta(cls, buckets: ArrayLike, max_distance: int = 512) -> "KeyBias":
+    """Returns DeBERTa's position-to-content term, of buckets as in
+    `RelativePositions.deberta`.
+
+    A pair has the same row of both, as in the authors' code.
+    """
+    return cls(_deberta_table(buckets, max_distance))
+
+  is_scaled = True
+  may_mask = False
+  is_by_key = True
+
+  def checked(self, name: str, sizes: Sizes) -> Relation:
+    table = check_table(f"{name}.table", self.table, sizes, sizes.width)
+    return dataclasses.replace(self, table=table).with_checked_distances(name)
+
+  def content(
+    self, queries: Tokens, keys: Tokens
+  ) -> tuple[Float[Array, "B S N H"], Float[Array, "R #N H"]]:
+    group = queries.vectors.shape[2] // keys.vectors.shape[2]
+    return jnp.repeat(keys.vectors, group, axis=2), self.table
+
+  def with_keys(self, queries: Tokens, keys: Tokens) -> "_ProjectedKeys":
+    numbers = self.project(queries, keys)
+    return _ProjectedKeys(numbers, self.beyond, self.left)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _ProjectedKeys(KeyBias):
+  """A `KeyBias` with its products with the keys, [B, N, S, R], as its table."""
+
+  @property
+  def num_rows(self) -> int:
+    return self.table.shape[-1]
+
+  def project(self, queries: Tokens, keys: Tokens) -> Float[Array, "B N S R"]:
+    return self.table
+
+
+def _deberta_table(buckets: ArrayLike, max_distance: int) -> Float[Array, "R ..."]:
+  """Returns DeBERTa's row for each distance j - i from -max_distance to max_distance.
+
+  `make_log_bucket_position` of the authors, of the distance i - j, and clipped.
+  """
+  buckets = jnp.asarray(buckets)
+  num_rows, exact = len(buckets), len(buckets) // 4
+  if num_rows % 4 or not 0 < exact < max_distance - 1:
+    raise ValueError(
+      f"buckets has {num_rows} rows and max_distance is {max_distance}; want a "
+      f"multiple of 4 rows, and a max_distance above {exact + 1}"
+    )
+  distances = np.arange(max_distance, -max_distance - 1, -1)
+  growing = _logarithms(abs(distances), exact, max_distance - 1) * (exact - 1)
+  growing = exact + np.ceil(growing - 1e-9).astype(int)  # 3.000...1 is 3
+  rows = np.where(abs(distances) <= exact, distances, np.sign(distances) * growing)
+  return buckets[np.clip(rows + num_rows // 2, 0, num_rows - 1)]
+
+
+def _logarithms(distances: np.ndarray, exact: int, farthest: int) -> np.ndarray:
+  """Returns 0 for distances up to `exact`, then their logarithms, 1 for `farthest`."""
+  return np.log(np.maximum(distances, exact) / exact) / math.log(farthest / exact)

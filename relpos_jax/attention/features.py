@@ -1,0 +1,73 @@
+"""Relations by features of each pair of query and key."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from relpos_jax.attention import lookup
+from relpos_jax.attention.arrays import (
+  Shape,
+  check_array,
+  slice_queries,
+  with_one_batch_axis,
+)
+from relpos_jax.attention.relation import Relation, Sizes, Tokens, VectorRelation
+from relpos_jax.typing import Array, Float, Int, Leaf
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EdgeFeatures(VectorRelation):
+  """Features of the edge from i to j, mapped to a vector by a trained kernel.
+
+  a_ij is `features[i, j] @ kernel`. With one-hot features it is `EdgeLabels`.
+
+  Attributes:
+    features: `[B, T, S, F]`, or `[T, S, F]` for all of the batch.
+    key, value: kernels of aK and aV: `[F, H]`, `[F, N, H]` or None.
+
+  >>> import jax.numpy as jnp
+  >>> from relpos_jax import dot_product_attention
+  >>> q, kernel = jnp.ones((2, 8, 64)), jnp.ones((1, 64))
+  >>> bond_lengths = jnp.array([[0.0, 1.4], [1.4, 0.0]])[..., None]
+  >>> relations = EdgeFeatures(bond_lengths, kernel, None)
+  >>> dot_product_attention(q, q, q, relations=relations).shape
+  (2, 8, 64)
+  """
+
+  features: Leaf
+  key: Leaf | None
+  value: Leaf | None
+
+  def checked(self, name: str, sizes: Sizes) -> Relation:
+    pairs = sizes.queries, sizes.keys
+    relation = self.with_checked_tables(name, sizes)
+    relation = relation.with_checked_features(name, (*sizes.batch, *pairs), pairs)
+    features = relation.features.astype(sizes.accumulation_dtype)
+    return dataclasses.replace(relation, features=with_one_batch_axis(features, 3))
+
+  def with_checked_features(self, name: str, *shapes: Shape):
+    """Returns the relation, with checked tables, with features as an array."""
+    wanted = [(*shape, self.num_rows) for shape in shapes]
+    features = check_array(f"{name}.features", self.features, jnp.floating, *wanted)
+    return dataclasses.replace(self, features=features)
+
+  def block(self, start: Int[Array, ""], size: int) -> Relation:
+    features = slice_queries(self.features, start, size)
+    return dataclasses.replace(self, features=features)
+
+  def look_up(
+    self, numbers: Float[Array, "#B #N _ R"], queries: Tokens, keys: Tokens
+  ) -> Float[Array, "#B #N T S"]:
+    return lookup.product("BNTR,BTSR->BNTS", numbers, self.features)
+
+  def sum_by_row(
+    self, weights: Float[Array, "B N T S"], queries: Tokens, keys: Tokens
+  ) -> Float[Array, "B N T R"]:
+    return lookup.product("BNTS,BTSR->BNTR", weights, self.features)
+
+  def gather(
+    self, table: Float[Array, "R #N H"], queries: Tokens, keys: Tokens
+  ) -> Float[Array, "#B T S #N H"]:
+    return jnp.einsum("BTSR,RNH->BTSNH", self.features, table)

@@ -1,0 +1,183 @@
+"""Relations by any function of a pair of query and key."""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from jax.typing import DTypeLike
+
+from relpos_jax.attention.arrays import (
+  Shape,
+  as_array,
+  describe,
+  shape_text,
+  slice_queries,
+  with_one_batch_axis,
+)
+from relpos_jax.attention.relation import Relation, Sizes, Tokens
+from relpos_jax.typing import Array, Float, Int
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FunctionBias(Relation):
+  """A score_mod: any function of a query's and a key's positions and data, added to the
+  logit after the scale.
+
+  Adds `function(params, i, j, x_i, y_j, z_ij)` to the logit of query i and key j: a
+  number, or numbers `[N]`, one per head. It is written for one pair, and mapped over
+  all pairs with `jax.vmap`. Its gradients are exact, for the parameters and for the
+  data, and the same in every run.
+
+  Attributes:
+    function: takes the parameters, the positions i and j (integers), and the data of
+      the query, the key and the pair, each None if there are none.
+    params: a tree of arrays.
+    of_query: a tree of arrays `[B, T, ...]`; for all of the batch `[1, T, ...]`, with a
+      1 for each batch axis, or `[T, ...]`. A shape that fits both, such as `[T, T]` for
+      B = T, raises ValueError: give shared data as `x[None]`, and map a call with data
+      of each sequence over them by `jax.vmap`.
+    of_key: a tree of arrays `[B, S, ...]`, `[1, S, ...]` or `[S, ...]`.
+    of_pair: a tree of arrays `[B, T, S, ...]`, `[1, T, S, ...]` or `[T, S, ...]`.
+
+  KERPLE (Chi et al. 2022, equation 6) has a logarithm of the distance with two
+  parameters:
+
+  >>> import jax.numpy as jnp
+  >>> from relpos_jax import dot_product_attention
+  >>> def kerple(params, i, j, *_):
+  ...   return -params["a"] * jnp.log1p(params["b"] * jnp.abs(i - j))
+  >>> q, params = jnp.ones((10, 8, 64)), dict(a=jnp.ones(8), b=jnp.ones(8))
+  >>> dot_product_attention(q, q, q, relations=FunctionBias(kerple, params)).shape
+  (10, 8, 64)
+  """
+
+  function: Callable[..., Any] = dataclasses.field(metadata={"static": True})
+  params: Any = None
+  of_query: Any = None
+  of_key: Any = None
+  of_pair: Any = None
+
+  def checked(self, name: str, sizes: Sizes) -> Relation:
+    params = jax.tree.map(lambda x: as_array(f"{name}.params", x), self.params)
+    pair = sizes.queries, sizes.keys
+    relation = dataclasses.replace(
+      self,
+      params=params,
+      of_query=_checked_data(f"{name}.of_query", self.of_query, sizes, pair[:1]),
+      of_key=_checked_data(f"{name}.of_key", self.of_key, sizes, pair[1:]),
+      of_pair=_checked_data(f"{name}.of_pair", self.of_pair, sizes, pair),
+    )
+    one_pair = relation.shapes_of_pair(jnp.int32)
+    number = jax.eval_shape(self.function, params, *one_pair)
+    is_number = hasattr(number, "shape") and jnp.issubdtype(number.dtype, jnp.number)
+    if not is_number or number.shape not in ((), (sizes.heads,)):
+      raise ValueError(
+        f"{name}.function returns {describe(number)}; want a number, or "
+        f"[{sizes.heads}], one per head"
+      )
+    return relation
+
+  def shapes_of_pair(self, position_dtype: DTypeLike) -> tuple:
+    """Returns the shapes of all arguments of the function but the parameters."""
+
+    def of_token(x):
+      return jax.ShapeDtypeStruct(x.shape[2:], x.dtype)
+
+    def of_pair(x):
+      return jax.ShapeDtypeStruct(x.shape[3:], x.dtype)
+
+    position = jax.ShapeDtypeStruct((), position_dtype)
+    of_query, of_key = jax.tree.map(of_token, (self.of_query, self.of_key))
+    return position, position, of_query, of_key, jax.tree.map(of_pair, self.of_pair)
+
+  def as_program(self, position_dtype: DTypeLike) -> "FunctionBias":
+    # A new function: JAX would find the trace of one that it knows.
+    traced = jax.make_jaxpr(lambda *arguments: self.function(*arguments))
+    closed = traced(self.params, *self.shapes_of_pair(position_dtype))
+    params = self.params, closed.consts
+    return dataclasses.replace(self, function=PairProgram(closed.jaxpr), params=params)
+
+  def block(self, start: Int[Array, ""], size: int) -> Relation:
+    data = self.of_query, self.of_pair
+    of_query, of_pair = jax.tree.map(lambda x: slice_queries(x, start, size), data)
+    return dataclasses.replace(self, of_query=of_query, of_pair=of_pair)
+
+  def logits(self, queries: Tokens, keys: Tokens) -> Float[Array, "#B #N T S"]:
+    of_pair = functools.partial(self.function, self.params)
+    of_row = jax.vmap(of_pair, (None, 0, None, 0, 0))
+    of_sequence = jax.vmap(of_row, (0, None, 0, None, 0))
+    data = self.of_query, self.of_key, self.of_pair
+    arguments = queries.positions, keys.positions, *data
+    # Once, if no sequence has data of its own.
+    batch = max(len(x) for x in jax.tree.leaves(arguments))
+    arguments = jax.tree.map(
+      lambda x: jnp.broadcast_to(x, (batch, *x.shape[1:])), arguments
+    )
+    numbers = jax.vmap(of_sequence)(*arguments)
+    numbers = numbers.astype(jnp.promote_types(queries.vectors.dtype, jnp.float32))
+    return numbers[:, None] if numbers.ndim == 3 else jnp.moveaxis(numbers, -1, 1)
+
+
+def _checked_data(name: str, data: Any, sizes: Sizes, tokens: Shape) -> Any:
+  """Returns a tree of arrays that have one batch axis, and axes of these tokens."""
+
+  def checked(x):
+    return _with_one_batch_axis(name, as_array(name, x), sizes.batch, tokens)
+
+  return jax.tree.map(checked, data)
+
+
+def _with_one_batch_axis(name: str, x: Array, batch: Shape, tokens: Shape) -> Array:
+  """Returns data with one batch axis, of size 1 if all sequences share them."""
+  ones = (1,) * len(batch)
+  fits = []
+  for leading in dict.fromkeys((batch, ones, ())):
+    shape = (*leading, *tokens)
+    if x.shape[: len(shape)] == shape:
+      fits.append(leading)
+  if not fits:
+    own, shared = shape_text(*batch, *tokens, "..."), shape_text(*tokens, "...")
+    want = " or ".join(dict.fromkeys((shared, own)))
+    raise ValueError(f"{name} has an array of shape {x.shape}; want {want}")
+  # With one query, [1, 1] may be [1, T], or [T, P] without the axes of a batch.
+  may_lack_batch = x.ndim == len(batch) + len(tokens) or ones not in fits
+  if len(fits) > 1 and () in fits and may_lack_batch:
+    want = shape_text(*ones, *tokens, "...")
+    raise ValueError(
+      f"{name} has an array of shape {x.shape}, which may be shared or not; want "
+      f"{want} if it is, as x[None] has; if it is not, map the call over the sequences "
+      "with jax.vmap"
+    )
+  leading = ones if ones in fits else fits[0]
+  return with_one_batch_axis(x, x.ndim - len(leading))
+
+
+class PairProgram:
+  """A function of a pair that equals every other one of the same program.
+
+  A function itself would be compared by its identity: what it reads around it, such as
+  the weights of a module, would stay as at the first call.
+  """
+
+  def __init__(self, jaxpr: core.Jaxpr):
+    self._jaxpr = jaxpr
+    # Rules of derivatives are printed with their addresses, which differ in each trace.
+    self._text = re.sub("0x[0-9a-f]+", "", str(jaxpr))
+
+  def __call__(self, params: tuple[Any, list], *pair: Any) -> Array:
+    own_params, constants = params
+    function = core.jaxpr_as_fun(core.ClosedJaxpr(self._jaxpr, constants))
+    (result,) = function(*jax.tree.leaves((own_params, *pair)))
+    return result
+
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, PairProgram) and self._text == other._text
+
+  def __hash__(self) -> int:
+    return hash(self._text)

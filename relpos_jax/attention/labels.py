@@ -1,0 +1,134 @@
+"""Relations by a label of each pair: edges of a graph, kinds of pairs."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from relpos_jax.attention.arrays import (
+  Shape,
+  check_array,
+  check_range,
+  slice_queries,
+  with_one_batch_axis,
+)
+from relpos_jax.attention.relation import (
+  Relation,
+  Sizes,
+  TableRelation,
+  Tokens,
+  VectorRelation,
+  check_table,
+)
+from relpos_jax.typing import Array, Int, Integer, Leaf
+
+
+class ByLabel(TableRelation):
+  """A relation with table rows by label: it has the field `labels`."""
+
+  labels: Leaf
+
+  def rows(self, queries: Tokens, keys: Tokens) -> Int[Array, "#B T S"]:
+    return clamp(self.labels, self.num_rows)
+
+  def block(self, start: Int[Array, ""], size: int) -> Relation:
+    return dataclasses.replace(self, labels=slice_queries(self.labels, start, size))
+
+  def with_checked_labels(self, name: str, *shapes: Shape):
+    """Returns the relation, with checked tables, with labels as an array."""
+    labels = check_array(f"{name}.labels", self.labels, jnp.integer, *shapes)
+    check_range(f"{name}.labels", labels, self.num_rows)
+    tables = jax.tree.map(
+      lambda table: nan_if_clamped(table, labels, self.num_rows),
+      dataclasses.replace(self, labels=None),
+    )
+    return dataclasses.replace(tables, labels=labels)
+
+  def with_checked_pairs(self, name: str, sizes: Sizes):
+    """Returns the relation, with checked tables, with the labels of all pairs."""
+    pairs = sizes.queries, sizes.keys
+    relation = self.with_checked_labels(name, (*sizes.batch, *pairs), pairs)
+    labels = with_one_batch_axis(relation.labels, 2)
+    return dataclasses.replace(relation, labels=labels)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EdgeLabels(ByLabel, VectorRelation):
+  """The label of the edge from i to j in a directed graph, with a vector for each in a
+  table.
+
+  a_ij is row `labels[i, j]` of the table. Shaw et al. 2018, section 3.1: relative
+  positions are the special case of a linear graph whose labels are clipped distances.
+
+  Attributes:
+    labels: integers `[B, T, S]`, or `[T, S]` for all of the batch; -1 is "no relation",
+      the zero vector. Other labels out of range raise if they are concrete. Traced ones
+      are clamped, but in a function that is traced under `jax.debug_nans(True)`, or
+      with JAX_DEBUG_NANS=1, they make NaN, at which JAX raises.
+    key, value: tables of aK and aV, as in `RelativePositions`: `[E, H]`, `[E, N, H]` or
+      None.
+
+  >>> import jax.numpy as jnp
+  >>> from relpos_jax import dot_product_attention
+  >>> father, mother = 0, 1
+  >>> labels = jnp.array([[-1, father], [mother, -1]])
+  >>> q, table = jnp.ones((2, 8, 64)), jnp.ones((2, 64))
+  >>> dot_product_attention(q, q, q, relations=EdgeLabels(labels, table, table)).shape
+  (2, 8, 64)
+  """
+
+  labels: Leaf
+  key: Leaf | None
+  value: Leaf | None
+
+  def checked(self, name: str, sizes: Sizes) -> Relation:
+    return self.with_checked_tables(name, sizes).with_checked_pairs(name, sizes)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LabelBias(ByLabel):
+  """An edge bias: a number for the label of each pair, added to the logit after the
+  scale.
+
+  Swin (Liu et al. 2021, section 3.2) labels a pair of patches by its two offsets,
+  Graphormer (Ying et al. 2021, section 3.1.2) a pair of nodes by their distance in the
+  graph.
+
+  Attributes:
+    labels: integers `[B, T, S]`, or `[T, S]` for all of the batch, as in `EdgeLabels`;
+      -1 adds nothing.
+    table: `[E]`, shared by the heads, or `[E, N]`.
+
+  >>> import jax.numpy as jnp
+  >>> from relpos_jax import attention_weights
+  >>> q, labels = jnp.ones((2, 1, 8)), jnp.array([[-1, 0], [0, 1]])
+  >>> relations = LabelBias(labels, jnp.array([9.0, 0.0]))
+  >>> attention_weights(q, q, relations=relations)[0].round(2)
+  Array([[0., 1.],
+         [1., 0.]], dtype=float32)
+  """
+
+  labels: Leaf
+  table: Leaf
+
+  def checked(self, name: str, sizes: Sizes) -> Relation:
+    table = check_table(f"{name}.table", self.table, sizes)
+    return dataclasses.replace(self, table=table).with_checked_pairs(name, sizes)
+
+
+def clamp(labels: Integer[Array, "..."], num_rows: int) -> Int[Array, "..."]:
+  """Returns labels of any integer type as int32, from -1 to num_rows - 1."""
+  wide = labels.astype(jnp.promote_types(labels.dtype, jnp.int32))
+  return jnp.clip(wide, -1, num_rows - 1).astype(jnp.int32)
+
+
+def nan_if_clamped(x: Array, labels: Integer[Array, "..."], num_rows: int) -> Array:
+  """Returns x; under `jax.debug_nans`, NaN if traced labels are clamped.
+
+  Otherwise it costs nothing.
+  """
+  if not jax.config.jax_debug_nans or not isinstance(labels, jax.core.Tracer):
+    return x
+  return jnp.where(jnp.any(clamp(labels, num_rows) != labels), jnp.nan, x)

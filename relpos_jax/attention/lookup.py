@@ -1,0 +1,89 @@
+"""Products, and lookups by label that form no [T, S, H] tensor.
+
+q_i . aK_ij = (q_i . table)[label_ij], and sum_j p_ij aV_ij = (sum of p_ij by label) .
+table.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from relpos_jax.typing import Array, Float, Int
+
+
+def product(subscripts: str, x: Array, y: Array, swapped: bool = False) -> Array:
+  """Computes the einsum of x and y in x's dtype, accumulated in float32 or wider.
+
+  With `swapped`, y is the first operand, and XLA's CPU compiler does not transpose a
+  large y.
+  """
+  accumulation_dtype = jnp.promote_types(x.dtype, jnp.float32)
+  if swapped:
+    operands, result = subscripts.split("->")
+    first, second = operands.split(",")
+    y, x = y.astype(accumulation_dtype), x.astype(accumulation_dtype)
+    return jnp.einsum(f"{second},{first}->{result}", y, x)
+  einsum = functools.partial(
+    jnp.einsum, subscripts, preferred_element_type=accumulation_dtype
+  )
+  if x.dtype == accumulation_dtype:
+    return einsum(x, y.astype(accumulation_dtype))
+
+  # XLA lacks some of these products on CPUs, where float32 is no slower.
+  def widened(x, y):
+    return einsum(x.astype(accumulation_dtype), y.astype(accumulation_dtype))
+
+  return jax.lax.platform_dependent(x, y.astype(x.dtype), cpu=widened, default=einsum)
+
+
+def look_up(
+  numbers: Float[Array, "#B N T R"], labels: Int[Array, "#B T S"]
+) -> Float[Array, "#B N T S"]:
+  """Returns numbers[b, n, i, labels[i, j]], zero where the label is -1."""
+  # TPUs gather slowly, and GPUs would sum by label one weight after the other. By the
+  # compiler for TPUs, products move about half of the bytes or less:
+  # results/tpu_costs.md.
+  return jax.lax.platform_dependent(labels, numbers, cpu=gather, default=multiply)
+
+
+def sum_by_label(
+  weights: Float[Array, "B N T S"], labels: Int[Array, "#B T S"], num_rows: int
+) -> Float[Array, "B N T R"]:
+  """Sums the weights of each query by label, the transpose of `look_up`."""
+  sums = jax.typeof(weights).update(shape=(*weights.shape[:3], num_rows))
+  (sums_BNTR,) = jax.linear_transpose(lambda x: look_up(x, labels), sums)(weights)
+  return sums_BNTR
+
+
+def multiply(
+  labels: Int[Array, "#B T S"], numbers: Float[Array, "#B N T R"]
+) -> Float[Array, "#B N T S"]:
+  """Looks up by products with one-hot labels, at a precision that keeps the numbers."""
+  one_hot = jax.nn.one_hot(labels, numbers.shape[-1], dtype=numbers.dtype)
+  highest = jax.lax.Precision.HIGHEST
+  return jnp.einsum("BNTR,BTSR->BNTS", numbers, one_hot, precision=highest)
+
+
+def gather(
+  labels: Int[Array, "#B T S"], numbers: Float[Array, "#B N T R"]
+) -> Float[Array, "#B N T S"]:
+  """Looks up by index: numbers[b, n, i, labels[i, j]], zero where the label is -1."""
+  batch, heads, length, num_rows = numbers.shape
+  # One index into the flattened [T R] is twice as fast on a CPU as a pair of indices.
+  index = jnp.maximum(labels, 0) + num_rows * jnp.arange(length)[None, :, None]
+  index = index.reshape(labels.shape[0], 1, -1)
+  flat = numbers.reshape(batch, heads, length * num_rows)
+  found = jnp.take_along_axis(flat, index, axis=-1, mode="promise_in_bounds")
+  found = found.reshape(*found.shape[:2], length, -1)
+  return jnp.where(labels[:, None] >= 0, found, 0)
+
+
+def rows_of(
+  table: Float[Array, "R *row"] | None, labels: Int[Array, "*pairs"]
+) -> Float[Array, "..."] | None:
+  """Returns the table row of each label, zero where it is -1; None without a table."""
+  if table is None:
+    return None
+  has_row = (labels >= 0).reshape(*labels.shape, *[1] * (table.ndim - 1))
+  return jnp.where(has_row, table[labels], 0)
