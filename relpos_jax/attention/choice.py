@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import band, chunked, reference, skew
+from relpos_jax.attention import band, blocks, chunked, reference, ring, skew
 from relpos_jax.attention.inputs import Inputs, gather_inputs, is_symbolic
 from relpos_jax.attention.partitioned import (
   axes_of_keys,
@@ -56,13 +56,31 @@ def _unsupported_by_pallas_gpu(inputs: Inputs) -> str | None:
   return pallas_gpu.unsupported(inputs)
 
 
+def _chunked(inputs: Inputs) -> Array:
+  """Computes attention by blocks: in a ring, by the band, or with any relations."""
+  names, _ = axes_of_keys()
+  if names:
+    return ring.attention(inputs)
+  if band.unsupported(inputs):
+    return blocks.attention(inputs)
+  return chunked.attention(inputs)
+
+
+def _unsupported_by_chunked(inputs: Inputs) -> str | None:
+  if is_symbolic(inputs.query, inputs.key):
+    return "a dimension is symbolic; it needs numbers"
+  names, _ = axes_of_keys()
+  reason = ring.unsupported(inputs) if names else None
+  return reason and f"mesh_axes shards the keys over {names}: {reason}"
+
+
 # The names that `implementation=` takes.
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
   "reference": Implementation(reference.attention),
   "per_position": Implementation(reference.per_position),
   "skew": Implementation(skew.attention, skew.unsupported),
   "projected": Implementation(reference.projected),
-  "chunked": Implementation(chunked.attention, chunked.unsupported),
+  "chunked": Implementation(_chunked, _unsupported_by_chunked),
   "pallas_gpu": Implementation(_pallas_gpu, _unsupported_by_pallas_gpu, device="gpu"),
 }
 
@@ -91,7 +109,7 @@ def _is_timed_on_gpu(inputs: Inputs) -> bool:
     return False
   if any(type(relation) is not RelativePositions for relation in inputs.relations):
     return False
-  low, high = band.kernel_limits(inputs)
+  low, high = band.distances(inputs)
   num_rows = high - low + 1
   band_bytes = 4 * batch * heads * length * num_rows
   is_long = length >= max(1024, 16 * num_rows)

@@ -1,371 +1,672 @@
-"""Attention by blocks in plain XLA: never a [T, S] tensor.
+"""Attention by blocks of queries in plain XLA: never a [T, S] tensor.
 
-A few heads at a time, a block of queries attends to all of its keys (chunked_block.py).
-Its inputs are sliced out of the arrays, and its results written back: no full array is
-transposed or padded. A causal call runs in a few stretches of queries, each with the
-keys up to its end, so that most of the hidden pairs are never computed.
+It computes calls whose relations go by distance, and calls without relations. Logits by
+row of the band (band.py) come in, and weights by row go out. The products with tables
+are outside, where JAX differentiates them. The derivative of a block is written by hand,
+since it computes the weights again.
+
+On one CPU a few heads of a sequence are computed at a time, so that a block stays in the
+cache. Elsewhere all heads and sequences are one product, which XLA partitions itself.
+
+Weights are [S, T], queries last: sums over keys then vectorise on a CPU, and no product
+needs a transposed copy of them.
 """
 
 import functools
-import itertools
+import math
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax.custom_batching import sequential_vmap
+from jax.sharding import PartitionSpec
 
-from relpos_jax.attention import band as bands
-from relpos_jax.attention import blocks, chunked_block, dropout, ring
-from relpos_jax.attention.by_distance import ContentBias, LinearBias
-from relpos_jax.attention.chunked_block import (
-  AXES,
-  Arrays,
-  ChunkPlan,
-  Region,
-  starts_and_sizes,
-)
-from relpos_jax.attention.inputs import Inputs, is_symbolic
+from relpos_jax.attention import band, dropout, masks
+from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.partitioned import (
-  axes_of_keys,
-  axes_of_query,
-  over_devices,
+  align_manual_axes,
+  axes_of_tokens,
+  first_derivatives_only,
+  is_one_device,
+  on_shards,
+  target_platform,
   zeros,
 )
-from relpos_jax.typing import Array, ArrayLike, Float
+from relpos_jax.typing import Array, Bool, Float, Int
 
-# The maximum in a causal call: n stretches compute (n + 1) / 2n of all pairs, but
-# compile n loops.
-_STRETCHES = 4
-# The maximum of pairs in a block, over all its heads, unless one head alone has more.
-# Measured on four cores: products of fewer than 2**17 numbers do not use them all, and
-# twice these pairs do not fit the cache.
-_PAIRS = 2**21
-# The least queries in a group. Measured on two cores: 64 take 4% less time at 512
-# tokens, and 13% more at 128.
-_GROUP = 128
+# The most pairs of a block and a tile, over all their heads. Measured on two cores: four
+# times as many take 15% more time.
+_PAIRS_ON_CPU = 2**18
+# Elsewhere their weights take 128 MiB in float32.
+_PAIRS = 2**25
 
 
-def unsupported(inputs: Inputs) -> str | None:
-  """Returns why this implementation cannot run a call; None if it can."""
-  if is_symbolic(inputs.query, inputs.key):
-    return "a dimension is symbolic; it needs numbers"
-  names, num_devices = axes_of_keys()
-  if names and (reason := ring.unsupported(inputs, num_devices)):
-    return f"mesh_axes shards the keys over {names}: {reason}"
-  return None
+class Queries(NamedTuple):
+  """Arrays of the queries that have gradients; axes of size 1 broadcast."""
+
+  vectors: Float[Array, "B N T H"]  # multiplied by the scale
+  rows: Float[Array, "#B #N #T R"] | None  # logits by row of the band
+  slopes: Float[Array, "1 N 1"] | None
 
 
-def attention(
-  inputs: Inputs, block: int | None = None, group: int = _GROUP
-) -> Float[Array, "B T N V"] | tuple[Array, Array]:
-  """Computes attention over blocks of `block` queries, by default a size for the call.
+class Keys(NamedTuple):
+  """Arrays of the keys that have gradients, repeated for query heads that share them."""
 
-  The queries of a block are in groups (chunked_block.py) of `group` or more. A call
-  without a band has the algorithm of blocks.py.
+  vectors: Float[Array, "B N S H"]
+  values: Float[Array, "B N S V"]
+  left: Float[Array, "B N S"] | None  # added to a key's logits left of the band
+  right: Float[Array, "B N S"] | None
+
+
+class Marks(NamedTuple):
+  """Arrays of the queries, or of the keys, without gradients."""
+
+  positions: Int[Array, "#B 1 T"]
+  valid: Bool[Array, "#B #N #T"] | None
+  segments: Int[Array, "#B 1 T"] | None
+  seeds: Int[Array, "B N 1"] | None = None  # of dropout; the keys have none
+
+
+class Sides(NamedTuple):
+  """Arrays of the queries [B, N, T, ...], of the keys [B, N, S, ...], of pairs [B, N, T, S].
+
+  An axis may have size 1, and broadcasts.
   """
-  if bands.unsupported(inputs):
-    return blocks.attention(inputs, block)
-  tables, (low, high) = bands.tables(inputs), bands.distances(inputs)
-  shards, (of_keys, num_devices) = axes_of_query(inputs.explicit), axes_of_keys()
-  plan = ChunkPlan(
-    block=block or _default_block(inputs, inputs.key.shape[1] // num_devices),
-    group=group,
-    num_keys=inputs.key.shape[1],
-    offset=inputs.query_offset if isinstance(inputs.query_offset, int) else 0,
+
+  queries: Any
+  keys: Any = ()
+  pairs: Any = ()
+
+
+class Results(NamedTuple):
+  """The results of a call."""
+
+  output: Float[Array, "B N T V"]
+  weights: Float[Array, "B N T R"] | None  # by row of the band
+  log_total: Float[Array, "B N T"]  # logsumexp of the logits, -inf if all are masked
+
+
+class Normalizers(NamedTuple):
+  """What makes weights of logits: exp(logit - maximum) * inverse_total.
+
+  They are two numbers: beside a large maximum their logsumexp would lose the total.
+  """
+
+  maximum: Float[Array, "B N T"]
+  inverse_total: Float[Array, "B N T"]  # 0 if all keys are masked
+
+
+class Sums(NamedTuple):
+  """Sums over keys of exp(logit - maximum), and of what it multiplies."""
+
+  maximum: Float[Array, "B N T"]
+  total: Float[Array, "B N T"]
+  output: Float[Array, "B N T V"]
+  weights: Float[Array, "B N T R"] | None
+
+
+class Plan(NamedTuple):
+  """The static parameters of a call."""
+
+  block: int  # queries in a block
+  tile: int  # keys that it attends to at once
+  heads: int | None  # how many of a sequence at a time; None for all sequences at once
+  first: int  # the distance j - i of the band's first diagonal
+  num_rows: int  # of the band: one per diagonal, and one for each side
+  has_values: bool  # whether weights by row are wanted
+  soft_cap: float | None
+  is_causal: bool
+  window: tuple[int, int] | None
+  dropout_rate: float
+  precision: str | None  # of products, the default in force where the call was traced
+
+  @property
+  def has_right(self) -> bool:
+    """Returns whether queries may attend to keys right of the band."""
+    right = self.first + self.num_rows - 2
+    is_in_window = self.window is None or right <= self.window[1]
+    return is_in_window and not self.is_causal
+
+
+def attention(inputs: Inputs, block: int | None = None) -> Any:
+  """Computes attention, and its residual if the inputs ask for it.
+
+  A block has `block` queries, by default a number for the call.
+  """
+  plan, floats, marks = prepare(inputs, block)
+  results = _over_queries(plan, floats, marks, axes_of_tokens(inputs.explicit))
+  return finish(inputs, results)
+
+
+def _over_queries(
+  plan: Plan, floats: Sides, marks: Sides, names: tuple[str, ...]
+) -> Results:
+  """Has each device along the mesh axes of these names compute its own queries."""
+  num_queries = floats.queries.vectors.shape[2]
+  num_devices = math.prod(jax.sharding.get_abstract_mesh().shape[x] for x in names)
+  if num_queries % num_devices:
+    names = ()
+
+  def spec(sides: Sides) -> Sides:
+    def of_queries(x: Array) -> PartitionSpec:
+      return PartitionSpec(None, None, names if x.shape[2] > 1 else None)
+
+    queries, pairs = jax.tree.map(of_queries, (sides.queries, sides.pairs))
+    return Sides(queries, jax.tree.map(lambda x: PartitionSpec(), sides.keys), pairs)
+
+  compute = functools.partial(attend, plan)
+  specs = spec(floats), spec(marks)
+  results = PartitionSpec(None, None, names)
+  return on_shards(compute, names, specs, results)(floats, marks)
+
+
+def prepare(inputs: Inputs, block: int | None = None) -> tuple[Plan, Sides, Sides]:
+  """Returns the static parameters of a call, and its arrays with and without gradients."""
+  wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
+  low, high = band.distances(inputs)
+  block, tile, heads = _sizes(inputs, block)
+  plan = Plan(
+    block=block,
+    tile=tile,
+    heads=heads,
     first=low + 1,
-    num_diagonals=high - low - 1,
-    has_band=bool(tables),
+    num_rows=high - low + 1,
+    has_values=band.value_table(inputs) is not None,
     soft_cap=inputs.soft_cap,
     is_causal=inputs.is_causal,
     window=inputs.window,
     dropout_rate=inputs.dropout_rate,
-    has_residual=inputs.return_residual or inputs.sinks is not None,
-    ring=of_keys,
-    shards=(*shards, ("S", of_keys)) if of_keys else shards,
     precision=jax.config.jax_default_matmul_precision,
   )
-  visibility = _not_none(
-    mask=inputs.mask,
-    query_mask=inputs.query_mask,
-    key_mask=inputs.key_mask,
-    query_segments=inputs.query_segment_ids,
-    key_segments=inputs.key_segment_ids,
-    seeds=dropout.from_row(inputs.dropout_seeds, inputs.query_offset),
-    query_offset=None if isinstance(inputs.query_offset, int) else inputs.query_offset,
+  group = inputs.query.shape[2] // inputs.key.shape[2]
+  query = inputs.query.astype(wide) * jnp.asarray(inputs.scale, wide)
+  left, right = band.terms_of_keys(inputs)
+  queries = Queries(
+    query.swapaxes(1, 2), band.logits_by_row(inputs), band.slopes(inputs)
   )
-  floats = _differentiable_arrays(inputs, tables)
-  if of_keys:  # they travel in their own dtype
-    floats |= dict(key=inputs.key, value=inputs.value)
-  output, residual = _flash(plan, floats, visibility)
-  if inputs.sinks is not None:
-    output, residual = _with_sinks(output, residual, inputs.sinks)
+  keys = Keys(
+    vectors=inputs.key.astype(wide).swapaxes(1, 2).repeat(group, 1),
+    values=inputs.value.astype(wide).swapaxes(1, 2).repeat(group, 1),
+    left=left,
+    right=right,
+  )
+  bias = inputs.bias_of_each()
+  if bias is not None:
+    bias = bias.astype(wide)
+  return plan, Sides(queries, keys, bias), _marks(inputs)
+
+
+def _marks(inputs: Inputs) -> Sides:
+  query_valid, key_valid, pairs = None, None, inputs.mask
+  if inputs.query_mask is not None:
+    query_valid = inputs.query_mask[..., 0]
+  if inputs.key_mask is not None:
+    key_valid = inputs.key_mask[:, :, 0]
+  if pairs is not None and pairs.shape[2] == 1:  # the same for all queries
+    key_valid, pairs = masks.combine(key_valid, pairs[:, :, 0]), None
+  elif pairs is not None and pairs.shape[3] == 1:
+    query_valid, pairs = masks.combine(query_valid, pairs[..., 0]), None
+  query_segments, key_segments = inputs.query_segment_ids, inputs.key_segment_ids
+  if query_segments is not None:
+    query_segments, key_segments = query_segments[:, None], key_segments[:, None]
+  seeds = None
+  if inputs.dropout_seeds is not None:  # rows of weights count from the first query
+    seeds = dropout.from_row(inputs.dropout_seeds, inputs.query_offset)[..., None]
+  queries = Marks(inputs.query_positions[:, None], query_valid, query_segments, seeds)
+  keys = Marks(inputs.key_positions[:, None], key_valid, key_segments)
+  return Sides(queries, keys, pairs)
+
+
+def finish(inputs: Inputs, results: Results) -> Any:
+  """Returns the output [B, T, N, V], and the residual [B, T, N] if the call asks for it."""
+  output, log_total = results.output.swapaxes(1, 2), results.log_total.swapaxes(1, 2)
+  if results.weights is not None:
+    table = band.value_table(inputs)
+    output += jnp.einsum("BNTR,RNV->BTNV", results.weights, table)
+  if inputs.sinks is not None:  # a part of the keys whose value is zero
+    has_key = ~jnp.isneginf(log_total)
+    finite = jnp.where(has_key, log_total, 0)
+    output *= jax.nn.sigmoid(finite - inputs.sinks)[..., None]
+    log_total = jnp.where(has_key, jnp.logaddexp(finite, inputs.sinks), -jnp.inf)
   output = output.astype(inputs.value.dtype)
-  return (output, residual) if inputs.return_residual else output
+  return (output, log_total) if inputs.return_residual else output
 
 
-def _with_sinks(output: Array, residual: Array, sinks: Array) -> tuple[Array, Array]:
-  """Merges attention with a part whose logit is the sink and whose value is zero."""
-  sees_key, sinks = ~jnp.isneginf(residual), sinks[None, None]
-  finite = jnp.where(sees_key, residual, 0)
-  total = jnp.where(sees_key, jnp.logaddexp(finite, sinks), -jnp.inf)
-  return output * jax.nn.sigmoid(finite - sinks)[..., None], total
+def _sizes(inputs: Inputs, block: int | None) -> tuple[int, int, int | None]:
+  """Returns the queries in a block, the keys in a tile, and the heads at a time."""
+  batch, num_queries, heads, _ = inputs.query.shape
+  num_keys = inputs.key.shape[1]
+  if target_platform() == "cpu" and is_one_device():
+    # A causal call skips tiles; other products are faster with more numbers.
+    size = 256 if inputs.is_causal or inputs.window is not None else 512
+    block, tile = min(block or size, num_queries), min(size, num_keys)
+    most = max(1, _PAIRS_ON_CPU // (block * tile))
+    divisors = [n for n in range(1, heads + 1) if heads % n == 0]
+    return block, tile, max(n for n in divisors if n <= most)
+  tile = min(2048, num_keys)
+  most = max(1, _PAIRS // (batch * heads * tile))
+  return block or max(16, 1 << (most.bit_length() - 1)), tile, None
 
 
-def _default_block(inputs: Inputs, num_keys: int) -> int:
-  """Returns the queries in a block: few in a window, which hides the more pairs of a
-  block.
-
-  A causal block computes its longest row.
-  """
-  if inputs.window is not None:
-    return 128
-  block = 256 if inputs.is_causal else 512
-  while block > 64 and block * num_keys > 2 * _PAIRS:
-    block //= 2
-  return block
+# The call and its derivative.
 
 
-def _differentiable_arrays(inputs: Inputs, tables: Arrays) -> Arrays:
-  """Returns the arrays that have gradients, in float32 or wider so that these are rounded once."""
-  wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
-  slopes = [x.slopes for x in inputs.relations if isinstance(x, LinearBias)]
-  contents = [x.query for x in inputs.relations if isinstance(x, ContentBias)]
-  floats = _not_none(
-    query=inputs.query.astype(wide) * jnp.asarray(inputs.scale, wide),
-    key=inputs.key.astype(wide),
-    value=inputs.value.astype(wide),
-    bias=None if inputs.bias is None else inputs.bias.astype(wide),
-    slopes=sum(slopes)[None] if slopes else None,
-    content=jnp.concatenate(contents, axis=-1).astype(wide) if contents else None,
+def attend(plan: Plan, floats: Sides, marks: Sides) -> Results:
+  """Computes attention to the keys given; its derivative computes the weights again."""
+  floats, marks = align_manual_axes((floats, marks))
+  num_queries, num_keys = (side.vectors.shape[2] for side in floats[:2])
+  block, more_queries = _even_parts(num_queries, plan.block)
+  tile, more_keys = _even_parts(num_keys, plan.tile)
+  if more_keys and marks.keys.valid is None:
+    valid = jnp.ones((1, 1, num_keys), bool)
+    marks = marks._replace(keys=marks.keys._replace(valid=valid))
+  plan = plan._replace(block=block, tile=tile)
+  floats = _pad(floats, more_queries, more_keys)
+  marks = _pad(marks, more_queries, more_keys)
+  results = _attend(plan, floats, marks)
+  return jax.tree.map(lambda x: x[:, :, :num_queries], results)
+
+
+def _even_parts(size: int, at_most: int) -> tuple[int, int]:
+  """Returns the size of even parts, and how many more elements they have in all."""
+  number = -(-size // at_most)
+  part = -(-size // number)
+  return part, number * part - size
+
+
+def _pad(sides: Sides, queries: int, keys: int) -> Sides:
+  """Appends zeros for queries and keys, but where an array broadcasts."""
+
+  def padded(x: Array, *more: tuple[int, int]) -> Array:
+    widths = [(0, 0)] * x.ndim
+    for axis, number in more:
+      if x.shape[axis] > 1:
+        widths[axis] = 0, number
+    return jnp.pad(x, widths) if any(map(sum, widths)) else x
+
+  return Sides(
+    jax.tree.map(lambda x: padded(x, (2, queries)), sides.queries),
+    jax.tree.map(lambda x: padded(x, (2, keys)), sides.keys),
+    jax.tree.map(lambda x: padded(x, (2, queries), (3, keys)), sides.pairs),
   )
-  for name, x in tables.items():
-    if name == "by_key_table":
-      x *= jnp.asarray(inputs.scale, x.dtype)
-    if (
-      name == "value_table"
-    ):  # relative to the left's row, last: it multiplies the sum of weights
-      x = jnp.concatenate([x[1:] - x[:1], x[:1]])
-    floats[name] = jnp.swapaxes(x, 0, 1)[None]
-  return floats
-
-
-def _not_none(**arrays: Array | None) -> Arrays:
-  return {name: array for name, array in arrays.items() if array is not None}
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _flash(plan: ChunkPlan, floats: Arrays, visibility: Arrays) -> tuple[Array, Array]:
-  """Computes attention [B,T,N,V] and its residual [B,T,N]; the backward pass recomputes weights."""
-  return _flash_forward(plan, floats, visibility)[0]
+def _attend(plan: Plan, floats: Sides, marks: Sides) -> Results:
+  return _forward(plan, floats, marks)[0]
 
 
-def _flash_forward(
-  plan: ChunkPlan, floats: Arrays, visibility: Arrays
-) -> tuple[tuple, tuple]:
-  outputs = _on_devices(plan, _forward, floats | visibility)
-  inverse = outputs["inverse_total"]
-  log_total = jnp.where(
-    inverse > 0, -jnp.log(jnp.where(inverse > 0, inverse, 1)), -jnp.inf
-  )
-  residual = (outputs["maximum"] + log_total).swapaxes(1, 2)
-  return (outputs["output"], residual), (floats, visibility, outputs)
+def _forward(plan: Plan, floats: Sides, marks: Sides) -> tuple[Results, tuple]:
+  sums = _in_context(plan, _forward_of_call)(floats, marks)
+  has_key = sums.maximum > masks.LOWEST / 2
+  total = jnp.where(has_key, sums.total, 1)
+  inverse = jnp.where(has_key, 1 / total, 0)
+  weights = None if sums.weights is None else sums.weights * inverse[..., None]
+  log_total = jnp.where(has_key, sums.maximum + jnp.log(total), -jnp.inf)
+  results = Results(sums.output * inverse[..., None], weights, log_total)
+  return results, (floats, marks, results, Normalizers(sums.maximum, inverse))
 
 
-def _flash_backward(
-  plan: ChunkPlan, residuals: tuple, cotangents: tuple
-) -> tuple[Arrays, None]:
-  floats, visibility, outputs = residuals
-  d_output, d_residual = cotangents
-  # Divides each query's cotangent by its total once, instead of each of its weights.
-  d_output *= outputs["inverse_total"].swapaxes(1, 2)[..., None]
-  # sum_j p_ij dp_ij, with or without dropout.
-  delta = jnp.einsum(
-    "BTNV,BTNV->BNT", outputs["output"], d_output, precision=plan.precision
-  )
-  if plan.has_residual:
-    delta -= d_residual.swapaxes(1, 2) * outputs["inverse_total"]
-  saved = {
-    name: x for name, x in outputs.items() if name not in ("output", "inverse_total")
-  }
-  arrays = floats | visibility | saved | dict(d_output=d_output, delta=delta)
-  grads = _on_devices(plan, _backward, arrays)
-  return {name: grads[f"d_{name}"].astype(x.dtype) for name, x in floats.items()}, None
+def _backward(plan: Plan, saved: tuple, d_results: Results) -> tuple[Sides, None]:
+  floats, marks, results, normalizers = saved
+  delta = (results.output * d_results.output).sum(3) - d_results.log_total
+  if plan.has_values:
+    delta += (results.weights * d_results.weights).sum(3)
+  of_queries = Sides((normalizers, d_results.output, d_results.weights, delta))
+  compute = first_derivatives_only(_in_context(plan, _backward_of_call))
+  return compute(floats, marks, of_queries), None
 
 
-def _on_devices(plan: ChunkPlan, compute: Callable, arrays: Arrays) -> Arrays:
-  """Runs `compute` on each device's shard; keys that are sharded go round a ring."""
-  kernel = functools.partial(ring.around, compute) if plan.ring else compute
-  return over_devices(kernel, AXES, arrays, plan)
+_attend.defvjp(_forward, _backward)
 
 
-_flash.defvjp(_flash_forward, _flash_backward)
+def _in_context(plan: Plan, function: Callable) -> Callable:
+  """Returns a pass of this plan, at the precision in force where the call was traced.
 
-
-# The loops over heads, stretches and blocks.
-
-
-def _forward(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
-  """Computes the outputs of `attend` for all queries of all heads."""
-  names = ["output", "maximum", "inverse_total"]
-  names += ["right_sums", "row_sums"] if "value_table" in arrays else []
-  query = arrays["query"]
-  sizes = dict(zip("BTNV", (*query.shape[:3], arrays["value"].shape[3]), strict=True))
-  outputs = {name: zeros([sizes[x] for x in AXES[name]], query) for name in names}
-  return _over_heads(plan, arrays, first_query, outputs, chunked_block.attend, _write)
-
-
-def _backward(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
-  """Computes the gradients of all differentiable arrays."""
-  floats = {name: arrays[name] for name in chunked_block.FLOATS if name in arrays}
-  grads = {f"d_{name}": zeros(x.shape, arrays["query"]) for name, x in floats.items()}
-  return _over_heads(
-    plan, arrays, first_query, grads, chunked_block.differentiate, _add
-  )
-
-
-def _over_heads(
-  plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike, results: Arrays, step, store
-) -> Arrays:
-  """Computes results, a few heads at a time.
-
-  `step`, `attend` or `differentiate`, computes those of a block of queries; `store`,
-  `_write` or `_add`, puts them in place.
+  Under `jax.vmap` it takes one example after the other, as it takes heads.
   """
-  batch, num_queries, heads, _ = arrays["query"].shape
-  sharing = heads // arrays["key"].shape[2]
-  batch_of_bias = batch // len(arrays["bias"]) if "bias" in arrays else 1
-  plan = plan._replace(block=min(plan.block, num_queries))
-  num_heads = _num_heads(plan, heads, sharing)
 
-  def run_heads(index, results):
-    first = index * num_heads
-    key_heads = first % heads // sharing, -(-num_heads // sharing)
-    region = dict(B=(first // heads, 1), N=(first % heads, num_heads), K=key_heads)
-    region["A"] = first // heads // batch_of_bias, 1
-    # A smaller array per group of heads: XLA would copy the full one for every group if
-    # several loops one after the other wrote into it.
-    of_heads = {
-      name: zeros(starts_and_sizes(name, x, region)[1], x)
-      for name, x in results.items()
-    }
-    for stretch in _stretches(plan, arrays, first_query):
-      of_heads = _run_stretch(
-        plan, arrays, first_query, region, stretch, of_heads, step, store
-      )
-    return store(results, _read(of_heads, {}), region)
+  def compute(*operands: Sides) -> Any:
+    with jax.default_matmul_precision(plan.precision):
+      return function(plan, *operands)
 
-  return jax.lax.fori_loop(0, batch * heads // num_heads, run_heads, results)
+  return sequential_vmap(compute) if plan.heads else compute
 
 
-def _num_heads(plan: ChunkPlan, heads: int, sharing: int) -> int:
-  """Returns how many heads to compute at once: as many as `_PAIRS` allows, grouped by key head."""
-  at_most = max(1, _PAIRS // (plan.block * plan.num_read))
-  sizes = (n for n in range(1, min(at_most, heads) + 1) if heads % n == 0)
-  return max(n for n in sizes if n % sharing == 0 or sharing % n == 0)
+# One loop goes over blocks of queries, and within it one over tiles of their keys. A loop
+# of its own over heads would be a third: XLA's CPU runtime then uses one core less.
+
+Region = tuple[tuple[int, Any, int], ...]  # axis, start and size
 
 
-def _stretches(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> list[tuple]:
-  """Returns ranges of a causal call's queries, and the number of keys that each may
-  attend to.
+def _forward_of_call(plan: Plan, floats: Sides, marks: Sides) -> Sums:
+  vectors = floats.queries.vectors
 
-  There is one where devices share the queries: all run the same program, and the last
-  device needs all keys. There is one as well if the offset is traced.
-  """
-  num_queries = arrays["query"].shape[1]
-  is_known = isinstance(first_query, int) and "query_offset" not in arrays
-  if not plan.is_causal or plan.window is not None or not is_known:
-    return [(0, num_queries, plan.num_keys)]
-  step = plan.block * -(-num_queries // (plan.block * _STRETCHES))
-  bounds = itertools.pairwise([*range(0, num_queries, step), num_queries])
-  return [
-    (first, end, min(max(end + plan.offset, 1), plan.num_keys)) for first, end in bounds
-  ]
+  def run_block(index: Int[Array, ""], sums: Sums) -> Sums:
+    region = _block_region(plan, vectors.shape, index)
+    block = _attend_block(plan, region, floats, marks)
+    return _add(plan, sums, block, region)
+
+  empty = _empty_sums(plan, vectors, floats.keys.values)
+  return jax.lax.fori_loop(0, _num_blocks(plan, vectors.shape), run_block, empty)
 
 
-def _run_stretch(
-  plan: ChunkPlan,
-  arrays: Arrays,
-  first_query,
-  heads: Region,
-  stretch,
-  results: Arrays,
-  step,
-  store,
-) -> Arrays:
-  """Computes the blocks of a range of queries; the last one is moved back to end with it."""
-  first, end, num_keys = stretch
-  plan = plan._replace(num_keys=num_keys)
-  keys = {name: arrays[name] for name in ("key", "value")}
-  others = {name: x for name, x in arrays.items() if name not in keys}
-  keys = _read(keys, heads | dict(S=(0, num_keys)))
-  repeats = heads["N"][1] // len(keys["key"])  # for query heads that share a key head
-  keys = {name: x.repeat(repeats, 0) for name, x in keys.items()}
-  of_keys = {
-    f"d_{name}": zeros(x.shape, x) for name, x in keys.items() if f"d_{name}" in results
-  }
-  keys = {name: _widen(x, plan.num_groups, heads["N"][0]) for name, x in keys.items()}
+def _backward_of_call(plan: Plan, *operands: Sides) -> Sides:
+  floats = operands[0]
+  shape = floats.queries.vectors.shape
 
-  def run_block(number, carry):
-    results, of_keys = carry
-    start = first + number * plan.block
-    row = jnp.minimum(start, end - plan.block)
-    queries = dict(T=(row, plan.block))
-    block = _read(others, heads | queries)
-    if (
-      "delta" in block
-    ):  # of queries that were computed before, the gradients are not added again
-      is_new = jnp.arange(plan.block) >= start - row
-      block["delta"] = jnp.where(is_new[None], block["delta"], 0)
-      block["d_output"] = jnp.where(is_new[None, :, None], block["d_output"], 0)
-    pairs = chunked_block.pairs_at(
-      plan, first_query + block.get("query_offset", plan.offset) + row
+  def run_block(index: Int[Array, ""], totals: Sides) -> Sides:
+    region = _block_region(plan, shape, index)
+    block = _differentiate_block(plan, region, operands, totals)
+    return Sides(
+      _add(plan, totals.queries, block.queries, region),
+      block.keys,
+      _add(plan, totals.pairs, block.pairs, region),
     )
-    of_block, of_keys = step(pairs, block, keys, of_keys)
-    return store(results, of_block, queries), of_keys
 
-  num_blocks = -(-(end - first) // plan.block)
-  results, of_keys = jax.lax.fori_loop(0, num_blocks, run_block, (results, of_keys))
-  return _add(results, of_keys, dict(S=(0, num_keys)))
+  empty = jax.tree.map(lambda x: zeros(x.shape, x), floats)
+  return jax.lax.fori_loop(0, _num_blocks(plan, shape), run_block, empty)
 
 
-def _widen(x: Array, groups: int, head: ArrayLike) -> Array:
-  """Returns keys or values with room for an element per group."""
-  if not groups:
+def _num_blocks(plan: Plan, shape: tuple[int, ...]) -> int:
+  batch, heads, num_queries, _ = shape
+  num_parts = batch * heads // plan.heads if plan.heads else 1
+  return num_parts * (num_queries // plan.block)
+
+
+def _block_region(plan: Plan, shape: tuple[int, ...], index: Int[Array, ""]) -> Region:
+  """Returns the slices of sequences, heads and queries that a block has."""
+  _, heads, num_queries, _ = shape
+  num_blocks = num_queries // plan.block
+  queries = 2, index % num_blocks * plan.block, plan.block
+  if not plan.heads:
+    return (queries,)
+  part, num_parts = index // num_blocks, heads // plan.heads
+  return (
+    (0, part // num_parts, 1),
+    (1, part % num_parts * plan.heads, plan.heads),
+    queries,
+  )
+
+
+def _take_queries(
+  plan: Plan, operands: tuple[Sides, ...], region: Region
+) -> list[Sides]:
+  """Slices the arrays of queries and pairs."""
+  parts = []
+  for sides in operands:
+    queries, pairs = _take(plan, (sides.queries, sides.pairs), region)
+    parts.append(Sides(queries, sides.keys, pairs))
+  return parts
+
+
+def _take_keys(
+  plan: Plan, blocks: list[Sides], region: Region, start: Array
+) -> list[Sides]:
+  """Slices the arrays of keys and pairs, for a tile of a block's keys."""
+  parts = []
+  for sides in blocks:
+    keys = _take(plan, sides.keys, _tile_region(plan, region, start))
+    pairs = jax.tree.map(lambda x: _slice(x, ((-1, start, plan.tile),)), sides.pairs)
+    parts.append(Sides(sides.queries, keys, pairs))
+  return parts
+
+
+def _tile_region(plan: Plan, region: Region, start: Array) -> Region:
+  """Returns the slices of a block's sequences and heads, and of a tile's keys."""
+  return (*region[:-1], (2, start, plan.tile))
+
+
+def _take(plan: Plan, tree: Any, region: Region) -> Any:
+  """Slices arrays of the call; those of a few heads are without the axis of sequences.
+
+  XLA's CPU compiler splits outer axes over the cores.
+  """
+  parts = jax.tree.map(lambda x: _slice(x, region), tree)
+  return jax.tree.map(lambda x: x[0], parts) if plan.heads else parts
+
+
+def _add(plan: Plan, tree: Any, parts: Any, region: Region) -> Any:
+  """Adds parts that have the axes `_take` returns to slices of arrays of the call."""
+  if plan.heads:
+    parts = jax.tree.map(lambda x: x[None], parts)
+  return jax.tree.map(lambda x, part: _add_slice(x, part, region), tree, parts)
+
+
+def _slice(x: Array, region: Region) -> Array:
+  """Slices an array, but along axes where it broadcasts."""
+  for axis, start, size in region:
+    if x.shape[axis] > 1:
+      x = jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+  return x
+
+
+def _add_slice(x: Array, part: Array, region: Region) -> Array:
+  """Adds to a slice of an array, but to all along axes where it broadcasts."""
+  starts = [jnp.int32(0)] * x.ndim
+  for axis, start, _ in region:
+    if x.shape[axis] > 1:
+      starts[axis] = jnp.int32(start)
+  old = jax.lax.dynamic_slice(x, starts, part.shape)
+  return jax.lax.dynamic_update_slice(x, old + part, starts)
+
+
+def _tiles(plan: Plan, marks: Sides) -> tuple[Any, Any]:
+  """Returns the first tile of keys that a block may attend to, and the one past the last."""
+  number = marks.keys.positions.shape[-1] // plan.tile
+  if not plan.is_causal and plan.window is None:
+    return 0, number
+  places = marks.queries.positions[..., 0] - marks.keys.positions[..., 0]
+  left, right = plan.window or (band.FAR, band.FAR)
+  if plan.is_causal:
+    right = 0
+  # Clipped before they are added: sums of larger numbers may not fit in 32 bits.
+  places = jnp.clip(places, -band.FAR, band.FAR)
+  left, right = min(left, band.FAR - 1), min(right, band.FAR - plan.block)
+  first = (places.min() - left) // plan.tile
+  end = (places.max() + plan.block - 1 + right) // plan.tile + 1
+  return jnp.clip(first, 0, number), jnp.clip(end, 0, number)
+
+
+# The arithmetic of a block of queries and a tile of keys.
+
+
+def _empty_sums(plan: Plan, vectors: Array, values: Array) -> Sums:
+  shape = vectors.shape[:-1]
+  number = zeros(shape, vectors)
+  weights = zeros((*shape, plan.num_rows), vectors) if plan.has_values else None
+  return Sums(number, number, zeros((*shape, values.shape[-1]), vectors), weights)
+
+
+def _attend_block(plan: Plan, region: Region, floats: Sides, marks: Sides) -> Sums:
+  """Returns the sums of a block's queries over all tiles, relative to their maximum."""
+  block = _take_queries(plan, (floats, marks), region)
+
+  def run_tile(index: Int[Array, ""], sums: Sums) -> Sums:
+    tile = _take_keys(plan, block, region, index * plan.tile)
+    return _attend_tile(plan, *tile, sums)
+
+  empty = _empty_sums(plan, block[0].queries.vectors, floats.keys.values)
+  empty = empty._replace(maximum=empty.maximum + masks.LOWEST)
+  return jax.lax.fori_loop(*_tiles(plan, block[1]), run_tile, empty)
+
+
+def _attend_tile(plan: Plan, floats: Sides, marks: Sides, sums: Sums) -> Sums:
+  """Adds the keys of a tile to a block's sums."""
+  logits = _logits(plan, floats, marks)
+  maximum = jnp.maximum(sums.maximum, logits.max(-2))
+  weights = jnp.exp(logits - maximum[..., None, :])
+  of_tile = weights.sum(-2)
+  shrunk = jnp.exp(sums.maximum - maximum)
+  total = sums.total * shrunk + of_tile
+  weights = _drop(plan, marks, weights)
+  # The width before the queries: on a CPU the product takes half the time.
+  output_VT = jnp.einsum("...SV,...ST->...VT", floats.keys.values, weights)
+  output = sums.output * shrunk[..., None] + output_VT.swapaxes(-1, -2)
+  by_row = None
+  if plan.has_values:
+    of_tile = weights.sum(-2) if plan.dropout_rate else of_tile
+    by_row = sums.weights * shrunk[..., None]
+    by_row += _sum_by_row(plan, marks, weights, of_tile)
+  return Sums(maximum, total, output, by_row)
+
+
+def _differentiate_block(
+  plan: Plan, region: Region, operands: tuple[Sides, ...], totals: Sides
+) -> Sides:
+  """Returns the gradients of a block's arrays, and adds those of its keys to the totals."""
+  block = _take_queries(plan, operands, region)
+  floats, marks, _ = block
+
+  def run_tile(index: Int[Array, ""], totals: Sides) -> Sides:
+    start = index * plan.tile
+    tile = _differentiate_tile(plan, *_take_keys(plan, block, region, start))
+    of_tile = ((-1, start, plan.tile),)
+    return Sides(
+      jax.tree.map(jnp.add, totals.queries, tile.queries),
+      _add(plan, totals.keys, tile.keys, _tile_region(plan, region, start)),
+      jax.tree.map(
+        lambda x, part: _add_slice(x, part, of_tile), totals.pairs, tile.pairs
+      ),
+    )
+
+  empty = jax.tree.map(jnp.zeros_like, (floats.queries, floats.pairs))
+  totals = Sides(empty[0], totals.keys, empty[1])
+  return jax.lax.fori_loop(*_tiles(plan, marks), run_tile, totals)
+
+
+def _differentiate_tile(
+  plan: Plan, floats: Sides, marks: Sides, of_queries: Sides
+) -> Sides:
+  """Returns the gradients of the arrays of a block's queries and a tile's keys."""
+  queries, keys, _ = floats
+  normalizers, d_output, d_by_row, delta = of_queries.queries
+  logits = _logits(plan, floats, marks)
+  powers = jnp.exp(logits - normalizers.maximum[..., None, :])
+  weights = powers * normalizers.inverse_total[..., None, :]
+  d_weights = jnp.einsum("...SV,...TV->...ST", keys.values, d_output)
+  if plan.has_values:
+    d_weights = _add_rows(plan, marks, d_weights, d_by_row)
+  d_weights = _drop(plan, marks, d_weights)
+  d_logits = weights * (d_weights - delta[..., None, :])
+  d_values = jnp.einsum("...TV,...ST->...SV", d_output, _drop(plan, marks, weights))
+  if plan.soft_cap is not None:
+    slope = 1 - (logits / plan.soft_cap) ** 2
+    d_logits *= jnp.maximum(slope, 0)  # 0 also for masked pairs
+  d_rows = None
+  if queries.rows is not None:
+    d_rows = _sum_by_row(plan, marks, d_logits, d_logits.sum(-2))
+    d_rows = _sum_to(d_rows, queries.rows)
+  d_query_HT = jnp.einsum("...SH,...ST->...HT", keys.vectors, d_logits)
+  d_key = jnp.einsum("...TH,...ST->...SH", queries.vectors, d_logits)
+  terms = queries.slopes, keys.left, keys.right, floats.pairs
+  _, of_terms = jax.vjp(lambda x: _add_terms(plan, marks, d_logits, x), terms)
+  ((d_slopes, d_left, d_right, d_bias),) = of_terms(d_logits)
+  d_queries = Queries(d_query_HT.swapaxes(-1, -2), d_rows, d_slopes)
+  return Sides(d_queries, Keys(d_key, d_values, d_left, d_right), d_bias)
+
+
+def _logits(plan: Plan, floats: Sides, marks: Sides) -> Float[Array, "B N S T"]:
+  """Computes the logits of a block; very low ones for masked pairs."""
+  queries, keys, bias = floats
+  logits = jnp.einsum("...SH,...TH->...ST", keys.vectors, queries.vectors)
+  if queries.rows is not None:
+    logits = _add_rows(plan, marks, logits, queries.rows)
+  terms = queries.slopes, keys.left, keys.right, bias
+  logits = _add_terms(plan, marks, logits, terms)
+  logits = masks.cap(logits, plan.soft_cap)
+  mask = _mask(plan, marks)
+  return logits if mask is None else jnp.where(mask, logits, masks.LOWEST)
+
+
+def _add_terms(
+  plan: Plan, marks: Sides, logits: Float[Array, "B N S T"], terms: tuple
+) -> Float[Array, "B N S T"]:
+  """Adds the terms of the logits that have no row."""
+  slopes, left, right, bias = terms
+  distances = _distances(marks)
+  if slopes is not None:
+    logits -= slopes[..., None] * jnp.abs(distances)
+  if left is not None:
+    logits += jnp.where(distances < plan.first, left[..., None], 0)
+  if right is not None:
+    is_right = distances - plan.first >= plan.num_rows - 2
+    logits += jnp.where(is_right, right[..., None], 0)
+  if bias is not None:
+    logits += bias.swapaxes(-1, -2)
+  return logits
+
+
+def _distances(marks: Sides) -> Int[Array, "#B 1 S T"]:
+  return marks.keys.positions[..., None] - marks.queries.positions[..., None, :]
+
+
+def _mask(plan: Plan, marks: Sides) -> Bool[Array, "#B #N #S #T"] | None:
+  queries, keys, mask = marks
+  distances = _distances(marks)
+  found = [None if mask is None else mask.swapaxes(-1, -2)]
+  if queries.valid is not None:
+    found.append(queries.valid[..., None, :])
+  if keys.valid is not None:
+    found.append(keys.valid[..., None])
+  if queries.segments is not None:
+    found.append(keys.segments[..., None] == queries.segments[..., None, :])
+  if plan.is_causal:
+    found.append(distances <= 0)
+  if plan.window is not None:
+    left, right = plan.window
+    found.append((-left <= distances) & (distances <= right))
+  return masks.combine(*found)
+
+
+def _drop(plan: Plan, marks: Sides, x: Float[Array, "B N S T"]) -> Array:
+  """Applies dropout: zero where a weight is dropped, elsewhere divided by 1 - rate."""
+  seeds = marks.queries.seeds
+  if seeds is None:
     return x
-  room = zeros((*x.shape[:2], x.shape[2] + groups), x)
-  # A start that XLA does not know to be 0: it would make a known one a padding, and
-  # compute what x is for each of its elements, which on a CPU costs 6% of the call.
-  start = jnp.minimum(jnp.int32(head), 0)
-  return jax.lax.dynamic_update_slice(room, x, (start, start, start))
+  rows, columns = marks.queries.positions[..., None, :], marks.keys.positions[..., None]
+  is_kept = dropout.keep(seeds[..., None], rows, columns, plan.dropout_rate)
+  return jnp.where(is_kept, x / (1 - plan.dropout_rate), 0)
 
 
-# Slices of the arrays.
+def _sum_to(x: Array, like: Array) -> Array:
+  """Sums x along the axes where `like` has size 1."""
+  axes = [axis for axis, size in enumerate(like.shape) if size == 1]
+  return x.sum(axes, keepdims=True)
 
 
-def _read(arrays: Arrays, region: Region) -> Arrays:
-  """Returns the slice of each array in a region: heads first, and without the batch axis."""
-  parts = chunked_block.read(arrays, region)
-  return {name: x.transpose(_heads_first(name)).squeeze(0) for name, x in parts.items()}
+# Rows of the band, for all heads.
 
 
-def _write(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:
-  """Overwrites a region of the arrays with parts that have the axes `_read` returns."""
-  orders = {name: np.argsort(_heads_first(name)) for name in parts}
-  in_order = {name: x[None].transpose(orders[name]) for name, x in parts.items()}
-  return chunked_block.write(arrays, in_order, region)
+def _add_rows(plan: Plan, marks: Sides, x: Array, rows: Array) -> Array:
+  """Adds to pairs [B, N, S, T] the numbers of their rows [#B, #N, #T, R]."""
+  rows = jnp.broadcast_to(rows, (*x.shape[:-2], x.shape[-1], plan.num_rows))
+  add = functools.partial(band.add_rows, first=plan.first, has_right=plan.has_right)
+  return _of_heads(add, marks)(x, rows)
 
 
-def _add(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:
-  """Adds parts to a region of the arrays, summed first over query heads that share a key head."""
-  old = _read({name: arrays[name] for name in parts}, region)
-  new = {
-    name: x + parts[name].reshape(len(x), -1, *x.shape[1:]).sum(1)
-    for name, x in old.items()
-  }
-  return _write(arrays, new, region)
+def _sum_by_row(plan: Plan, marks: Sides, x: Array, total: Array) -> Array:
+  """Sums pairs [B, N, S, T] by row, [B, N, T, R]; `total` is over all keys."""
+  sizes = dict(num_rows=plan.num_rows, first=plan.first, has_right=plan.has_right)
+  return _of_heads(functools.partial(band.sum_by_row, **sizes), marks)(x, total)
 
 
-def _heads_first(name: str) -> list[int]:
-  """Returns the permutation of an array's axes to the batch, heads, all others."""
-  letters = AXES[name]
-  return sorted(range(len(letters)), key=lambda axis: letters[axis] not in "ABNK")
+def _of_heads(function: Callable, marks: Sides) -> Callable:
+  """Maps a function of a head's arrays and of its block's place."""
+  places = marks.queries.positions[..., 0] - marks.keys.positions[..., 0]
+
+  def mapped(*arrays: Array) -> Array:
+    heads = arrays[0].shape[:-2]
+    place = places.reshape(-1)[0]
+    if places.size == 1:
+      function_of_axes = [(0, 0, None)] * len(heads)
+    else:  # a place for each sequence
+      place = places[..., 0]
+      function_of_axes = [(0, 0, None), (0, 0, 0)]
+    of_heads = function
+    for axes in function_of_axes:
+      of_heads = jax.vmap(of_heads, axes)
+    return of_heads(*arrays, place)
+
+  return mapped

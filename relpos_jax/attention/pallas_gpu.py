@@ -6,16 +6,29 @@ derivative around the kernels of `pallas_gpu_kernels`.
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
-from relpos_jax.attention import band
-from relpos_jax.attention.band import KernelPlan
+from relpos_jax.attention import band, masks
+from relpos_jax.attention.by_distance import DistanceBias, RelativePositions
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.lookup import product
-from relpos_jax.attention.pallas_gpu_kernels import AXES, backward, forward
-from relpos_jax.attention.partitioned import Arrays, over_devices, target_platform
+from relpos_jax.attention.pallas_gpu_kernels import (
+  AXES,
+  Arrays,
+  KernelPlan,
+  backward,
+  forward,
+)
+from relpos_jax.attention.partitioned import (
+  axes_in_context,
+  axes_of_tokens,
+  on_shards,
+  target_platform,
+)
 from relpos_jax.typing import Array, Float
 
 _MIN_TILE = 16  # the smallest side of a product on the tensor cores
@@ -23,13 +36,51 @@ _MAX_WIDTH = 256  # of heads whose tiles fit a multiprocessor's memory
 
 
 def unsupported(inputs: Inputs) -> str | None:
-  """Returns why this implementation cannot run the call; None if it can."""
-  width = inputs.query.shape[3]
+  """Returns why this implementation cannot run the call; None if it can.
+
+  It takes what training a Transformer with Shaw's or T5's positions needs, and nothing
+  else.
+  """
+  width, value_width = inputs.query.shape[3], inputs.value.shape[3]
   if width > _MAX_WIDTH:
     return f"heads are {width} wide; it needs {_MAX_WIDTH} or less"
   if target_platform() == "gpu" and inputs.query.dtype == jnp.float64:
     return "query is float64; on a GPU it needs float32 or narrower"
-  return band.unsupported_by_kernels(inputs)
+  if value_width != width:
+    return f"values are {value_width} wide; it needs the keys' width, {width}"
+  if isinstance(inputs.scale, jax.core.Tracer):
+    return "scale is traced; it needs a number"
+  if names := axes_of_tokens(inputs.explicit):
+    return f"the mesh shards queries over {names}; it needs whole sequences"
+  for relation in inputs.relations:
+    if not isinstance(relation, RelativePositions | DistanceBias):
+      return f"it takes no {type(relation).__name__}"
+  return _unsupported_option(inputs) or _unsupported_mask(inputs)
+
+
+def _unsupported_option(inputs: Inputs) -> str | None:
+  if inputs.bias is not None:
+    return "a bias is given"
+  if inputs.soft_cap is not None:
+    return "a soft cap is given"
+  if inputs.window is not None:
+    return "a local window is given"
+  if inputs.sinks is not None or inputs.return_residual:
+    return "sinks are given, or a residual is asked for"
+  has_offset = not isinstance(inputs.query_offset, int) or inputs.query_offset != 0
+  if has_offset or not inputs.linear_positions:
+    return "positions or query_offset are given; it needs 0, 1, 2, ..."
+  return band.unsupported(inputs)
+
+
+def _unsupported_mask(inputs: Inputs) -> str | None:
+  if inputs.mask is not None and inputs.mask.shape[1:3] != (1, 1):
+    shape = inputs.mask.shape
+    return f"mask has shape {shape}; it needs [B or 1, 1, 1, S], a mask of keys"
+  for segments in (inputs.query_segment_ids, inputs.key_segment_ids):
+    if segments is not None and segments.dtype != jnp.int32:
+      return f"segment ids are {segments.dtype}; it needs int32"
+  return None
 
 
 def attention(
@@ -45,16 +96,64 @@ def attention(
   if block is None:
     most = 64 if inputs.query.dtype.itemsize <= 2 else 32
     block = min(most, _power_of_2(length)), min(32, _power_of_2(inputs.key.shape[1]))
-  interpret = target_platform() != "gpu" if interpret is None else interpret
-  plan, tables = KernelPlan.of(inputs, block, interpret), band.tables(inputs)
-  masks = band.kernel_masks(inputs, *block)
-  output, weights = _attend(plan, _floats(inputs, tables, block), masks)
+  value_table = band.value_table(inputs)
+  low, high = band.distances(inputs)
+  if not inputs.relations and not inputs.is_causal:
+    low, high = band.FAR, band.FAR  # all keys are alike
+  plan = KernelPlan(
+    block=block,
+    low=low,
+    high=high,
+    scale=float(inputs.scale),
+    is_causal=inputs.is_causal,
+    dropout_rate=inputs.dropout_rate,
+    has_values=value_table is not None,
+    interpret=target_platform() != "gpu" if interpret is None else interpret,
+    precision=jax.config.jax_default_matmul_precision,
+  )
+  operands = _floats(inputs, block), _masks(inputs, *block)
+  output, weights = _on_devices(plan, inputs, *operands)
   output = output[:, :length, :, :width]
-  if plan.has_values:
-    output += product("BNTR,RNH->BTNH", weights[:, :, :length], tables["value_table"])
+  if value_table is not None:
+    output += product("BNTR,RNH->BTNH", weights[:, :, :length], value_table)
   if inputs.query_mask is not None:
     output = jnp.where(jnp.moveaxis(inputs.query_mask, 1, 2), output, 0)
   return output.astype(inputs.value.dtype)
+
+
+def _on_devices(plan: KernelPlan, inputs: Inputs, floats: Arrays, key_masks: Arrays):
+  """Has each device compute its sequences and heads, if the mesh in context shards them.
+
+  XLA cannot partition a kernel: without a mesh in context it gathers the arrays.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  axes = dict(inputs.explicit) or axes_in_context()
+
+  def names_of(letter: str, size: int) -> tuple[str, ...]:
+    names = axes.get(letter, ())
+    return names if size % math.prod(mesh.shape[x] for x in names) == 0 else ()
+
+  of_heads = names_of("N", inputs.key.shape[2])
+  names = dict(B=names_of("B", inputs.query.shape[0]), N=of_heads, K=of_heads)
+
+  def spec(name: str, shape: tuple[int, ...] | None) -> PartitionSpec:
+    letters = AXES[name]
+    sizes = shape or (2,) * len(letters)  # results have all axes
+    parts = [
+      names.get(x) if n > 1 else None for x, n in zip(letters, sizes, strict=True)
+    ]
+    return PartitionSpec(*parts)
+
+  in_specs = tuple(
+    {name: spec(name, x.shape) for name, x in arrays.items()}
+    for arrays in (floats, key_masks)
+  )
+  weights = spec("band_weights", None) if plan.has_values else None
+  out_specs = spec("output", None), weights
+  attend = functools.partial(_attend, plan)
+  return on_shards(attend, (*names["B"], *of_heads), in_specs, out_specs)(
+    floats, key_masks
+  )
 
 
 def _power_of_2(size: int) -> int:
@@ -62,39 +161,62 @@ def _power_of_2(size: int) -> int:
   return max(_MIN_TILE, 1 << (size - 1).bit_length())
 
 
-def _floats(inputs: Inputs, tables: Arrays, block: tuple[int, int]) -> Arrays:
+def _floats(inputs: Inputs, block: tuple[int, int]) -> Arrays:
   """Returns the operands that have gradients, padded to whole tiles."""
   # Wide, so that the gradient is rounded once, after its two terms are added.
   query = inputs.query.astype(jnp.promote_types(inputs.query.dtype, jnp.float32))
   arrays = dict(
     query=(query, block[0]), key=(inputs.key, block[1]), value=(inputs.value, block[1])
   )
-  floats = {
-    name: band.pad(band.pad(x, 1, size), 3, _power_of_2(x.shape[3]))
-    for name, (x, size) in arrays.items()
-  }
-  terms = []
-  if "key_table" in tables:
-    logits = product("BTNH,RNH->BNTR", query, tables["key_table"])
-    terms.append(
-      band.pad(logits * jnp.asarray(inputs.scale, logits.dtype), 2, block[0])
-    )
-  if "bias_table" in tables:
-    terms.append(tables["bias_table"].T[None, :, None])
-  return floats | (dict(band_logits=sum(terms[1:], terms[0])) if terms else {})
+  floats = {}
+  for name, (x, size) in arrays.items():
+    floats[name] = _pad(_pad(x, 1, size), 3, _power_of_2(x.shape[3]))
+  rows = band.logits_by_row(inputs)
+  if rows is not None:
+    floats["band_logits"] = rows if rows.shape[2] == 1 else _pad(rows, 2, block[0])
+  return floats
+
+
+def _masks(inputs: Inputs, queries: int, keys: int) -> Arrays:
+  """Returns segments [#B, T] and [#B, S], seeds, and a mask [#B, S], 0 for masked keys.
+
+  They are padded to multiples of the queries and keys of a tile; padding is masked.
+  """
+  arrays, num_keys = {}, inputs.key.shape[1]
+  mask = masks.combine(inputs.mask, inputs.key_mask)
+  if mask is not None or num_keys % keys:
+    mask = jnp.ones((1, num_keys), bool) if mask is None else mask[:, 0, 0]
+    mask = jnp.broadcast_to(mask, (len(mask), num_keys))
+    arrays["key_mask"] = _pad(mask.astype(jnp.int32), 1, keys)
+  if inputs.query_segment_ids is not None:
+    arrays["query_segments"] = _pad(inputs.query_segment_ids, 1, queries)
+    arrays["key_segments"] = _pad(inputs.key_segment_ids, 1, keys)
+  if inputs.dropout_seeds is not None:
+    arrays["seeds"] = inputs.dropout_seeds
+  return arrays
+
+
+def _pad(x: Array, axis: int, block: int) -> Array:
+  """Pads an axis with zeros to a multiple of `block`."""
+  missing = -x.shape[axis] % block
+  if not missing:
+    return x
+  return jnp.pad(x, [(0, missing if a == axis else 0) for a in range(x.ndim)])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(
-  plan: KernelPlan, floats: Arrays, masks: Arrays
+  plan: KernelPlan, floats: Arrays, key_masks: Arrays
 ) -> tuple[Array, Array | None]:
   """Returns the output without the value table's term, and the weights by row of the tables."""
-  return _attend_forward(plan, floats, masks)[0]
+  return _attend_forward(plan, floats, key_masks)[0]
 
 
-def _attend_forward(plan: KernelPlan, floats: Arrays, masks: Arrays) -> tuple:
-  operands = floats | masks | dict(query=floats["query"].astype(floats["key"].dtype))
-  outputs = over_devices(forward, AXES, operands, plan)
+def _attend_forward(plan: KernelPlan, floats: Arrays, key_masks: Arrays) -> tuple:
+  operands = (
+    floats | key_masks | dict(query=floats["query"].astype(floats["key"].dtype))
+  )
+  outputs = forward(plan, operands)
   return (outputs["output"], outputs.get("band_weights")), (operands, outputs)
 
 
@@ -112,7 +234,7 @@ def _attend_backward(
     operands = operands | dict(d_band_weights=d_weights)
   operands = operands | {name: outputs[name] for name in ("maximum", "inverse_total")}
   operands |= dict(d_output=d_output.astype(operands["value"].dtype), delta=delta)
-  gradients = over_devices(backward, AXES, operands, plan)
+  gradients = backward(plan, operands)
   gradients = {name.removeprefix("d_"): x for name, x in gradients.items()}
   for name in ("key", "value"):  # summed over the query heads that share a key head
     batch, num_keys, key_heads, width = operands[name].shape

@@ -27,11 +27,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from relpos_jax.attention import dropout, masks
-from relpos_jax.attention.band import FAR, KernelPlan
+from relpos_jax.attention.band import FAR
 from relpos_jax.attention.partitioned import align_manual_axes, shapes_like
-from relpos_jax.typing import Array, ArrayLike, Int
+from relpos_jax.typing import Array, Int
 
-# A letter for each axis of each array, see `over_devices`: small ones are not sharded.
+# A letter for each axis of each array, small ones are not sharded.
 AXES = dict.fromkeys(("query", "output", "d_output", "d_query"), "BtNh")
 AXES |= dict(
   key="BSKh", value="BSKh", d_key="BSNh", d_value="BSNh"
@@ -46,7 +46,25 @@ AXES |= dict.fromkeys(("maximum", "inverse_total", "delta"), "BNt")
 Arrays = dict[str, Any]
 
 
-def forward(plan: KernelPlan, operands: Arrays, _: ArrayLike) -> Arrays:
+class KernelPlan(NamedTuple):
+  """The static parameters of the fused kernels."""
+
+  block: tuple[int, int]  # queries and keys of a tile; powers of 2
+  low: int  # all keys up to this distance have the same relative term
+  high: int  # and so have all from this one on
+  scale: float
+  is_causal: bool
+  dropout_rate: float
+  has_values: bool  # whether there is a table for values
+  interpret: bool  # runs as plain XLA, without a device
+  precision: str | None  # the default where the call was traced
+
+  @property
+  def num_rows(self) -> int:
+    return self.high - self.low + 1
+
+
+def forward(plan: KernelPlan, operands: Arrays) -> Arrays:
   """Computes attention without the value table, and the weights by its rows."""
   query = operands["query"]
   batch, length, heads, _ = query.shape
@@ -66,7 +84,7 @@ def forward(plan: KernelPlan, operands: Arrays, _: ArrayLike) -> Arrays:
   return outputs
 
 
-def backward(plan: KernelPlan, operands: Arrays, _: ArrayLike) -> Arrays:
+def backward(plan: KernelPlan, operands: Arrays) -> Arrays:
   """Computes gradients by two kernels: of the query and the band, wide, and of key and value."""
   query, key, delta = operands["query"], operands["key"], operands["delta"]
   band, in_place = operands.get("band_logits"), {}

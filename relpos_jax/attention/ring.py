@@ -1,52 +1,48 @@
 """A ring of devices: each has a part of a sequence, and the keys go round.
 
-In every round a device attends to the keys that it has, adds the result to that of the
-rounds before, and passes the keys on to its neighbour (Liu et al. 2023, "Ring attention
-with blockwise transformers"). So no device gathers them. The backward pass goes round
-again, and the gradients of the keys travel with them. Those of the tables are summed
-over devices once, at the end.
+In every round a device attends to the keys that it has, merges the result with that of
+the rounds before, and passes the keys on to its neighbour (Liu et al. 2023, "Ring
+attention with blockwise transformers"). So no device gathers them. The backward pass
+goes round again, and the gradients of the keys travel with them.
 
 Causal: a sequence has two chunks for each of n devices, and device i gets chunks i and
-2n - 1 - i (the "zigzag" of Zhu's ring-flash-attention, 2024). In every round two of the
-four pairs of chunks have visible weights, on all devices alike; in the first one three.
-The others are skipped. Arrays are dealt at the start and put back at the end, which
-moves each of them once. Parts that have an odd number of tokens stay as they are: the
-last device then computes in every round, the first one in one, and waits for the others
-in the rest.
-
-A round is the algorithm of chunked.py, whose queries are at `query start - key start`.
+2n - 1 - i (the "zigzag" of Zhu's ring-flash-attention, 2024). Then in every round all
+devices have about as many pairs that are not masked; `chunked` skips the tiles of the
+others. Parts that have an odd number of tokens stay as they are.
 """
 
-from collections.abc import Callable
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
-from relpos_jax.attention import band as bands
-from relpos_jax.attention import masks
-from relpos_jax.attention.chunked_block import (
-  AXES,
-  Arrays,
-  ChunkPlan,
-  Region,
-  read,
-  write,
-)
+from relpos_jax.attention import band, chunked
+from relpos_jax.attention.chunked import Keys, Marks, Plan, Queries, Results, Sides
 from relpos_jax.attention.inputs import Inputs
-from relpos_jax.attention.partitioned import zeros
-from relpos_jax.typing import Array, ArrayLike
-
-Compute = Callable[[ChunkPlan, Arrays, ArrayLike], Arrays]
+from relpos_jax.attention.partitioned import axes_of_keys, on_shards, zeros
+from relpos_jax.typing import Array, Float, Int
 
 
-def unsupported(inputs: Inputs, num_devices: int) -> str | None:
-  """Returns why keys cannot go round so many devices, or None if they can."""
-  if reason := bands.unsupported(inputs):
+class Ring(NamedTuple):
+  """The static parameters of a call."""
+
+  plan: Plan
+  names: tuple[str, ...]  # of the mesh axes
+  num_chunks: int  # of a device's queries, and of its keys
+
+
+def unsupported(inputs: Inputs) -> str | None:
+  """Returns why keys cannot go round the devices, or None if they can."""
+  if reason := band.unsupported(inputs):
     return reason
   if inputs.bias is not None:
     return "a bias is given"
   if inputs.mask is not None and min(inputs.mask.shape[-2:]) > 1:
-    return f"mask has shape {inputs.mask.shape}; it takes segments, lengths and masks of keys"
+    shape = inputs.mask.shape
+    return f"mask has shape {shape}; it takes segments, lengths and masks of keys"
+  _, num_devices = axes_of_keys()
   sizes = inputs.query.shape[1], inputs.key.shape[1]
   if any(size % num_devices or size < 2 * num_devices for size in sizes):
     return (
@@ -55,166 +51,214 @@ def unsupported(inputs: Inputs, num_devices: int) -> str | None:
   return None
 
 
-def around(
-  compute: Compute, plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike
-) -> Arrays:
-  """Computes `chunked`'s forward or backward pass, `compute`, for keys on several devices."""
-  if isinstance(first_query, int):  # on one device, for the shapes of the results
-    return _attend(plan, compute, arrays, first_query)
-  shapes = jax.eval_shape(lambda arrays: _attend(plan, compute, arrays, 0), arrays)
-  results = {name: zeros(x.shape, arrays["query"]) for name, x in shapes.items()}
-  if "d_output" not in arrays:
-    results["maximum"] += masks.LOWEST
-    return _all_rounds(plan, compute, arrays, results, _merge)
-  if (
-    "value_table" in arrays
-  ):  # the sums are of all rounds, so their gradients are counted once
-    sums = [arrays[name] for name in ("right_sums", "row_sums")]
-    d_rows = jnp.einsum("RBNT,BTNV->NRV", jnp.stack(sums), arrays["d_output"])
-    table = results["d_value_table"]
-    if table.shape[1] == 1:
-      d_rows = d_rows.sum(0, keepdims=True)
-    results["d_value_table"] = table.at[0, :, -2:].add(d_rows)
-    arrays = arrays | dict.fromkeys(("right_sums", "row_sums"), jnp.zeros_like(sums[0]))
-  return _all_rounds(plan, compute, arrays, results, _add)
+def attention(inputs: Inputs) -> Any:
+  """Computes attention, and its residual if the inputs ask for it."""
+  names, num_devices = axes_of_keys()
+  plan, floats, marks = chunked.prepare(inputs)
+  sizes = inputs.query.shape[1] // num_devices, inputs.key.shape[1] // num_devices
+  is_dealt = inputs.is_causal and not any(size % 2 for size in sizes)
+  ring = Ring(plan, names, 2 if is_dealt else 1)
+
+  def spec(x: Array) -> PartitionSpec:
+    return PartitionSpec(None, None, names if x.shape[2] > 1 else None)
+
+  specs = jax.tree.map(spec, (floats, marks))
+  attend = functools.partial(_attend, ring)
+  results = on_shards(attend, names, specs, PartitionSpec(None, None, names))
+  return chunked.finish(inputs, results(floats, marks))
 
 
-def _all_rounds(
-  plan: ChunkPlan, compute: Compute, arrays: Arrays, results: Arrays, store: Callable
-) -> Arrays:
-  """Stores what `compute` returns for every pair of a chunk of queries and one of keys."""
-  sizes = [arrays[name].shape[1] for name in ("query", "key")]
-  num_chunks = 2 if plan.is_causal and not any(size % 2 for size in sizes) else 1
-  num_queries, num_keys = (size // num_chunks for size in sizes)
-  plan = plan._replace(num_keys=num_keys)
-  here, size = jax.lax.axis_index(plan.ring), jax.lax.axis_size(plan.ring)
-  if num_chunks > 1:
-    arrays = _deal(plan, arrays)
-  travelling = {name: x for name, x in arrays.items() if _travels(name, x)}
-  forth = [(i, (i + 1) % size) for i in range(size)]
-
-  def run_round(number, carry):
-    travelling, results = carry
-    owner = (here - number) % size
-
-    def run_pair(index, results):
-      of_queries, of_keys = index // num_chunks, index % num_chunks
-      region = dict(
-        T=(of_queries * num_queries, num_queries), S=(of_keys * num_keys, num_keys)
-      )
-      first_key = _chunk(owner, of_keys, num_chunks, size) * num_keys
-      first_query = _chunk(here, of_queries, num_chunks, size) * num_queries - first_key
-
-      def run(results):
-        part = read(arrays | travelling, region)
-        part["first_key"] = first_key[None]
-        return store(results, _attend(plan, compute, part, first_query), region)
-
-      is_visible = _is_visible(plan, arrays, first_query, num_queries)
-      return jax.lax.cond(is_visible, run, lambda results: results, results)
-
-    results = jax.lax.fori_loop(0, num_chunks**2, run_pair, results)
-    moving = travelling | {name: x for name, x in results.items() if _travels(name, x)}
-    moved = {name: jax.lax.ppermute(x, plan.ring, forth) for name, x in moving.items()}
-    return {name: moved.pop(name) for name in travelling}, results | moved
-
-  _, results = jax.lax.fori_loop(0, size, run_round, (travelling, results))
-  return _deal(plan, results, back=True) if num_chunks > 1 else results
+def _attend(ring: Ring, floats: Sides, marks: Sides) -> Results:
+  """Computes attention of a device's queries to the keys of all devices."""
+  floats, marks = jax.tree.map(functools.partial(_split, ring), (floats, marks))
+  if ring.num_chunks == 2:
+    floats, marks = jax.tree.map(functools.partial(_deal, ring), (floats, marks))
+  results = _around(ring, floats, marks)
+  if ring.num_chunks == 2:
+    results = jax.tree.map(functools.partial(_deal_back, ring), results)
+  return jax.tree.map(_join, results)
 
 
-def _is_visible(
-  plan: ChunkPlan, arrays: Arrays, first_query: Array, num_queries: int
-) -> Array:
-  """Returns whether a query of a chunk may see a key of another; `first_query` is from the keys."""
-  left, right = plan.window or (2**31 - 1, 2**31 - 1)
-  right = 0 if plan.is_causal else right
-  first = first_query + arrays.get("query_offset", jnp.full(1, plan.offset))
-  return jnp.any(
-    (first + num_queries - 1 >= -right) & (first - plan.num_keys + 1 <= left)
-  )
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _around(ring: Ring, floats: Sides, marks: Sides) -> Results:
+  """Computes attention, round by round.
 
-
-def _merge(results: Arrays, part: Arrays, region: Region) -> Arrays:
-  """Adds the output and the sums of another part of the keys, relative to the higher maximum."""
-  both = read(results, region), part
-  maximum = jnp.maximum(*(x["maximum"] for x in both))
-  factors = [jnp.exp(x["maximum"] - maximum) for x in both]
-  totals = [
-    _inverse(x["inverse_total"]) * of for x, of in zip(both, factors, strict=True)
-  ]
-  merged = dict(maximum=maximum, inverse_total=_inverse(sum(totals)))
-  shares = [(x * merged["inverse_total"]).swapaxes(1, 2)[..., None] for x in totals]
-  for name in [name for name in part if name not in merged]:
-    of_both = shares if name == "output" else factors
-    merged[name] = sum(x[name] * of for x, of in zip(both, of_both, strict=True))
-  return write(results, merged, region)
-
-
-def _add(results: Arrays, part: Arrays, region: Region) -> Arrays:
-  """Adds the gradients of another part of the keys."""
-  old = read(results, region)
-  return write(results, {name: old[name] + x for name, x in part.items()}, region)
-
-
-def _inverse(total: Array) -> Array:
-  """Returns 1 / total; 0 for 0, which a query has that sees no key."""
-  return jnp.where(total == 0, 0, 1 / jnp.where(total == 0, 1, total))
-
-
-def _attend(
-  plan: ChunkPlan, compute: Compute, arrays: Arrays, first_query: ArrayLike
-) -> Arrays:
-  """Computes the part of one chunk of keys, which travel in their own dtype."""
-  wide = {name: arrays[name].astype(arrays["query"].dtype) for name in ("key", "value")}
-  return compute(
-    plan._replace(num_keys=arrays["key"].shape[1]), arrays | wide, first_query
-  )
-
-
-# Chunks and how they are dealt.
-
-
-def _chunk(
-  device: ArrayLike, number: ArrayLike, num_chunks: int, num_devices: int
-) -> Array:
-  """Returns the place in the sequence of a device's chunk; the first of 4 has 0 and 7."""
-  return jnp.where(number == 0, device, num_chunks * num_devices - 1 - device)
-
-
-def _deal(plan: ChunkPlan, arrays: Arrays, back: bool = False) -> Arrays:
-  """Moves chunks 2i and 2i + 1 of device i to the devices that `_chunk` gives them, or
-  back.
-
-  Each device has an even chunk and an odd one, and so either kind is permuted at once.
+  JAX's derivative would keep the keys of all rounds.
   """
-  size = jax.lax.axis_size(plan.ring)
-  is_even = (
-    jax.lax.axis_index(plan.ring) % 2 == 0
-  )  # whether the earlier of its chunks is
-  places = [min(chunk, 2 * size - 1 - chunk) for chunk in range(2 * size)]
-  ways = [[(i, places[2 * i + odd]) for i in range(size)] for odd in (0, 1)]
-  ways = [[(there, here) for here, there in way] for way in ways] if back else ways
-
-  def in_order(x, y):
-    return jnp.where(is_even, x, y), jnp.where(is_even, y, x)
-
-  def deal(x, axis):
-    parts = jnp.split(x, 2, axis)
-    if back:
-      parts = in_order(*parts)
-    parts = [
-      jax.lax.ppermute(x, plan.ring, way) for x, way in zip(parts, ways, strict=True)
-    ]
-    return jnp.concatenate(parts if back else in_order(*parts), axis)
-
-  dealt = dict(arrays)
-  for name, x in arrays.items():
-    for axis, letter in enumerate(AXES[name]):
-      if letter in "TS" and x.shape[axis] > 1:
-        dealt[name] = deal(x, axis)
-  return dealt
+  return _forward(ring, floats, marks)[0]
 
 
-def _travels(name: str, x: Array) -> bool:
-  axis = AXES[name].find("S")
-  return axis >= 0 and x.shape[axis] > 1
+def _forward(ring: Ring, floats: Sides, marks: Sides) -> tuple[Results, tuple]:
+  like = floats.queries.vectors
+  shape = like.shape[:-1]
+  output = zeros((*shape, floats.keys.values.shape[-1]), like)
+  weights = zeros((*shape, ring.plan.num_rows), like) if ring.plan.has_values else None
+  empty = Results(output, weights, zeros(shape, like) - jnp.inf)
+
+  def run_round(_, carry: tuple) -> tuple:
+    keys, results = carry
+
+    def run_pair(index: Int[Array, ""], results: Results) -> Results:
+      pair = _take_pair(ring, index, floats.queries, marks.queries, *keys)
+      part = chunked.attend(ring.plan, *pair)
+      chunk = index // ring.num_chunks
+      return _set(results, chunk, _merge(_take(results, chunk), part))
+
+    results = jax.lax.fori_loop(0, ring.num_chunks**2, run_pair, results)
+    return _pass_on(ring, keys), results
+
+  keys, rounds = (floats.keys, marks.keys), jax.lax.axis_size(ring.names)
+  _, results = jax.lax.fori_loop(0, rounds, run_round, (keys, empty))
+  return results, (floats, marks, results)
+
+
+def _backward(ring: Ring, saved: tuple, d_results: Results) -> tuple[Sides, None]:
+  floats, marks, results = saved
+
+  def run_round(_, carry: tuple) -> tuple:
+    keys, totals = carry
+
+    def run_pair(index: Int[Array, ""], totals: Sides) -> Sides:
+      pair = _take_pair(ring, index, floats.queries, marks.queries, *keys)
+      attend = functools.partial(chunked.attend, ring.plan)
+      part, of_part = jax.vjp(lambda floats: attend(floats, pair[1]), pair[0])
+      chunk, chunk_of_keys = index // ring.num_chunks, index % ring.num_chunks
+      whole, d_whole = _take((results, d_results), chunk)
+      (gradients,) = of_part(_gradients_of_part(part, whole, d_whole))
+      return Sides(
+        _add(totals.queries, chunk, gradients.queries),
+        _add(totals.keys, chunk_of_keys, gradients.keys),
+      )
+
+    totals = jax.lax.fori_loop(0, ring.num_chunks**2, run_pair, totals)
+    keys, d_keys = _pass_on(ring, (keys, totals.keys))
+    return keys, totals._replace(keys=d_keys)
+
+  keys, rounds = (floats.keys, marks.keys), jax.lax.axis_size(ring.names)
+  empty = Sides(*jax.tree.map(jnp.zeros_like, (floats.queries, floats.keys)))
+  _, totals = jax.lax.fori_loop(0, rounds, run_round, (keys, empty))
+  return totals._replace(pairs=None), None
+
+
+_around.defvjp(_forward, _backward)
+
+
+def _pass_on(ring: Ring, tree: Any) -> Any:
+  """Sends arrays to the next device."""
+  size = jax.lax.axis_size(ring.names)
+  ways = [(device, (device + 1) % size) for device in range(size)]
+  return jax.tree.map(lambda x: jax.lax.ppermute(x, ring.names, ways), tree)
+
+
+def _merge(whole: Results, part: Results) -> Results:
+  """Merges the results of two parts of the keys."""
+  log_total = jnp.logaddexp(whole.log_total, part.log_total)
+  share_of_whole = _share(whole.log_total, log_total)
+  share_of_part = _share(part.log_total, log_total)
+
+  def merged(x: Array, y: Array) -> Array:
+    return share_of_whole[..., None] * x + share_of_part[..., None] * y
+
+  weights = None
+  if whole.weights is not None:
+    weights = merged(whole.weights, part.weights)
+  return Results(merged(whole.output, part.output), weights, log_total)
+
+
+def _gradients_of_part(part: Results, whole: Results, d_whole: Results) -> Results:
+  """Returns the gradients of a part's results, of those of the whole."""
+  share = _share(part.log_total, whole.log_total)
+  d_share = d_whole.log_total
+  d_share += (d_whole.output * (part.output - whole.output)).sum(3)
+  d_weights = None
+  if whole.weights is not None:
+    d_share += (d_whole.weights * (part.weights - whole.weights)).sum(3)
+    d_weights = share[..., None] * d_whole.weights
+  return Results(share[..., None] * d_whole.output, d_weights, share * d_share)
+
+
+def _share(log_part: Float[Array, "B N T"], log_total: Float[Array, "B N T"]) -> Array:
+  """Returns a part's share of all weights; 0 if all keys are masked."""
+  is_masked = jnp.isneginf(log_total)
+  return jnp.where(is_masked, 0, jnp.exp(log_part - jnp.where(is_masked, 0, log_total)))
+
+
+# Chunks of a device's tokens, an axis before all others; of size 1 if they share one.
+
+
+def _split(ring: Ring, x: Array) -> Array:
+  batch, heads, size, *rest = x.shape
+  if size == 1:
+    return x[None]
+  return jnp.moveaxis(x.reshape(batch, heads, ring.num_chunks, -1, *rest), 2, 0)
+
+
+def _join(x: Array) -> Array:
+  chunks, batch, heads, size, *rest = x.shape
+  return jnp.moveaxis(x, 0, 2).reshape(batch, heads, chunks * size, *rest)
+
+
+def _take_pair(
+  ring: Ring,
+  index: Int[Array, ""],
+  queries: Queries,
+  query_marks: Marks,
+  keys: Keys,
+  key_marks: Marks,
+) -> tuple[Sides, Sides]:
+  """Returns the arrays of a chunk of queries and of one of keys."""
+  queries, query_marks = _take((queries, query_marks), index // ring.num_chunks)
+  keys, key_marks = _take((keys, key_marks), index % ring.num_chunks)
+  return Sides(queries, keys, None), Sides(query_marks, key_marks, None)
+
+
+def _take(tree: Any, chunk: Int[Array, ""]) -> Any:
+  return jax.tree.map(lambda x: x[_place(x, chunk)], tree)
+
+
+def _set(tree: Any, chunk: Int[Array, ""], parts: Any) -> Any:
+  return jax.tree.map(lambda x, part: x.at[_place(x, chunk)].set(part), tree, parts)
+
+
+def _add(tree: Any, chunk: Int[Array, ""], parts: Any) -> Any:
+  return jax.tree.map(lambda x, part: x.at[_place(x, chunk)].add(part), tree, parts)
+
+
+def _place(x: Array, chunk: Int[Array, ""]) -> Int[Array, ""]:
+  return jnp.minimum(chunk, len(x) - 1)
+
+
+def _ways(ring: Ring, is_odd: bool) -> list[tuple[int, int]]:
+  """Returns from which device to which the chunks 0, 2, ... go, or 1, 3, ..."""
+  size = jax.lax.axis_size(ring.names)
+  chunks = range(int(is_odd), 2 * size, 2)
+  return [(chunk // 2, min(chunk, 2 * size - 1 - chunk)) for chunk in chunks]
+
+
+def _deal(ring: Ring, x: Array) -> Array:
+  """Sends chunks i and 2n - 1 - i of a sequence to device i.
+
+  Each device has an even and an odd chunk, before and after: either kind is permuted at
+  once.
+  """
+  if len(x) == 1:
+    return x
+  even = jax.lax.ppermute(x[0], ring.names, _ways(ring, False))
+  odd = jax.lax.ppermute(x[1], ring.names, _ways(ring, True))
+  return _in_order(ring, even, odd)
+
+
+def _deal_back(ring: Ring, x: Array) -> Array:
+  even, odd = _in_order(ring, x[0], x[1])
+  of_parity = []
+  for part, is_odd in ((even, False), (odd, True)):
+    ways = [(there, here) for here, there in _ways(ring, is_odd)]
+    of_parity.append(jax.lax.ppermute(part, ring.names, ways))
+  return jnp.stack(of_parity)
+
+
+def _in_order(ring: Ring, first: Array, second: Array) -> Array:
+  """Stacks an even and an odd chunk by place, or chunks by place as even and odd."""
+  is_even = jax.lax.axis_index(ring.names) % 2 == 0  # whether its earlier chunk is
+  earlier = jnp.where(is_even, first, second)
+  return jnp.stack([earlier, jnp.where(is_even, second, first)])

@@ -10,7 +10,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import band as bands
+from relpos_jax.attention import band
 from relpos_jax.attention import masks, reference
 from relpos_jax.attention.by_distance import ByDistance, RelativePositions
 from relpos_jax.attention.inputs import Inputs
@@ -18,7 +18,7 @@ from relpos_jax.attention.lookup import product
 from relpos_jax.attention.relation import Relation
 from relpos_jax.typing import Array, Float, Int
 
-unsupported = bands.unsupported
+unsupported = band.unsupported
 
 
 def attention(inputs: Inputs) -> Array | tuple[Array, Array]:
