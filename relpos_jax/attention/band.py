@@ -10,7 +10,7 @@ Values: a query's output adds sum_r P_ir w_r, with P_ir its weight on row r.
 
 Several relations share one band, from the leftmost of their rows to the rightmost. Rows
 are in the order of distances: the left side, a row for each diagonal, the right side.
-`KeyBias` has numbers of each key, and `LinearBias` no rows.
+`KeyBias` has numbers of each key instead, and `LinearBias` no rows.
 """
 
 import functools
@@ -58,28 +58,22 @@ def distances(inputs: Inputs) -> tuple[int, int]:
   return low, max(high, low + 1)
 
 
-def logits_by_row(inputs: Inputs) -> Float[Array, "#B #N #T R"] | None:
-  """Returns the logits that relations add, by row; None if they add none."""
+def logits_by_row(
+  inputs: Inputs, of_keys: bool = False
+) -> Float[Array, "#B #N #T R"] | None:
+  """Returns the logits that relations add, by row, for each query or for each key.
+
+  None if they add none.
+  """
   terms = []
   for relation in _by_distance(inputs):
-    numbers = _numbers(inputs, relation)
-    if relation.is_by_key:
-      numbers = _by_query(inputs, numbers)
-    if numbers is not None:
-      terms.append(numbers)
+    numbers = _on_rows(inputs, relation).project(inputs.queries, inputs.keys)
+    if numbers is None or relation.is_by_key != of_keys:
+      continue
+    if relation.is_scaled:
+      numbers *= jnp.asarray(inputs.scale, numbers.dtype)
+    terms.append(numbers)
   return functools.reduce(jnp.add, terms) if terms else None
-
-
-def terms_of_keys(inputs: Inputs) -> tuple[Array | None, Array | None]:
-  """Returns what each key [B, N, S] adds to its logits left and right of the band."""
-  terms = []
-  for relation in _by_distance(inputs):
-    if relation.is_by_key:
-      terms.append(_numbers(inputs, relation))
-  if not terms:
-    return None, None
-  total = functools.reduce(jnp.add, terms)
-  return total[..., 0], total[..., -1]
 
 
 def slopes(inputs: Inputs) -> Float[Array, "1 N 1"] | None:
@@ -109,86 +103,58 @@ def _on_rows(inputs: Inputs, relation: ByDistance) -> ByDistance:
   return relation.with_rows(labels[0], left=-low)
 
 
-def _numbers(inputs: Inputs, relation: ByDistance) -> Float[Array, "#B #N #T R"] | None:
-  """Returns a relation's numbers by row, of each query, or of each key by a `KeyBias`."""
-  numbers = _on_rows(inputs, relation).project(inputs.queries, inputs.keys)
-  if numbers is not None and relation.is_scaled:
-    numbers *= jnp.asarray(inputs.scale, numbers.dtype)
-  return numbers
-
-
-def _by_query(inputs: Inputs, numbers: Float[Array, "B N S R"]) -> Array:
-  """Returns numbers by query [B, N, T, R], each of the key on the row's diagonal.
-
-  The sides are 0: there each query has many keys.
-  """
-  low, high = distances(inputs)
-  rows = jnp.arange(low, high + 1)
-  first_key = inputs.key_positions[:, :1, None]
-  keys_BTR = inputs.query_positions[..., None] + rows - first_key
-  is_on_diagonal = (rows > low) & (rows < high)
-  num_keys = numbers.shape[2]
-  has_key = is_on_diagonal & (keys_BTR >= 0) & (keys_BTR < num_keys)
-  keys_BTR = jnp.where(has_key, keys_BTR, num_keys)
-
-  def of_sequence(numbers_NSR: Array, keys_TR: Array) -> Array:
-    columns = jnp.arange(len(rows))
-    return numbers_NSR.at[:, keys_TR, columns].get(mode="fill", fill_value=0)
-
-  if len(keys_BTR) == 1:
-    return jax.vmap(of_sequence, (0, None))(numbers, keys_BTR[0])
-  return jax.vmap(of_sequence)(numbers, keys_BTR)
-
-
 # A head's block: pairs [S, T], and the distance `place` from its first key to its first
 # query. A pair's distance is s - t - place, and `first` is that of the first diagonal.
 
 
 def add_rows(
   x: Float[Array, "S T"],
-  rows: Float[Array, "T R"],
+  rows: Float[Array, "_ R"],
   place: Int[Array, ""],
+  of_keys: bool,
   first: int,
   has_right: bool,
 ) -> Float[Array, "S T"]:
-  """Adds to each pair the number of its row."""
+  """Adds to each pair the number of its row, those of its query or those of its key."""
   num_diagonals = rows.shape[1] - 2
   is_left, is_right = _is_beside(x, num_diagonals, place, first)
+  left, *_, right = jnp.expand_dims(rows.T, 2 if of_keys else 1)
 
   def on_band(x: Array) -> Array:
     if num_diagonals:
-      x = _add_diagonals(x, rows[:, 1:-1], place, first)
+      x = _add_diagonals(x, rows[:, 1:-1], place, of_keys, first)
     distances = _distances_of(x, place)
-    sides = jnp.where(distances < first, rows[:, 0], 0)
+    sides = jnp.where(distances < first, left, 0)
     if has_right:
       # The difference: the sum of `first` and the number might be beyond 32 bits.
-      sides = jnp.where(distances - first >= num_diagonals, rows[:, -1], sides)
+      sides = jnp.where(distances - first >= num_diagonals, right, sides)
     return x + sides
 
   def beside(x: Array) -> Array:
-    return x + jnp.where(is_left, rows[:, 0], rows[:, -1])
+    return x + jnp.where(is_left, left, right)
 
   return jax.lax.cond(is_left | is_right, beside, on_band, x)
 
 
 def sum_by_row(
   x: Float[Array, "S T"],
-  total: Float[Array, " T"],
   place: Int[Array, ""],
+  of_keys: bool,
   num_rows: int,
   first: int,
   has_right: bool,
-) -> Float[Array, "T R"]:
-  """Sums x over the keys of each row; `total` is its sum over all keys."""
-  num_diagonals = num_rows - 2
+) -> Float[Array, "_ R"]:
+  """Sums x by row, for each query or for each key."""
+  num_diagonals, axis = num_rows - 2, 1 if of_keys else 0
   is_left, is_right = _is_beside(x, num_diagonals, place, first)
+  total = x.sum(axis)
 
   def on_band(x: Array) -> Array:
-    diagonals = _diagonals(x, num_diagonals, place, first)
+    diagonals = _diagonals(x, num_diagonals, place, of_keys, first)
     right = jnp.zeros_like(total)
     if has_right:
       is_right = _distances_of(x, place) - first >= num_diagonals
-      right = jnp.where(is_right, x, 0).sum(0)
+      right = jnp.where(is_right, x, 0).sum(axis)
     left = total - diagonals.sum(1) - right
     return jnp.concatenate([left[:, None], diagonals, right[:, None]], axis=1)
 
@@ -214,7 +180,11 @@ def _distances_of(x: Float[Array, "S T"], place: Int[Array, ""]) -> Int[Array, "
 
 
 def _add_diagonals(
-  x: Float[Array, "S T"], numbers: Float[Array, "T D"], place: Array, first: int
+  x: Float[Array, "S T"],
+  numbers: Float[Array, "_ D"],
+  place: Int[Array, ""],
+  of_keys: bool,
+  first: int,
 ) -> Float[Array, "S T"]:
   """Adds the numbers of each diagonal.
 
@@ -227,12 +197,13 @@ def _add_diagonals(
   key = jnp.clip(place + first, 0, num_keys - num_near) + jnp.arange(num_near)
   first_query = key - place - first - num_diagonals + 1
   first_query = jnp.clip(first_query, 0, num_queries - width)
-  query = first_query[:, None] + jnp.arange(width)
-  diagonal = key[:, None] - query - place - first
-  is_near = (diagonal >= 0) & (diagonal < num_diagonals)
-  added = numbers[query, jnp.clip(diagonal, 0, num_diagonals - 1)]
-  added = jnp.where(is_near, added, 0)
   start = key * num_queries + first_query
+  key, query = key[:, None], first_query[:, None] + jnp.arange(width)[None]
+  diagonal = key - query - place - first
+  is_near = (diagonal >= 0) & (diagonal < num_diagonals)
+  token = key if of_keys else query
+  added = numbers[token, jnp.clip(diagonal, 0, num_diagonals - 1)]
+  added = jnp.where(is_near, added, 0)
   one_window_a_key = jax.lax.ScatterDimensionNumbers((1,), (), (0,))
   flat = jax.lax.scatter_add(
     x.reshape(-1), start[:, None], added, one_window_a_key, mode="promise_in_bounds"
@@ -241,12 +212,22 @@ def _add_diagonals(
 
 
 def _diagonals(
-  x: Float[Array, "S T"], num_diagonals: int, place: Array, first: int
-) -> Float[Array, "T D"]:
-  """Returns x of each query's key on each diagonal, 0 if there is none."""
+  x: Float[Array, "S T"],
+  num_diagonals: int,
+  place: Int[Array, ""],
+  of_keys: bool,
+  first: int,
+) -> Float[Array, "_ D"]:
+  """Returns x on each diagonal, of each query or of each key; 0 if there is no pair."""
   num_keys, num_queries = x.shape
-  query = jnp.arange(num_queries)[:, None]
-  key = query + place + first + jnp.arange(num_diagonals)
-  is_key = (key >= 0) & (key < num_keys)
-  index = jnp.where(is_key, key * num_queries + query, x.size)
+  steps = place + first + jnp.arange(num_diagonals)[None]  # from a query to its key
+  if of_keys:
+    key = jnp.arange(num_keys)[:, None]
+    query = key - steps
+    is_pair = (query >= 0) & (query < num_queries)
+  else:
+    query = jnp.arange(num_queries)[:, None]
+    key = query + steps
+    is_pair = (key >= 0) & (key < num_keys)
+  index = jnp.where(is_pair, key * num_queries + query, x.size)
   return x.reshape(-1).at[index].get(mode="fill", fill_value=0)

@@ -33,7 +33,7 @@ def _takes_every_call(inputs: Inputs) -> None:
 class Implementation(NamedTuple):
   """A way to compute attention."""
 
-  attention: Callable[[Inputs], Array]
+  attention: Callable[[Inputs], Array | tuple[Array, Array]]
   # Returns why it cannot do the call, or None.
   unsupported: Callable[[Inputs], str | None] = _takes_every_call
   # The only platform that it compiles for; elsewhere it is interpreted.
@@ -56,7 +56,7 @@ def _unsupported_by_pallas_gpu(inputs: Inputs) -> str | None:
   return pallas_gpu.unsupported(inputs)
 
 
-def _chunked(inputs: Inputs) -> Array:
+def _chunked(inputs: Inputs) -> Array | tuple[Array, Array]:
   """Computes attention by blocks: in a ring, by the band, or with any relations."""
   names, _ = axes_of_keys()
   if names:

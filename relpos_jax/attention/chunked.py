@@ -25,7 +25,9 @@ from jax.sharding import PartitionSpec
 from relpos_jax.attention import band, dropout, masks
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.partitioned import (
+  Shards,
   align_manual_axes,
+  axes_of_heads,
   axes_of_tokens,
   first_derivatives_only,
   is_one_device,
@@ -46,17 +48,16 @@ class Queries(NamedTuple):
   """Arrays of the queries that have gradients; axes of size 1 broadcast."""
 
   vectors: Float[Array, "B N T H"]  # multiplied by the scale
-  rows: Float[Array, "#B #N #T R"] | None  # logits by row of the band
+  rows: Float[Array, "#B #N #T R"] | None  # logits of queries by row of the band
   slopes: Float[Array, "1 N 1"] | None
 
 
 class Keys(NamedTuple):
-  """Arrays of the keys that have gradients, repeated for query heads that share them."""
+  """Arrays of the keys that have gradients."""
 
-  vectors: Float[Array, "B N S H"]
-  values: Float[Array, "B N S V"]
-  left: Float[Array, "B N S"] | None  # added to a key's logits left of the band
-  right: Float[Array, "B N S"] | None
+  vectors: Float[Array, "B K S H"]
+  values: Float[Array, "B K S V"]
+  rows: Float[Array, "B N S R"] | None  # logits of keys by row of the band
 
 
 class Marks(NamedTuple):
@@ -129,43 +130,72 @@ class Plan(NamedTuple):
     return is_in_window and not self.is_causal
 
 
-def attention(inputs: Inputs, block: int | None = None) -> Any:
+def attention(inputs: Inputs, block: int | None = None, tile: int | None = None) -> Any:
   """Computes attention, and its residual if the inputs ask for it.
 
-  A block has `block` queries, by default a number for the call.
+  A block has `block` queries, which attend to `tile` keys at once; by default numbers
+  for the call.
   """
-  plan, floats, marks = prepare(inputs, block)
-  results = _over_queries(plan, floats, marks, axes_of_tokens(inputs.explicit))
+  plan, floats, marks = prepare(inputs, block, tile)
+  results = _over_queries(plan, floats, marks, inputs.explicit)
   return finish(inputs, results)
 
 
-def _over_queries(
-  plan: Plan, floats: Sides, marks: Sides, names: tuple[str, ...]
-) -> Results:
-  """Has each device along the mesh axes of these names compute its own queries."""
-  num_queries = floats.queries.vectors.shape[2]
-  num_devices = math.prod(jax.sharding.get_abstract_mesh().shape[x] for x in names)
-  if num_queries % num_devices:
-    names = ()
+def _over_queries(plan: Plan, floats: Sides, marks: Sides, explicit: Shards) -> Results:
+  """Has each device along a sequence compute its own queries, if the mesh shards them.
 
-  def spec(sides: Sides) -> Sides:
-    def of_queries(x: Array) -> PartitionSpec:
-      return PartitionSpec(None, None, names if x.shape[2] > 1 else None)
+  It gathers the keys. The gradients of its shard of them come back summed.
+  """
+  axes = axes_of_heads(explicit, floats.keys.vectors.shape)
+  names = axes_of_tokens(explicit)
+  mesh = jax.sharding.get_abstract_mesh()
+  num_devices = math.prod(mesh.shape[name] for name in names)
+  num_queries, num_keys = (side.vectors.shape[2] for side in floats[:2])
+  if num_devices == 1 or num_queries % num_devices:
+    return attend(plan, floats, marks)
+  names_of_keys = names if num_keys % num_devices == 0 else ()
 
-    queries, pairs = jax.tree.map(of_queries, (sides.queries, sides.pairs))
-    return Sides(queries, jax.tree.map(lambda x: PartitionSpec(), sides.keys), pairs)
+  def compute(floats: Sides, marks: Sides) -> Results:
+    keys = floats.keys
+    if names_of_keys:
+      gather = functools.partial(
+        jax.lax.all_gather, axis_name=names, axis=2, tiled=True
+      )
+      keys = jax.tree.map(gather, keys)
+    return attend(plan, floats._replace(keys=keys), marks)
 
-  compute = functools.partial(attend, plan)
-  specs = spec(floats), spec(marks)
-  results = PartitionSpec(None, None, names)
-  return on_shards(compute, names, specs, results)(floats, marks)
+  specs = specs_of(axes, floats, names, names_of_keys), specs_of(axes, marks, names)
+  results = PartitionSpec(*axes, names)
+  return on_shards(compute, (*axes, names), specs, results)(floats, marks)
 
 
-def prepare(inputs: Inputs, block: int | None = None) -> tuple[Plan, Sides, Sides]:
+def specs_of(
+  axes: tuple[tuple[str, ...], ...],
+  sides: Sides,
+  of_queries: tuple[str, ...],
+  of_keys: tuple[str, ...] = (),
+) -> Sides:
+  """Returns which mesh axes shard sequences and heads, the queries and the keys."""
+
+  def spec(x: Array, names: tuple[str, ...]) -> PartitionSpec:
+    wanted = zip((*axes, names), x.shape, strict=False)
+    return PartitionSpec(
+      *(mesh_axes if size > 1 else None for mesh_axes, size in wanted)
+    )
+
+  queries, pairs = jax.tree.map(
+    lambda x: spec(x, of_queries), (sides.queries, sides.pairs)
+  )
+  return Sides(queries, jax.tree.map(lambda x: spec(x, of_keys), sides.keys), pairs)
+
+
+def prepare(
+  inputs: Inputs, block: int | None = None, tile: int | None = None
+) -> tuple[Plan, Sides, Sides]:
   """Returns the static parameters of a call, and its arrays with and without gradients."""
   wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
   low, high = band.distances(inputs)
-  block, tile, heads = _sizes(inputs, block)
+  block, tile, heads = _sizes(inputs, block, tile)
   plan = Plan(
     block=block,
     tile=tile,
@@ -179,17 +209,14 @@ def prepare(inputs: Inputs, block: int | None = None) -> tuple[Plan, Sides, Side
     dropout_rate=inputs.dropout_rate,
     precision=jax.config.jax_default_matmul_precision,
   )
-  group = inputs.query.shape[2] // inputs.key.shape[2]
   query = inputs.query.astype(wide) * jnp.asarray(inputs.scale, wide)
-  left, right = band.terms_of_keys(inputs)
   queries = Queries(
     query.swapaxes(1, 2), band.logits_by_row(inputs), band.slopes(inputs)
   )
   keys = Keys(
-    vectors=inputs.key.astype(wide).swapaxes(1, 2).repeat(group, 1),
-    values=inputs.value.astype(wide).swapaxes(1, 2).repeat(group, 1),
-    left=left,
-    right=right,
+    inputs.key.swapaxes(1, 2),
+    inputs.value.swapaxes(1, 2),
+    band.logits_by_row(inputs, of_keys=True),
   )
   bias = inputs.bias_of_each()
   if bias is not None:
@@ -225,26 +252,29 @@ def finish(inputs: Inputs, results: Results) -> Any:
     table = band.value_table(inputs)
     output += jnp.einsum("BNTR,RNV->BTNV", results.weights, table)
   if inputs.sinks is not None:  # a part of the keys whose value is zero
+    sinks = inputs.sinks[None, None]
     has_key = ~jnp.isneginf(log_total)
     finite = jnp.where(has_key, log_total, 0)
-    output *= jax.nn.sigmoid(finite - inputs.sinks)[..., None]
-    log_total = jnp.where(has_key, jnp.logaddexp(finite, inputs.sinks), -jnp.inf)
+    output *= jax.nn.sigmoid(finite - sinks)[..., None]
+    log_total = jnp.where(has_key, jnp.logaddexp(finite, sinks), -jnp.inf)
   output = output.astype(inputs.value.dtype)
   return (output, log_total) if inputs.return_residual else output
 
 
-def _sizes(inputs: Inputs, block: int | None) -> tuple[int, int, int | None]:
+def _sizes(
+  inputs: Inputs, block: int | None, tile: int | None
+) -> tuple[int, int, int | None]:
   """Returns the queries in a block, the keys in a tile, and the heads at a time."""
   batch, num_queries, heads, _ = inputs.query.shape
   num_keys = inputs.key.shape[1]
   if target_platform() == "cpu" and is_one_device():
     # A causal call skips tiles; other products are faster with more numbers.
     size = 256 if inputs.is_causal or inputs.window is not None else 512
-    block, tile = min(block or size, num_queries), min(size, num_keys)
+    block, tile = min(block or size, num_queries), min(tile or size, num_keys)
     most = max(1, _PAIRS_ON_CPU // (block * tile))
     divisors = [n for n in range(1, heads + 1) if heads % n == 0]
     return block, tile, max(n for n in divisors if n <= most)
-  tile = min(2048, num_keys)
+  tile = min(tile or 2048, num_keys)
   most = max(1, _PAIRS // (batch * heads * tile))
   return block or max(16, 1 << (most.bit_length() - 1)), tile, None
 
@@ -254,6 +284,7 @@ def _sizes(inputs: Inputs, block: int | None) -> tuple[int, int, int | None]:
 
 def attend(plan: Plan, floats: Sides, marks: Sides) -> Results:
   """Computes attention to the keys given; its derivative computes the weights again."""
+  floats = floats._replace(keys=for_query_heads(floats))
   floats, marks = align_manual_axes((floats, marks))
   num_queries, num_keys = (side.vectors.shape[2] for side in floats[:2])
   block, more_queries = _even_parts(num_queries, plan.block)
@@ -266,6 +297,17 @@ def attend(plan: Plan, floats: Sides, marks: Sides) -> Results:
   marks = _pad(marks, more_queries, more_keys)
   results = _attend(plan, floats, marks)
   return jax.tree.map(lambda x: x[:, :, :num_queries], results)
+
+
+def for_query_heads(floats: Sides) -> Keys:
+  """Returns keys in the accumulation dtype, repeated for query heads that share them."""
+  queries, keys, _ = floats
+  vectors = keys.vectors.astype(queries.vectors.dtype)
+  values = keys.values.astype(queries.vectors.dtype)
+  group = queries.vectors.shape[1] // vectors.shape[1]
+  if group > 1:
+    vectors, values = vectors.repeat(group, 1), values.repeat(group, 1)
+  return keys._replace(vectors=vectors, values=values)
 
 
 def _even_parts(size: int, at_most: int) -> tuple[int, int]:
@@ -457,7 +499,8 @@ def _tiles(plan: Plan, marks: Sides) -> tuple[Any, Any]:
   number = marks.keys.positions.shape[-1] // plan.tile
   if not plan.is_causal and plan.window is None:
     return 0, number
-  places = marks.queries.positions[..., 0] - marks.keys.positions[..., 0]
+  # Keys are at the same positions in all sequences.
+  places = marks.queries.positions[..., 0] - marks.keys.positions[0, 0, 0]
   left, right = plan.window or (band.FAR, band.FAR)
   if plan.is_causal:
     right = 0
@@ -497,18 +540,15 @@ def _attend_tile(plan: Plan, floats: Sides, marks: Sides, sums: Sums) -> Sums:
   logits = _logits(plan, floats, marks)
   maximum = jnp.maximum(sums.maximum, logits.max(-2))
   weights = jnp.exp(logits - maximum[..., None, :])
-  of_tile = weights.sum(-2)
   shrunk = jnp.exp(sums.maximum - maximum)
-  total = sums.total * shrunk + of_tile
+  total = sums.total * shrunk + weights.sum(-2)
   weights = _drop(plan, marks, weights)
   # The width before the queries: on a CPU the product takes half the time.
   output_VT = jnp.einsum("...SV,...ST->...VT", floats.keys.values, weights)
   output = sums.output * shrunk[..., None] + output_VT.swapaxes(-1, -2)
   by_row = None
   if plan.has_values:
-    of_tile = weights.sum(-2) if plan.dropout_rate else of_tile
-    by_row = sums.weights * shrunk[..., None]
-    by_row += _sum_by_row(plan, marks, weights, of_tile)
+    by_row = sums.weights * shrunk[..., None] + _sum_by_row(plan, marks, weights)
   return Sums(maximum, total, output, by_row)
 
 
@@ -554,55 +594,51 @@ def _differentiate_tile(
   if plan.soft_cap is not None:
     slope = 1 - (logits / plan.soft_cap) ** 2
     d_logits *= jnp.maximum(slope, 0)  # 0 also for masked pairs
-  d_rows = None
+  d_rows = d_rows_of_keys = None
   if queries.rows is not None:
-    d_rows = _sum_by_row(plan, marks, d_logits, d_logits.sum(-2))
-    d_rows = _sum_to(d_rows, queries.rows)
+    d_rows = _sum_to(_sum_by_row(plan, marks, d_logits), queries.rows)
+  if keys.rows is not None:
+    d_rows_of_keys = _sum_by_row(plan, marks, d_logits, of_keys=True)
   d_query_HT = jnp.einsum("...SH,...ST->...HT", keys.vectors, d_logits)
   d_key = jnp.einsum("...TH,...ST->...SH", queries.vectors, d_logits)
-  terms = queries.slopes, keys.left, keys.right, floats.pairs
-  _, of_terms = jax.vjp(lambda x: _add_terms(plan, marks, d_logits, x), terms)
-  ((d_slopes, d_left, d_right, d_bias),) = of_terms(d_logits)
+  terms = queries.slopes, floats.pairs
+  _, of_terms = jax.vjp(lambda x: _add_terms(marks, d_logits, x), terms)
+  ((d_slopes, d_bias),) = of_terms(d_logits)
   d_queries = Queries(d_query_HT.swapaxes(-1, -2), d_rows, d_slopes)
-  return Sides(d_queries, Keys(d_key, d_values, d_left, d_right), d_bias)
+  return Sides(d_queries, Keys(d_key, d_values, d_rows_of_keys), d_bias)
 
 
-def _logits(plan: Plan, floats: Sides, marks: Sides) -> Float[Array, "B N S T"]:
+def _logits(plan: Plan, floats: Sides, marks: Sides) -> Float[Array, "*B N S T"]:
   """Computes the logits of a block; very low ones for masked pairs."""
   queries, keys, bias = floats
   logits = jnp.einsum("...SH,...TH->...ST", keys.vectors, queries.vectors)
   if queries.rows is not None:
     logits = _add_rows(plan, marks, logits, queries.rows)
-  terms = queries.slopes, keys.left, keys.right, bias
-  logits = _add_terms(plan, marks, logits, terms)
+  if keys.rows is not None:
+    logits = _add_rows(plan, marks, logits, keys.rows, of_keys=True)
+  logits = _add_terms(marks, logits, (queries.slopes, bias))
   logits = masks.cap(logits, plan.soft_cap)
   mask = _mask(plan, marks)
   return logits if mask is None else jnp.where(mask, logits, masks.LOWEST)
 
 
 def _add_terms(
-  plan: Plan, marks: Sides, logits: Float[Array, "B N S T"], terms: tuple
-) -> Float[Array, "B N S T"]:
-  """Adds the terms of the logits that have no row."""
-  slopes, left, right, bias = terms
-  distances = _distances(marks)
+  marks: Sides, logits: Float[Array, "*B N S T"], terms: tuple
+) -> Float[Array, "*B N S T"]:
+  """Adds the terms of the logits that have no row: linear biases and the bias."""
+  slopes, bias = terms
   if slopes is not None:
-    logits -= slopes[..., None] * jnp.abs(distances)
-  if left is not None:
-    logits += jnp.where(distances < plan.first, left[..., None], 0)
-  if right is not None:
-    is_right = distances - plan.first >= plan.num_rows - 2
-    logits += jnp.where(is_right, right[..., None], 0)
+    logits -= slopes[..., None] * jnp.abs(_distances(marks))
   if bias is not None:
     logits += bias.swapaxes(-1, -2)
   return logits
 
 
-def _distances(marks: Sides) -> Int[Array, "#B 1 S T"]:
+def _distances(marks: Sides) -> Int[Array, "*#B 1 S T"]:
   return marks.keys.positions[..., None] - marks.queries.positions[..., None, :]
 
 
-def _mask(plan: Plan, marks: Sides) -> Bool[Array, "#B #N #S #T"] | None:
+def _mask(plan: Plan, marks: Sides) -> Bool[Array, "*#B #N #S #T"] | None:
   queries, keys, mask = marks
   distances = _distances(marks)
   found = [None if mask is None else mask.swapaxes(-1, -2)]
@@ -620,7 +656,7 @@ def _mask(plan: Plan, marks: Sides) -> Bool[Array, "#B #N #S #T"] | None:
   return masks.combine(*found)
 
 
-def _drop(plan: Plan, marks: Sides, x: Float[Array, "B N S T"]) -> Array:
+def _drop(plan: Plan, marks: Sides, x: Float[Array, "*B N S T"]) -> Array:
   """Applies dropout: zero where a weight is dropped, elsewhere divided by 1 - rate."""
   seeds = marks.queries.seeds
   if seeds is None:
@@ -639,34 +675,44 @@ def _sum_to(x: Array, like: Array) -> Array:
 # Rows of the band, for all heads.
 
 
-def _add_rows(plan: Plan, marks: Sides, x: Array, rows: Array) -> Array:
-  """Adds to pairs [B, N, S, T] the numbers of their rows [#B, #N, #T, R]."""
-  rows = jnp.broadcast_to(rows, (*x.shape[:-2], x.shape[-1], plan.num_rows))
-  add = functools.partial(band.add_rows, first=plan.first, has_right=plan.has_right)
+def _add_rows(
+  plan: Plan, marks: Sides, x: Array, rows: Array, of_keys: bool = False
+) -> Float[Array, "*B N S T"]:
+  """Adds to pairs the numbers of their rows, [#B, #N, #T, R] or of keys [B, N, S, R]."""
+  tokens = x.shape[-2] if of_keys else x.shape[-1]
+  rows = jnp.broadcast_to(rows, (*x.shape[:-2], tokens, plan.num_rows))
+  first, has_right = plan.first, plan.has_right
+  add = functools.partial(
+    band.add_rows, of_keys=of_keys, first=first, has_right=has_right
+  )
   return _of_heads(add, marks)(x, rows)
 
 
-def _sum_by_row(plan: Plan, marks: Sides, x: Array, total: Array) -> Array:
-  """Sums pairs [B, N, S, T] by row, [B, N, T, R]; `total` is over all keys."""
-  sizes = dict(num_rows=plan.num_rows, first=plan.first, has_right=plan.has_right)
-  return _of_heads(functools.partial(band.sum_by_row, **sizes), marks)(x, total)
+def _sum_by_row(
+  plan: Plan, marks: Sides, x: Array, of_keys: bool = False
+) -> Float[Array, "*B N _ R"]:
+  """Sums pairs by row, for each query or for each key."""
+  sum_by_row = functools.partial(
+    band.sum_by_row,
+    of_keys=of_keys,
+    num_rows=plan.num_rows,
+    first=plan.first,
+    has_right=plan.has_right,
+  )
+  return _of_heads(sum_by_row, marks)(x)
 
 
 def _of_heads(function: Callable, marks: Sides) -> Callable:
-  """Maps a function of a head's arrays and of its block's place."""
+  """Maps a function of a head's arrays, whose last argument is the place of its block."""
   places = marks.queries.positions[..., 0] - marks.keys.positions[..., 0]
 
   def mapped(*arrays: Array) -> Array:
-    heads = arrays[0].shape[:-2]
-    place = places.reshape(-1)[0]
+    axes = (0,) * len(arrays)
+    of_heads = jax.vmap(function, (*axes, None))
     if places.size == 1:
-      function_of_axes = [(0, 0, None)] * len(heads)
-    else:  # a place for each sequence
-      place = places[..., 0]
-      function_of_axes = [(0, 0, None), (0, 0, 0)]
-    of_heads = function
-    for axes in function_of_axes:
-      of_heads = jax.vmap(of_heads, axes)
-    return of_heads(*arrays, place)
+      if arrays[0].ndim == 4:
+        of_heads = jax.vmap(of_heads, (*axes, None))
+      return of_heads(*arrays, places.reshape(()))
+    return jax.vmap(of_heads)(*arrays, places[:, 0])
 
   return mapped

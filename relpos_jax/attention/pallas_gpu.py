@@ -6,7 +6,6 @@ derivative around the kernels of `pallas_gpu_kernels`.
 """
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +23,7 @@ from relpos_jax.attention.pallas_gpu_kernels import (
   forward,
 )
 from relpos_jax.attention.partitioned import (
-  axes_in_context,
+  axes_of_heads,
   axes_of_tokens,
   on_shards,
   target_platform,
@@ -126,15 +125,9 @@ def _on_devices(plan: KernelPlan, inputs: Inputs, floats: Arrays, key_masks: Arr
 
   XLA cannot partition a kernel: without a mesh in context it gathers the arrays.
   """
-  mesh = jax.sharding.get_abstract_mesh()
-  axes = dict(inputs.explicit) or axes_in_context()
-
-  def names_of(letter: str, size: int) -> tuple[str, ...]:
-    names = axes.get(letter, ())
-    return names if size % math.prod(mesh.shape[x] for x in names) == 0 else ()
-
-  of_heads = names_of("N", inputs.key.shape[2])
-  names = dict(B=names_of("B", inputs.query.shape[0]), N=of_heads, K=of_heads)
+  batch, _, key_heads, _ = inputs.key.shape
+  of_batch, of_heads = axes = axes_of_heads(inputs.explicit, (batch, key_heads))
+  names = dict(B=of_batch, N=of_heads, K=of_heads)
 
   def spec(name: str, shape: tuple[int, ...] | None) -> PartitionSpec:
     letters = AXES[name]
@@ -151,9 +144,7 @@ def _on_devices(plan: KernelPlan, inputs: Inputs, floats: Arrays, key_masks: Arr
   weights = spec("band_weights", None) if plan.has_values else None
   out_specs = spec("output", None), weights
   attend = functools.partial(_attend, plan)
-  return on_shards(attend, (*names["B"], *of_heads), in_specs, out_specs)(
-    floats, key_masks
-  )
+  return on_shards(attend, axes, in_specs, out_specs)(floats, key_masks)
 
 
 def _power_of_2(size: int) -> int:
@@ -216,7 +207,8 @@ def _attend_forward(plan: KernelPlan, floats: Arrays, key_masks: Arrays) -> tupl
   operands = (
     floats | key_masks | dict(query=floats["query"].astype(floats["key"].dtype))
   )
-  outputs = forward(plan, operands)
+  with jax.default_matmul_precision(plan.precision):
+    outputs = forward(plan, operands)
   return (outputs["output"], outputs.get("band_weights")), (operands, outputs)
 
 
@@ -234,7 +226,8 @@ def _attend_backward(
     operands = operands | dict(d_band_weights=d_weights)
   operands = operands | {name: outputs[name] for name in ("maximum", "inverse_total")}
   operands |= dict(d_output=d_output.astype(operands["value"].dtype), delta=delta)
-  gradients = backward(plan, operands)
+  with jax.default_matmul_precision(plan.precision):
+    gradients = backward(plan, operands)
   gradients = {name.removeprefix("d_"): x for name, x in gradients.items()}
   for name in ("key", "value"):  # summed over the query heads that share a key head
     batch, num_keys, key_heads, width = operands[name].shape

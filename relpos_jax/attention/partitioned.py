@@ -1,20 +1,15 @@
-"""Attention over a mesh: explicit, automatic and manual axes, and kernels on each
-device's shard.
+"""Attention over a mesh: explicit, automatic and manual axes.
 
-XLA cannot partition a kernel, so each device runs it on its own shard. Only batch,
-heads and queries may be sharded, evenly: every other axis is gathered first. If queries
-are sharded, every device gathers all keys of its sequences, unless `mesh_axes` shards
-these, too (ring.py).
-
-On CPUs and GPUs the shards follow the query's, in a callback of the partitioner. This
-does not work on TPUs (JAX's issue 38196). There the mesh must be in context
-(`jax.set_mesh`), and the shards follow the query's explicit sharding, or the names of
-the mesh's automatic axes: see `mesh_axes`.
+XLA partitions the batch and the heads itself. Along a sequence each device computes its
+own queries, in `jax.shard_map`, with all keys of the sequence, unless `mesh_axes` shards
+these, too (ring.py). A kernel runs on each device's own sequences and heads. For both
+the mesh must be in context (`jax.set_mesh`), with the explicit sharding of the query or
+names of the mesh's automatic axes: see `mesh_axes`.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -31,11 +26,8 @@ _USUAL = dict(
 )
 _GIVEN = jax.make_user_context(None)
 
-Arrays = dict[str, Array]
-ShardAxes = Mapping[
-  str, tuple[str, ...]
-]  # the mesh axes that shard the axis of a letter
-Shards = tuple[tuple[str, tuple[str, ...]], ...]  # the same, as a static value
+# The mesh axes that shard the axis of a letter, as a static value.
+Shards = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 def mesh_axes(
@@ -47,10 +39,9 @@ def mesh_axes(
   """Returns a context in which attention is sharded over these axes of the mesh in
   context.
 
-  Without it, CPUs and GPUs follow the sharding of the query. TPUs need it for "chunked"
-  and "pallas_tpu" if automatic axes of the mesh have other names than the usual ones;
-  so does a `jax.shard_map` that leaves axes automatic, on any device. The layers of
-  `relpos_jax.models` shard their activations over the same axes.
+  Without it, automatic axes of a mesh in context are known by the usual names. The batch
+  and the heads need no names, but for kernels. The layers of `relpos_jax.models` shard
+  their activations over the same axes.
 
   Args:
     batch: axes that shard the batch, () for none; None for those of "data", "fsdp",
@@ -179,6 +170,22 @@ def axes_of_tokens(explicit: Shards) -> tuple[str, ...]:
   return dict(explicit).get("T") or axes_in_context()["T"]
 
 
+def axes_of_heads(
+  explicit: Shards, shape: tuple[int, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+  """Returns the mesh axes that shard the batch and the heads evenly.
+
+  The shape is that of the keys, [B, K, ...].
+  """
+  mesh, axes = jax.sharding.get_abstract_mesh(), dict(explicit) or axes_in_context()
+  found = []
+  for letter, size in zip("BN", shape, strict=False):
+    names = axes.get(letter, ())
+    num_devices = math.prod(mesh.shape[name] for name in names)
+    found.append(names if size % num_devices == 0 else ())
+  return tuple(found)
+
+
 def is_one_device() -> bool:
   """Returns whether the program in hand runs on one device, or on one device's shards."""
   mesh = jax.sharding.get_abstract_mesh()
@@ -221,27 +228,28 @@ def _tuple(names: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def on_shards(
-  function: Callable, names: Collection[str], in_specs: Any, out_specs: Any
+  function: Callable, axes: Sequence[tuple[str, ...]], in_specs: Any, out_specs: Any
 ) -> Callable:
   """Returns a function that each device along these mesh axes calls with its shards.
 
   Arrays that the devices share are cast to varying ones first: the transpose of the cast
   sums their gradients.
   """
+  names = {*itertools.chain(*axes)}
+  if not names:
+    return function
 
   def of_shards(*arrays):
     return function(*align_manual_axes(arrays))
 
-  if not names:
-    return function
   return jax.shard_map(
-    of_shards, in_specs=in_specs, out_specs=out_specs, axis_names={*names}
+    of_shards, in_specs=in_specs, out_specs=out_specs, axis_names=names
   )
 
 
 FIRST_DERIVATIVES_ONLY = (
-  "this implementation of attention has first derivatives in reverse mode only: for second or "
-  "forward ones name implementation='projected'"
+  "this implementation of attention has first derivatives in reverse mode only: "
+  "for second or forward ones name implementation='projected'"
 )
 
 

@@ -21,7 +21,12 @@ from jax.sharding import PartitionSpec
 from relpos_jax.attention import band, chunked
 from relpos_jax.attention.chunked import Keys, Marks, Plan, Queries, Results, Sides
 from relpos_jax.attention.inputs import Inputs
-from relpos_jax.attention.partitioned import axes_of_keys, on_shards, zeros
+from relpos_jax.attention.partitioned import (
+  axes_of_heads,
+  axes_of_keys,
+  on_shards,
+  zeros,
+)
 from relpos_jax.typing import Array, Float, Int
 
 
@@ -59,13 +64,12 @@ def attention(inputs: Inputs) -> Any:
   is_dealt = inputs.is_causal and not any(size % 2 for size in sizes)
   ring = Ring(plan, names, 2 if is_dealt else 1)
 
-  def spec(x: Array) -> PartitionSpec:
-    return PartitionSpec(None, None, names if x.shape[2] > 1 else None)
-
-  specs = jax.tree.map(spec, (floats, marks))
+  axes = axes_of_heads(inputs.explicit, floats.keys.vectors.shape)
+  specs = [chunked.specs_of(axes, sides, names, names) for sides in (floats, marks)]
   attend = functools.partial(_attend, ring)
-  results = on_shards(attend, names, specs, PartitionSpec(None, None, names))
-  return chunked.finish(inputs, results(floats, marks))
+  results = PartitionSpec(*axes, names)
+  results = on_shards(attend, (*axes, names), tuple(specs), results)(floats, marks)
+  return chunked.finish(inputs, results)
 
 
 def _attend(ring: Ring, floats: Sides, marks: Sides) -> Results:
@@ -115,13 +119,17 @@ def _forward(ring: Ring, floats: Sides, marks: Sides) -> tuple[Results, tuple]:
 def _backward(ring: Ring, saved: tuple, d_results: Results) -> tuple[Sides, None]:
   floats, marks, results = saved
 
+  def widened(x: Array) -> Array:
+    return x.astype(floats.queries.vectors.dtype)
+
   def run_round(_, carry: tuple) -> tuple:
     keys, totals = carry
 
     def run_pair(index: Int[Array, ""], totals: Sides) -> Sides:
-      pair = _take_pair(ring, index, floats.queries, marks.queries, *keys)
-      attend = functools.partial(chunked.attend, ring.plan)
-      part, of_part = jax.vjp(lambda floats: attend(floats, pair[1]), pair[0])
+      pair, pair_marks = _take_pair(ring, index, floats.queries, marks.queries, *keys)
+      # Wide keys have wide gradients, which are rounded after the last round.
+      pair = pair._replace(keys=jax.tree.map(widened, pair.keys))
+      part, of_part = jax.vjp(lambda x: chunked.attend(ring.plan, x, pair_marks), pair)
       chunk, chunk_of_keys = index // ring.num_chunks, index % ring.num_chunks
       whole, d_whole = _take((results, d_results), chunk)
       (gradients,) = of_part(_gradients_of_part(part, whole, d_whole))
@@ -135,9 +143,13 @@ def _backward(ring: Ring, saved: tuple, d_results: Results) -> tuple[Sides, None
     return keys, totals._replace(keys=d_keys)
 
   keys, rounds = (floats.keys, marks.keys), jax.lax.axis_size(ring.names)
-  empty = Sides(*jax.tree.map(jnp.zeros_like, (floats.queries, floats.keys)))
+  empty = jax.tree.map(jnp.zeros_like, (floats.queries, floats.keys))
+  empty = Sides(*jax.tree.map(widened, empty))
   _, totals = jax.lax.fori_loop(0, rounds, run_round, (keys, empty))
-  return totals._replace(pairs=None), None
+  d_keys = jax.tree.map(
+    lambda x, total: total.astype(x.dtype), floats.keys, totals.keys
+  )
+  return Sides(totals.queries, d_keys, None), None
 
 
 _around.defvjp(_forward, _backward)

@@ -10,8 +10,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import band
-from relpos_jax.attention import masks, reference
+from relpos_jax.attention import band, masks, reference
 from relpos_jax.attention.by_distance import ByDistance, RelativePositions
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.lookup import product

@@ -105,24 +105,22 @@ NAMES = [*SHARED, *OWN_CASES]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_many_blocks_equal_the_reference(name, monkeypatch):
-  """Varies the sizes of blocks and groups, the heads in a pass, and stretches of a causal call."""
-  number, (sizes, options) = NAMES.index(name), (SHARED | OWN_CASES)[name]
-  block, group, num_heads = (
-    (8, 5, 3)[number % 3],
-    (1, 2, 4, 8)[number % 4],
-    2 ** (number // 4 % 3),
-  )
-  monkeypatch.setattr(chunked, "_STRETCHES", 2 + number // 2 % 2)
-  queries, keys = sizes.get("queries", 20), sizes.get("keys", 20)
-  monkeypatch.setattr(chunked, "_PAIRS", num_heads * min(block, queries) * keys)
-  attention = functools.partial(chunked.attention, block=block, group=group)
+  """Varies the sizes of blocks and tiles; on one device also the heads at a time."""
+  number = NAMES.index(name)
+  sizes, options = (SHARED | OWN_CASES)[name]
+  block, tile = (8, 5, 3)[number % 3], (7, 32, 4)[number // 3 % 3]
+  if number % 2:
+    heads = 2 ** (number // 2 % 3)
+    monkeypatch.setattr(chunked, "is_one_device", lambda: True)
+    monkeypatch.setattr(chunked, "_PAIRS_ON_CPU", heads * block * tile)
+  attention = functools.partial(chunked.attention, block=block, tile=tile)
   call = exact_case(name) if name in SHARED else (arrays_of(**sizes), options)
   assert_exact(attention, *call)
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_blocks_of_one_query_that_have_no_near_key(is_causal):
-  attention = functools.partial(chunked.attention, block=1, group=2)
+  attention = functools.partial(chunked.attention, block=1, tile=2)
   assert_exact(
     attention, arrays_of(queries=2, keys=9, rows=1), dict(is_causal=is_causal)
   )

@@ -27,7 +27,7 @@ from relpos_jax import (
   explain,
   mesh_axes,
 )
-from relpos_jax.attention import chunked, chunked_block, partitioned, ring
+from relpos_jax.attention import chunked, partitioned, ring
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.attention.inputs import gather_inputs
 
@@ -139,7 +139,7 @@ PROJECTED, SKEW, CHUNKED, ON_GPUS = (
 
 
 def in_blocks(*args, **options):
-  return chunked.attention(gather_inputs(*args, **options), block=8, group=2)
+  return chunked.attention(gather_inputs(*args, **options), block=8, tile=16)
 
 
 @pytest.mark.parametrize("kind", ["auto", "explicit", "manual"])
@@ -148,6 +148,8 @@ def test_eight_devices_equal_one(implementation, kind):
   axes = ALL_HEADS | dict(key_table="RH", value_table="RNH")
   if IMPLEMENTATIONS[implementation].device is None:  # the kernels take none
     axes |= dict(bias="1NTS")
+  elif kind == "auto":  # they need the mesh in context
+    kind = "named"
   attend = functools.partial(call, is_causal=True)
   check(attend, functools.partial(call_by, implementation), axes, kind=kind)
 
@@ -165,7 +167,7 @@ SUM = dict(
 CASES = {
   "explicit": (ON_GPUS, {}, HEADS_TOO, "explicit", {}),
   "named": (ON_GPUS, {}, BATCH_ALONE, "named", {}),
-  "constrained": (ON_GPUS, {}, HEADS_TOO, "constrained", {}),
+  "constrained": (CHUNKED, {}, HEADS_TOO, "constrained", {}),
   "offsets": (in_blocks, {}, HEADS_TOO, "auto", OFFSETS | DROPOUT),
   "offsets, named": (in_blocks, {}, HEADS_TOO, "named", OFFSETS | DROPOUT),
   "a bias of pairs": (in_blocks, dict(bias="BNTS"), HEADS_TOO, "auto", MASK | DROPOUT),
@@ -176,10 +178,14 @@ CASES = {
   "a sum": (in_blocks, SUM, HEADS_TOO, "auto", {}),
   "a sum along a sequence": (in_blocks, SUM, ALONG_A_SEQUENCE, "auto", {}),
 }
-for along in (HEADS_TOO, ALONG_A_SEQUENCE):  # kernels gather the queries of a sequence
-  options = dict(is_causal=True) | SEGMENTS | DROPOUT
-  case = ON_GPUS, dict(bias_table="RN"), along, "auto", options
-  CASES[f"kernels for GPUs along {', '.join(along)}"] = case
+options = dict(is_causal=True) | SEGMENTS | DROPOUT
+CASES["kernels for GPUs"] = (
+  ON_GPUS,
+  dict(bias_table="RN"),
+  HEADS_TOO,
+  "named",
+  options,
+)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -187,26 +193,6 @@ def test_each_device_has_its_part(name):
   attention, axes, along, kind, options = CASES[name]
   stays = along is not ALONG_A_SEQUENCE
   check(functools.partial(call, **options), attention, axes, along, stays, kind)
-
-
-def test_tpus_follow_explicit_axes_and_usual_names_and_warn_of_others(monkeypatch):
-  monkeypatch.setattr(partitioned, "target_platform", lambda: "tpu")
-  check(call, CHUNKED, {}, kind="explicit")
-  x = jax.ShapeDtypeStruct((8, 32, 2, 16), jnp.float32)
-  for names in (("fsdp", "tp"), ("fsdp", "megatron")):
-    mesh = jax.make_mesh((4, 2), names, axis_types=(AxisType.Auto,) * 2)
-    is_usual = "tp" in names
-    warns = (
-      contextlib.nullcontext()
-      if is_usual
-      else pytest.warns(match="megatron.*mesh_axes")
-    )
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), warns:
-      jaxpr = jax.make_jaxpr(
-        functools.partial(dot_product_attention, implementation="chunked")
-      )
-      specs = re.search(r"in_specs=.*", str(jaxpr(x, x, x)))
-    assert specs and ("tp" in specs[0]) == is_usual and "fsdp" in specs[0]
 
 
 def test_some_axes_may_be_manual():
@@ -252,9 +238,9 @@ def test_a_sum_over_an_uneven_batch_counts_nothing_else():
   "heads, is_causal, offset, kind",
   [
     ("N", True, 0, "named"),
-    ("K", False, 0, "auto"),
-    ("N", True, 7, "auto"),
-    ("N", True, np.arange(-8, 24, 4), "auto"),
+    ("K", False, 0, "named"),
+    ("N", True, 7, "named"),
+    ("N", True, np.arange(-8, 24, 4), "named"),
     ("K", True, 6, "named"),
   ],
 )
@@ -405,7 +391,7 @@ def test_memory_falls_with_the_number_of_devices_and_keys_travel_in_their_own_dt
       lowered = as_users_do(run, in_shardings=(places_of(axes, mesh, along),)).lower(
         shapes
       )
-    part = rf"collective_permute.*-> tensor<1x{4096 // devices}x2x32xbf16>"
+    part = rf"collective_permute.*-> tensor<2x1x2x{2048 // devices}x32xbf16>"
     assert (
       len(re.findall(part, lowered.as_text())) == 2 * 2
     )  # keys and values, twice round
@@ -415,22 +401,19 @@ def test_memory_falls_with_the_number_of_devices_and_keys_travel_in_their_own_dt
 
 
 def test_causal_work_is_the_same_on_all_devices_in_every_round():
-  plan = chunked_block.ChunkPlan(**dict.fromkeys(chunked_block.ChunkPlan._fields))
-  plan = plan._replace(is_causal=True, num_keys=4, offset=0)
-  places = [
-    [int(ring._chunk(device, chunk, 2, 8)) for chunk in (0, 1)] for device in range(8)
-  ]
-  assert sorted(early + late for early, late in places) == [15] * 8
-
-  def num_visible(device, owner):
-    firsts = [4 * (query - key) for query in places[device] for key in places[owner]]
-    return sum(
-      bool(ring._is_visible(plan, {}, jnp.int32(first), 4)) for first in firsts
-    )
-
-  assert all(
-    num_visible(i, j) == (3 if i == j else 2) for i in range(8) for j in range(8)
+  """Deals 16 chunks to 8 devices: of each, and of each round, two pairs are visible."""
+  mesh, _ = lay_out(8)
+  plan = ring.Ring(plan=None, names=("sequence",), num_chunks=2)
+  deal = jax.shard_map(
+    lambda x: ring._join(ring._deal(plan, ring._split(plan, x))),
+    mesh=mesh,
+    in_specs=PartitionSpec(None, None, "sequence"),
+    out_specs=PartitionSpec(None, None, "sequence"),
   )
+  chunks = deal(jnp.arange(16)[None, None]).reshape(8, 2)
+  assert [sorted(pair) for pair in chunks.tolist()] == [[i, 15 - i] for i in range(8)]
+  visible = (chunks[:, None, :, None] >= chunks[None, :, None]).sum((2, 3))
+  assert (visible == 2 + jnp.eye(8, dtype=int)).all()
 
 
 def test_the_ring_says_what_it_does_not_take_and_gathers_nothing_instead():
