@@ -126,8 +126,7 @@ def add_rows(
     distances = _distances_of(x, place)
     sides = jnp.where(distances < first, left, 0)
     if has_right:
-      # The difference: the sum of `first` and the number might be beyond 32 bits.
-      sides = jnp.where(distances - first >= num_diagonals, right, sides)
+      sides = jnp.where(distances >= first + num_diagonals, right, sides)
     return x + sides
 
   def beside(x: Array) -> Array:
@@ -153,7 +152,7 @@ def sum_by_row(
     diagonals = _diagonals(x, num_diagonals, place, of_keys, first)
     right = jnp.zeros_like(total)
     if has_right:
-      is_right = _distances_of(x, place) - first >= num_diagonals
+      is_right = _distances_of(x, place) >= first + num_diagonals
       right = jnp.where(is_right, x, 0).sum(axis)
     left = total - diagonals.sum(1) - right
     return jnp.concatenate([left[:, None], diagonals, right[:, None]], axis=1)
@@ -171,7 +170,7 @@ def _is_beside(
   """Returns whether all pairs are left of the band, and whether all are right of it."""
   num_keys, num_queries = x.shape
   nearest, farthest = num_keys - 1 - place, 1 - num_queries - place
-  return nearest < first, farthest - first >= num_diagonals
+  return nearest < first, farthest >= first + num_diagonals
 
 
 def _distances_of(x: Float[Array, "S T"], place: Int[Array, ""]) -> Int[Array, "S T"]:
