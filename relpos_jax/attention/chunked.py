@@ -275,11 +275,20 @@ def _sizes(
     size = 256 if inputs.is_causal or inputs.window is not None else 512
     block, tile = min(block or size, num_queries), min(tile or size, num_keys)
     most = max(1, _PAIRS_ON_CPU // (block * tile))
-    divisors = [n for n in range(1, heads + 1) if heads % n == 0]
-    return block, tile, max(n for n in divisors if n <= most)
+    return block, tile, _largest_divisor(heads, most)
   tile = min(tile or 2048, num_keys)
-  most = max(1, (_PAIRS_ON_CPUS if is_on_cpu else _PAIRS) // (batch * heads * tile))
-  return block or max(16, 1 << (most.bit_length() - 1)), tile, None
+  most = (_PAIRS_ON_CPUS if is_on_cpu else _PAIRS) // (batch * heads * tile)
+  return block or max(16, _power_of_2(most)), tile, None
+
+
+def _largest_divisor(number: int, at_most: int) -> int:
+  divisors = [n for n in range(1, number + 1) if number % n == 0]
+  return max(n for n in divisors if n <= at_most)
+
+
+def _power_of_2(number: int) -> int:
+  """Rounds down to a power of 2, at least 1."""
+  return 1 << (max(number, 1).bit_length() - 1)
 
 
 # The call and its derivative.
