@@ -76,10 +76,10 @@ def logits_by_row(
   return functools.reduce(jnp.add, terms) if terms else None
 
 
-def slopes(inputs: Inputs) -> Float[Array, "1 N 1"] | None:
+def slopes(inputs: Inputs) -> Float[Array, "1 1 N"] | None:
   """Returns the slopes of all linear biases; None if there are none."""
   terms = [x.slopes for x in inputs.relations if isinstance(x, LinearBias)]
-  return functools.reduce(jnp.add, terms)[None, :, None] if terms else None
+  return functools.reduce(jnp.add, terms)[None, None] if terms else None
 
 
 def value_table(inputs: Inputs) -> Float[Array, "R #N V"] | None:

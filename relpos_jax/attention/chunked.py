@@ -35,7 +35,7 @@ from relpos_jax.attention.partitioned import (
   target_platform,
   zeros,
 )
-from relpos_jax.typing import Array, Bool, Float, Int
+from relpos_jax.typing import Array, Bool, Float, Int, Shaped
 
 # The most pairs of a block and a tile, over all their heads. Measured on two cores: four
 # times as many take 15% more time.
@@ -49,32 +49,33 @@ _PAIRS = 2**25
 class Queries(NamedTuple):
   """Arrays of the queries that have gradients; axes of size 1 broadcast."""
 
-  vectors: Float[Array, "B N T H"]  # multiplied by the scale
-  rows: Float[Array, "#B #N #T R"] | None  # logits of queries by row of the band
-  slopes: Float[Array, "1 N 1"] | None
+  vectors: Float[Array, "B T N H"]  # multiplied by the scale
+  rows: Float[Array, "#B #T #N R"] | None  # logits of queries by row of the band
+  slopes: Float[Array, "1 1 N"] | None
 
 
 class Keys(NamedTuple):
   """Arrays of the keys that have gradients."""
 
-  vectors: Float[Array, "B K S H"]
-  values: Float[Array, "B K S V"]
-  rows: Float[Array, "B N S R"] | None  # logits of keys by row of the band
+  vectors: Float[Array, "B S K H"]
+  values: Float[Array, "B S K V"]
+  rows: Float[Array, "B S N R"] | None  # logits of keys by row of the band
 
 
 class Marks(NamedTuple):
   """Arrays of the queries, or of the keys, without gradients."""
 
-  positions: Int[Array, "#B 1 T"]
-  valid: Bool[Array, "#B #N #T"] | None
-  segments: Int[Array, "#B 1 T"] | None
-  seeds: Int[Array, "B N 1"] | None = None  # of dropout; the keys have none
+  positions: Int[Array, "#B T 1"]
+  valid: Bool[Array, "#B T #N"] | None
+  segments: Int[Array, "#B T 1"] | None
+  seeds: Int[Array, "B 1 N"] | None = None  # of dropout; the keys have none
 
 
 class Sides(NamedTuple):
-  """Arrays of the queries [B, N, T, ...], of the keys [B, N, S, ...], of pairs [B, N, T, S].
+  """Arrays of the queries [B, T, N, ...], of the keys [B, S, N, ...], of pairs [B, N, T, S].
 
-  An axis may have size 1, and broadcasts.
+  An axis may have size 1, and broadcasts. Parts of a block have heads before tokens, and
+  those of a few heads no axis of sequences: XLA's CPU compiler splits outer axes.
   """
 
   queries: Any
@@ -85,9 +86,9 @@ class Sides(NamedTuple):
 class Results(NamedTuple):
   """The results of a call."""
 
-  output: Float[Array, "B N T V"]
-  weights: Float[Array, "B N T R"] | None  # by row of the band
-  log_total: Float[Array, "B N T"]  # logsumexp of the logits, -inf if all are masked
+  output: Float[Array, "B T N V"]
+  weights: Float[Array, "B T N R"] | None  # by row of the band
+  log_total: Float[Array, "B T N"]  # logsumexp of the logits, -inf if all are masked
 
 
 class Normalizers(NamedTuple):
@@ -96,17 +97,17 @@ class Normalizers(NamedTuple):
   They are two numbers: beside a large maximum their logsumexp would lose the total.
   """
 
-  maximum: Float[Array, "B N T"]
-  inverse_total: Float[Array, "B N T"]  # 0 if all keys are masked
+  maximum: Float[Array, "*B T"]
+  inverse_total: Float[Array, "*B T"]  # 0 if all keys are masked
 
 
 class Sums(NamedTuple):
   """Sums over keys of exp(logit - maximum), and of what it multiplies."""
 
-  maximum: Float[Array, "B N T"]
-  total: Float[Array, "B N T"]
-  output: Float[Array, "B N T V"]
-  weights: Float[Array, "B N T R"] | None
+  maximum: Float[Array, "*B T"]
+  total: Float[Array, "*B T"]
+  output: Float[Array, "*B T V"]
+  weights: Float[Array, "*B T R"] | None
 
 
 class Plan(NamedTuple):
@@ -152,7 +153,7 @@ def _over_queries(plan: Plan, floats: Sides, marks: Sides, explicit: Shards) -> 
   names = axes_of_tokens(explicit)
   mesh = jax.sharding.get_abstract_mesh()
   num_devices = math.prod(mesh.shape[name] for name in names)
-  num_queries, num_keys = (side.vectors.shape[2] for side in floats[:2])
+  num_queries, num_keys = (side.vectors.shape[1] for side in floats[:2])
   if num_devices == 1 or num_queries % num_devices:
     return attend(plan, floats, marks)
   names_of_keys = names if num_keys % num_devices == 0 else ()
@@ -161,34 +162,37 @@ def _over_queries(plan: Plan, floats: Sides, marks: Sides, explicit: Shards) -> 
     keys = floats.keys
     if names_of_keys:
       gather = functools.partial(
-        jax.lax.all_gather, axis_name=names, axis=2, tiled=True
+        jax.lax.all_gather, axis_name=names, axis=1, tiled=True
       )
       keys = jax.tree.map(gather, keys)
     return attend(plan, floats._replace(keys=keys), marks)
 
   specs = specs_of(axes, floats, names, names_of_keys), specs_of(axes, marks, names)
-  results = PartitionSpec(*axes, names)
+  of_batch, of_heads = axes
+  results = PartitionSpec(of_batch, names, of_heads)
   return on_shards(compute, (*axes, names), specs, results)(floats, marks)
 
 
 def specs_of(
-  axes: tuple[tuple[str, ...], ...],
+  axes: tuple[tuple[str, ...], tuple[str, ...]],
   sides: Sides,
   of_queries: tuple[str, ...],
   of_keys: tuple[str, ...] = (),
 ) -> Sides:
   """Returns which mesh axes shard sequences and heads, the queries and the keys."""
+  of_batch, of_heads = axes
 
-  def spec(x: Array, names: tuple[str, ...]) -> PartitionSpec:
-    wanted = zip((*axes, names), x.shape, strict=False)
+  def spec(x: Array, *names: tuple[str, ...]) -> PartitionSpec:
+    sizes = x.shape[: len(names)]
     return PartitionSpec(
-      *(mesh_axes if size > 1 else None for mesh_axes, size in wanted)
+      *(name if size > 1 else None for name, size in zip(names, sizes, strict=True))
     )
 
-  queries, pairs = jax.tree.map(
-    lambda x: spec(x, of_queries), (sides.queries, sides.pairs)
+  return Sides(
+    jax.tree.map(lambda x: spec(x, of_batch, of_queries, of_heads), sides.queries),
+    jax.tree.map(lambda x: spec(x, of_batch, of_keys, of_heads), sides.keys),
+    jax.tree.map(lambda x: spec(x, of_batch, of_heads, of_queries), sides.pairs),
   )
-  return Sides(queries, jax.tree.map(lambda x: spec(x, of_keys), sides.keys), pairs)
 
 
 def prepare(
@@ -212,47 +216,46 @@ def prepare(
     precision=jax.config.jax_default_matmul_precision,
   )
   query = inputs.query.astype(wide) * jnp.asarray(inputs.scale, wide)
-  queries = Queries(
-    query.swapaxes(1, 2), band.logits_by_row(inputs), band.slopes(inputs)
-  )
-  keys = Keys(
-    inputs.key.swapaxes(1, 2),
-    inputs.value.swapaxes(1, 2),
-    band.logits_by_row(inputs, of_keys=True),
-  )
+  of_queries, of_keys = (band.logits_by_row(inputs, of_keys=x) for x in (False, True))
+  queries = Queries(query, _heads_last(of_queries), band.slopes(inputs))
+  keys = Keys(inputs.key, inputs.value, _heads_last(of_keys))
   bias = inputs.bias_of_each()
   if bias is not None:
     bias = bias.astype(wide)
   return plan, Sides(queries, keys, bias), _marks(inputs)
 
 
+def _heads_last(x: Shaped[Array, "#B #N #T ..."] | None) -> Array | None:
+  return None if x is None else x.swapaxes(1, 2)
+
+
 def _marks(inputs: Inputs) -> Sides:
   query_valid, key_valid, pairs = None, None, inputs.mask
   if inputs.query_mask is not None:
-    query_valid = inputs.query_mask[..., 0]
+    query_valid = inputs.query_mask[:, 0]
   if inputs.key_mask is not None:
-    key_valid = inputs.key_mask[:, :, 0]
+    key_valid = inputs.key_mask[:, 0, 0, :, None]
   if pairs is not None and pairs.shape[2] == 1:  # the same for all queries
-    key_valid, pairs = masks.combine(key_valid, pairs[:, :, 0]), None
+    key_valid, pairs = masks.combine(key_valid, _heads_last(pairs[:, :, 0])), None
   elif pairs is not None and pairs.shape[3] == 1:
-    query_valid, pairs = masks.combine(query_valid, pairs[..., 0]), None
+    query_valid, pairs = masks.combine(query_valid, _heads_last(pairs[..., 0])), None
   query_segments, key_segments = inputs.query_segment_ids, inputs.key_segment_ids
   if query_segments is not None:
-    query_segments, key_segments = query_segments[:, None], key_segments[:, None]
+    query_segments, key_segments = query_segments[..., None], key_segments[..., None]
   seeds = None
   if inputs.dropout_seeds is not None:  # rows of weights count from the first query
-    seeds = dropout.from_row(inputs.dropout_seeds, inputs.query_offset)[..., None]
-  queries = Marks(inputs.query_positions[:, None], query_valid, query_segments, seeds)
-  keys = Marks(inputs.key_positions[:, None], key_valid, key_segments)
+    seeds = dropout.from_row(inputs.dropout_seeds, inputs.query_offset)[:, None]
+  query_positions = inputs.query_positions[..., None]
+  queries = Marks(query_positions, query_valid, query_segments, seeds)
+  keys = Marks(inputs.key_positions[..., None], key_valid, key_segments)
   return Sides(queries, keys, pairs)
 
 
 def finish(inputs: Inputs, results: Results) -> Any:
   """Returns the output [B, T, N, V], and the residual [B, T, N] if the call asks for it."""
-  output, log_total = results.output.swapaxes(1, 2), results.log_total.swapaxes(1, 2)
-  if results.weights is not None:
-    table = band.value_table(inputs)
-    output += jnp.einsum("BNTR,RNV->BTNV", results.weights, table)
+  output, weights, log_total = results
+  if weights is not None:
+    output += jnp.einsum("BTNR,RNV->BTNV", weights, band.value_table(inputs))
   if inputs.sinks is not None:  # a part of the keys whose value is zero
     sinks = inputs.sinks[None, None]
     has_key = ~jnp.isneginf(log_total)
@@ -298,17 +301,17 @@ def attend(plan: Plan, floats: Sides, marks: Sides) -> Results:
   """Computes attention to the keys given; its derivative computes the weights again."""
   floats = floats._replace(keys=for_query_heads(floats))
   floats, marks = align_manual_axes((floats, marks))
-  num_queries, num_keys = (side.vectors.shape[2] for side in floats[:2])
+  num_queries, num_keys = (side.vectors.shape[1] for side in floats[:2])
   block, more_queries = _even_parts(num_queries, plan.block)
   tile, more_keys = _even_parts(num_keys, plan.tile)
   if more_keys and marks.keys.valid is None:
-    valid = jnp.ones((1, 1, num_keys), bool)
+    valid = jnp.ones((1, num_keys, 1), bool)
     marks = marks._replace(keys=marks.keys._replace(valid=valid))
   plan = plan._replace(block=block, tile=tile)
   floats = _pad(floats, more_queries, more_keys)
   marks = _pad(marks, more_queries, more_keys)
   results = _attend(plan, floats, marks)
-  return jax.tree.map(lambda x: x[:, :, :num_queries], results)
+  return jax.tree.map(lambda x: x[:, :num_queries], results)
 
 
 def for_query_heads(floats: Sides) -> Keys:
@@ -316,9 +319,9 @@ def for_query_heads(floats: Sides) -> Keys:
   queries, keys, _ = floats
   vectors = keys.vectors.astype(queries.vectors.dtype)
   values = keys.values.astype(queries.vectors.dtype)
-  group = queries.vectors.shape[1] // vectors.shape[1]
+  group = queries.vectors.shape[2] // vectors.shape[2]
   if group > 1:
-    vectors, values = vectors.repeat(group, 1), values.repeat(group, 1)
+    vectors, values = vectors.repeat(group, 2), values.repeat(group, 2)
   return keys._replace(vectors=vectors, values=values)
 
 
@@ -340,8 +343,8 @@ def _pad(sides: Sides, queries: int, keys: int) -> Sides:
     return jnp.pad(x, widths) if any(map(sum, widths)) else x
 
   return Sides(
-    jax.tree.map(lambda x: padded(x, (2, queries)), sides.queries),
-    jax.tree.map(lambda x: padded(x, (2, keys)), sides.keys),
+    jax.tree.map(lambda x: padded(x, (1, queries)), sides.queries),
+    jax.tree.map(lambda x: padded(x, (1, keys)), sides.keys),
     jax.tree.map(lambda x: padded(x, (2, queries), (3, keys)), sides.pairs),
   )
 
@@ -416,7 +419,7 @@ def _backward_of_call(plan: Plan, *operands: Sides) -> Sides:
     return Sides(
       _add(plan, totals.queries, block.queries, region),
       block.keys,
-      _add(plan, totals.pairs, block.pairs, region),
+      _add_pairs(plan, totals.pairs, block.pairs, region),
     )
 
   empty = jax.tree.map(lambda x: zeros(x.shape, x), floats)
@@ -424,24 +427,26 @@ def _backward_of_call(plan: Plan, *operands: Sides) -> Sides:
 
 
 def _num_blocks(plan: Plan, shape: tuple[int, ...]) -> int:
-  batch, heads, num_queries, _ = shape
+  batch, num_queries, heads, _ = shape
   num_parts = batch * heads // plan.heads if plan.heads else 1
   return num_parts * (num_queries // plan.block)
 
 
 def _block_region(plan: Plan, shape: tuple[int, ...], index: Int[Array, ""]) -> Region:
-  """Returns the slices of sequences, heads and queries that a block has."""
-  _, heads, num_queries, _ = shape
+  """Returns the slices of queries, sequences and heads that a block has."""
+  _, num_queries, heads, _ = shape
   num_blocks = num_queries // plan.block
-  queries = 2, index % num_blocks * plan.block, plan.block
+  queries = 1, index % num_blocks * plan.block, plan.block
   if not plan.heads:
     return (queries,)
   part, num_parts = index // num_blocks, heads // plan.heads
-  return (
-    (0, part // num_parts, 1),
-    (1, part % num_parts * plan.heads, plan.heads),
-    queries,
-  )
+  first_head = part % num_parts * plan.heads
+  return queries, (0, part // num_parts, 1), (2, first_head, plan.heads)
+
+
+def _tile_region(plan: Plan, region: Region, start: Array) -> Region:
+  """Returns the slices of a tile's keys, and of a block's sequences and heads."""
+  return ((1, start, plan.tile), *region[1:])
 
 
 def _take_queries(
@@ -450,9 +455,26 @@ def _take_queries(
   """Slices the arrays of queries and pairs."""
   parts = []
   for sides in operands:
-    queries, pairs = _take(plan, (sides.queries, sides.pairs), region)
+    queries = _take(plan, sides.queries, region)
+    pairs = jax.tree.map(lambda x: _slice(x, _of_pairs(region)), sides.pairs)
+    if plan.heads:
+      pairs = jax.tree.map(lambda x: x[0], pairs)
     parts.append(Sides(queries, sides.keys, pairs))
   return parts
+
+
+def _add_pairs(plan: Plan, tree: Any, parts: Any, region: Region) -> Any:
+  """Adds parts to slices of arrays of pairs."""
+  if plan.heads:
+    parts = jax.tree.map(lambda x: x[None], parts)
+  region = _of_pairs(region)
+  return jax.tree.map(lambda x, part: _add_slice(x, part, region), tree, parts)
+
+
+def _of_pairs(region: Region) -> Region:
+  """Returns a region of arrays of pairs: they have heads before queries."""
+  places = 0, 2, 1
+  return tuple((places[axis], start, size) for axis, start, size in region)
 
 
 def _take_keys(
@@ -467,25 +489,25 @@ def _take_keys(
   return parts
 
 
-def _tile_region(plan: Plan, region: Region, start: Array) -> Region:
-  """Returns the slices of a block's sequences and heads, and of a tile's keys."""
-  return (*region[:-1], (2, start, plan.tile))
-
-
 def _take(plan: Plan, tree: Any, region: Region) -> Any:
-  """Slices arrays of the call; those of a few heads are without the axis of sequences.
+  """Slices arrays of queries or keys, and gives them the layout of a block."""
 
-  XLA's CPU compiler splits outer axes over the cores.
-  """
-  parts = jax.tree.map(lambda x: _slice(x, region), tree)
-  return jax.tree.map(lambda x: x[0], parts) if plan.heads else parts
+  def part(x: Array) -> Array:
+    x = _slice(x, region).swapaxes(1, 2)
+    return x[0] if plan.heads else x
+
+  return jax.tree.map(part, tree)
 
 
 def _add(plan: Plan, tree: Any, parts: Any, region: Region) -> Any:
-  """Adds parts that have the axes `_take` returns to slices of arrays of the call."""
-  if plan.heads:
-    parts = jax.tree.map(lambda x: x[None], parts)
-  return jax.tree.map(lambda x, part: _add_slice(x, part, region), tree, parts)
+  """Adds parts in the layout of a block to slices of arrays of queries or keys."""
+
+  def total(x: Array, part: Array) -> Array:
+    if plan.heads:
+      part = part[None]
+    return _add_slice(x, part.swapaxes(1, 2), region)
+
+  return jax.tree.map(total, tree, parts)
 
 
 def _slice(x: Array, region: Region) -> Array:
@@ -508,7 +530,7 @@ def _add_slice(x: Array, part: Array, region: Region) -> Array:
 
 def _tiles(plan: Plan, marks: Sides) -> tuple[Any, Any]:
   """Returns the first tile that a block may attend to, and the one past the last."""
-  first, end = 0, marks.keys.positions.shape[-1] // plan.tile
+  first, end = 0, marks.keys.positions.shape[1] // plan.tile
   left, right = plan.window or (band.FAR, band.FAR)
   if plan.is_causal:
     right = 0

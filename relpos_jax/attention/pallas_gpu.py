@@ -125,8 +125,7 @@ def _on_devices(plan: KernelPlan, inputs: Inputs, floats: Arrays, key_masks: Arr
 
   XLA cannot partition a kernel: without a mesh in context it gathers the arrays.
   """
-  batch, _, key_heads, _ = inputs.key.shape
-  of_batch, of_heads = axes = axes_of_heads(inputs.explicit, (batch, key_heads))
+  of_batch, of_heads = axes = axes_of_heads(inputs.explicit, inputs.key.shape)
   names = dict(B=of_batch, N=of_heads, K=of_heads)
 
   def spec(name: str, shape: tuple[int, ...] | None) -> PartitionSpec:

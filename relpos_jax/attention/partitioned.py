@@ -175,11 +175,12 @@ def axes_of_heads(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
   """Returns the mesh axes that shard the batch and the heads evenly.
 
-  The shape is that of the keys, [B, K, ...].
+  The shape is that of the keys, [B, S, K, ...].
   """
+  batch, _, key_heads, *_ = shape
   mesh, axes = jax.sharding.get_abstract_mesh(), dict(explicit) or axes_in_context()
   found = []
-  for letter, size in zip("BN", shape, strict=False):
+  for letter, size in (("B", batch), ("N", key_heads)):
     names = axes.get(letter, ())
     num_devices = math.prod(mesh.shape[name] for name in names)
     found.append(names if size % num_devices == 0 else ())

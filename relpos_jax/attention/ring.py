@@ -67,7 +67,8 @@ def attention(inputs: Inputs) -> Any:
   axes = axes_of_heads(inputs.explicit, floats.keys.vectors.shape)
   specs = [chunked.specs_of(axes, sides, names, names) for sides in (floats, marks)]
   attend = functools.partial(_attend, ring)
-  results = PartitionSpec(*axes, names)
+  of_batch, of_heads = axes
+  results = PartitionSpec(of_batch, names, of_heads)
   results = on_shards(attend, (*axes, names), tuple(specs), results)(floats, marks)
   return chunked.finish(inputs, results)
 
@@ -189,7 +190,7 @@ def _gradients_of_part(part: Results, whole: Results, d_whole: Results) -> Resul
   return Results(share[..., None] * d_whole.output, d_weights, share * d_share)
 
 
-def _share(log_part: Float[Array, "B N T"], log_total: Float[Array, "B N T"]) -> Array:
+def _share(log_part: Float[Array, "B T N"], log_total: Float[Array, "B T N"]) -> Array:
   """Returns a part's share of all weights; 0 if all keys are masked."""
   is_masked = jnp.isneginf(log_total)
   return jnp.where(is_masked, 0, jnp.exp(log_part - jnp.where(is_masked, 0, log_total)))
@@ -199,15 +200,15 @@ def _share(log_part: Float[Array, "B N T"], log_total: Float[Array, "B N T"]) ->
 
 
 def _split(ring: Ring, x: Array) -> Array:
-  batch, heads, size, *rest = x.shape
+  batch, size, *rest = x.shape
   if size == 1:
     return x[None]
-  return jnp.moveaxis(x.reshape(batch, heads, ring.num_chunks, -1, *rest), 2, 0)
+  return jnp.moveaxis(x.reshape(batch, ring.num_chunks, -1, *rest), 1, 0)
 
 
 def _join(x: Array) -> Array:
-  chunks, batch, heads, size, *rest = x.shape
-  return jnp.moveaxis(x, 0, 2).reshape(batch, heads, chunks * size, *rest)
+  chunks, batch, size, *rest = x.shape
+  return jnp.moveaxis(x, 0, 1).reshape(batch, chunks * size, *rest)
 
 
 def _take_pair(
