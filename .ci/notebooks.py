@@ -18,11 +18,12 @@ INSTALL = """\
 import importlib.util
 import sys
 
+packages = [{packages}]
 if not importlib.util.find_spec("relpos_jax"):
   !git clone --quiet --depth=1 {address} checkout
   %pip install --quiet -e "./checkout[{extras}]"
   sys.path.insert(0, "checkout")
-elif not all(map(importlib.util.find_spec, [{packages}])):
+elif not all(map(importlib.util.find_spec, packages)):
   raise ImportError("run this in the clone: pip install -e '.[{extras}]'")"""
 
 

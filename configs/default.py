@@ -1,14 +1,16 @@
 """Defines every value of an experiment, by default of the paper's base model.
 
-Change a value on the command line with `--config.model.max_distance=4`, or write a
-config of your own, in any folder:
+Change a value on the command line with `--config.model.max_distance=4`, or write a config of your
+own, in any folder:
 
   from configs import default
 
   def get_config():
-    config = default.get_config() config.name = "mine" config.data.source = "pairs"
-    config.data.pairs.update(train="train.en,train.de", valid="valid.en,valid.de",
-    test="test.tsv") return config
+    config = default.get_config()
+    config.name = "mine"
+    config.data.source = "pairs"
+    config.data.pairs.update(train="train.en,train.de", valid="valid.en,valid.de", test="test.tsv")
+    return config
 """
 
 from collections.abc import Collection

@@ -1,20 +1,20 @@
 r"""Classifies labelled graphs (Shaw et al. 2018, section 3.1): kinship, molecules.
 
-  python -m experiments.train --config=configs/graph.py:clutrr python -m
-  experiments.sweep --config=configs/graph.py:clutrr --seeds=5 python -m
-  experiments.sweep --config=configs/graph.py:tu --seeds=10 python -m experiments.sweep
-  --config=configs/graph.py:mutagenicity --seeds=10 python -m experiments.train
-  --config=configs/graph.py:tu,values --config.data.tu.fold=3 python -m
-  experiments.train --config=configs/graph.py:tu --workdir=runs/mine \
+  python -m experiments.train --config=configs/graph.py:clutrr
+  python -m experiments.sweep --config=configs/graph.py:clutrr --seeds=5
+  python -m experiments.sweep --config=configs/graph.py:tu --seeds=10
+  python -m experiments.sweep --config=configs/graph.py:mutagenicity --seeds=10
+  python -m experiments.train --config=configs/graph.py:tu,values --config.data.tu.fold=3
+  python -m experiments.train --config=configs/graph.py:tu --workdir=runs/mine \
       --config.data.tu.path=FOLDER --config.data.tu.name=""
 
-Arguments, separated by commas: a source and a system. Sources: `clutrr`, trained on
-chains of 2 to 4 relations and scored on 2 to 10; `tu`, the molecules MUTAG or a folder
-in TU format, where seeds 0 to 9 test on one of ten folds each; `mutagenicity`, more
-molecules. Systems: keys_values, keys, values, none, unstructured; see `_SYSTEMS`.
+Arguments, separated by commas: a source and a system. Sources: `clutrr`, trained on chains of 2 to
+4 relations and scored on 2 to 10; `tu`, the molecules MUTAG or a folder in TU format, where seeds 0
+to 9 test on one of ten folds each; `mutagenicity`, more molecules. Systems: keys_values, keys,
+values, none, unstructured; see `_SYSTEMS`.
 
-A folder's NAME_node_attributes.txt and NAME_edge_attributes.txt are optional inputs
-beside the labels: scale them. Systems without edge labels ignore those of edges.
+A folder's NAME_node_attributes.txt and NAME_edge_attributes.txt are optional inputs beside the
+labels: scale them. Systems without edge labels ignore those of edges.
 """
 
 from configs import default

@@ -4,12 +4,12 @@
   python -m experiments.sweep --config=configs/lengths.py:embedded --seeds=5
   python -m experiments.sweep --config=configs/lengths.py --only="relative, k=16"
 
-`scan`, the default, is the length split of SCAN (Lake and Baroni 2018): at most 22
-actions in training, 24 to 48 in the split `test`. `embedded` is the quickstart with
-pairs of at most 16 tokens: 16,423 of 20,000. Longer are 81 of 500 test pairs, up to 33,
-and all 200 of the split `long`, from 36 on. Both decode greedily, score samples of the
-test sets at each evaluation, and all of them at the end, with EOS free and with the
-reference's length given. For local files of SCAN give --config.data.scan.path=FOLDER.
+`scan`, the default, is the length split of SCAN (Lake and Baroni 2018): at most 22 actions in
+training, 24 to 48 in the split `test`. `embedded` is the quickstart with pairs of at most 16
+tokens: 16,423 of 20,000. Longer are 81 of 500 test pairs, up to 33, and all 200 of the split
+`long`, from 36 on. Both decode greedily, score samples of the test sets at each evaluation, and all
+of them at the end, with EOS free and with the reference's length given. For local files of
+SCAN give --config.data.scan.path=FOLDER.
 """
 
 from configs import default, positions, quickstart

@@ -1,21 +1,18 @@
 """Translates image captions from English to German with a small Transformer.
 
   python -m experiments.train --config=configs/multi30k.py --workdir=runs/multi30k
-  python -m experiments.train --config=configs/multi30k.py:sinusoidal
-  --workdir=runs/sinusoidal python -m experiments.train
-  --config=configs/multi30k.py:sinusoidal,published,prepared
+  python -m experiments.train --config=configs/multi30k.py:sinusoidal --workdir=runs/sinusoidal
+  python -m experiments.train --config=configs/multi30k.py:sinusoidal,published,prepared
 
-Multi30k (Elliott et al. 2016). Arguments, separated by commas: positions (relative,
-sinusoidal, both, none), a recipe, `prepared`. Recipes: `short` trains in minutes on
-four CPU cores; `brief`, for sweeps, takes a fifth of the updates, with pre-norm and
-without dropout; `published`, for an accelerator, is that of the published baseline
-(GitHub LividWo/Revisit-MMT: 41.02 BLEU with sinusoids) and averages the checkpoints of
-the last 10 epochs. The baseline's 2,568,192 parameters are 6,144 more than ours: it has
-biases in the attention projections.
+Multi30k (Elliott et al. 2016). Arguments, separated by commas: positions (relative, sinusoidal,
+both, none), a recipe, `prepared`. Recipes: `short` trains in minutes on four CPU cores; `brief`,
+for sweeps, takes a fifth of the updates, with pre-norm and without dropout; `published`, for an
+accelerator, is that of the published baseline (GitHub LividWo/Revisit-MMT: 41.02 BLEU with
+sinusoids) and averages the checkpoints of the last 10 epochs. The baseline's 2,568,192 parameters
+are 6,144 more than ours: it has biases in the attention projections.
 
-`prepared` uses that repository's text and vocabulary (9,712 entries) instead of the
-captions: Moses tokens, lower case, BPE. For local files give
---config.data.multi30k.path=FOLDER.
+`prepared` uses that repository's text and vocabulary (9,712 entries) instead of the captions: Moses
+tokens, lower case, BPE. For local files give --config.data.multi30k.path=FOLDER.
 """
 
 from configs import default

@@ -1,24 +1,22 @@
 r"""Models Bach's chorales with a decoder: Music Transformer (Huang et al. 2018).
 
-  python -m experiments.train --config=configs/music.py --workdir=runs/music python -m
-  experiments.train --config=configs/music.py:sinusoidal,published --workdir=runs/sin
-  python -m experiments.sweep --config=configs/music.py --seeds=3 python -m
-  experiments.sweep --config=configs/music.py:long --only=relative python -m
-  experiments.sample --workdir=runs/music --prime=mine.mid --out=more.mid python -m
-  experiments.train --config=configs/music.py --config.data.source=midi \
+  python -m experiments.train --config=configs/music.py --workdir=runs/music
+  python -m experiments.train --config=configs/music.py:sinusoidal,published --workdir=runs/sin
+  python -m experiments.sweep --config=configs/music.py --seeds=3
+  python -m experiments.sweep --config=configs/music.py:long --only=relative
+  python -m experiments.sample --workdir=runs/music --prime=mine.mid --out=more.mid
+  python -m experiments.train --config=configs/music.py --config.data.source=midi \
       --config.data.midi.path=FOLDER --workdir=runs/mine  # with sub-folders train and valid
 
-Arguments, separated by commas: positions and a recipe. Positions: `relative`, per-head
-tables on keys, zero beyond the last distance, with sinusoids; `clipped`, on keys and
-values up to distance 16, as in Shaw et al. 2018; `sinusoidal`; `none`. Recipes:
-`brief`, a small model for CPUs (`sweep --parallel=4` makes the best use of four cores);
-`long`, 8,000 updates of it in place of 3,000; `published`, the baseline's 5 layers of
-width 256, for an accelerator. All transpose by up to 5 semitones and average the last
-checkpoints.
+Arguments, separated by commas: positions and a recipe. Positions: `relative`, per-head tables on
+keys, zero beyond the last distance, with sinusoids; `clipped`, on keys and values up to distance
+16, as in Shaw et al. 2018; `sinusoidal`; `none`. Recipes: `brief`, a small model for CPUs (`sweep
+--parallel=4` makes the best use of four cores); `long`, 8,000 updates of it in place of 3,000;
+`published`, the baseline's 5 layers of width 256, for an accelerator. All transpose by up to 5
+semitones and average the last checkpoints.
 
-The data are the JSB chorales on a grid of 16th notes, the four voices of a step in
-turn, with the published splits. For a local file give
---config.data.chorales.path=FOLDER.
+The data are the JSB chorales on a grid of 16th notes, the four voices of a step in turn, with the
+published splits. For a local file give --config.data.chorales.path=FOLDER.
 """
 
 from configs import default

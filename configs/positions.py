@@ -3,10 +3,10 @@
   python -m experiments.sweep --config=configs/positions.py:multi30k
   python -m experiments.sweep --config=configs/positions.py:chorales
 
-`multi30k` is `brief` of `configs/multi30k.py`; `chorales` trains two layers on slices
-of 512 tokens and scores whole pieces, of about 1,000. All rows of a corpus have the
-same updates and the same model but for the positions. `configs/lengths.py` scores the
-same schemes on longer sequences than those of training.
+`multi30k` is `brief` of `configs/multi30k.py`; `chorales` trains two layers on slices of 512 tokens
+and scores whole pieces, of about 1,000. All rows of a corpus have the same updates and the same
+model but for the positions. `configs/lengths.py` scores the same schemes on longer sequences than
+those of training.
 """
 
 from configs import default, multi30k, music

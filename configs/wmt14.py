@@ -1,19 +1,17 @@
 """Repeats Table 1 of Shaw et al. 2018 on WMT 2014: German and French, base and big.
 
   python -m experiments.train --config=configs/wmt14.py:base,ende,relative --workdir=DIR
-  python -m experiments.train --config=configs/wmt14.py:big,enfr,sinusoidal
-  --workdir=DIR python -m experiments.plan --config=configs/wmt14.py:base,ende,relative
-  --topology=v5e:2x4
+  python -m experiments.train --config=configs/wmt14.py:big,enfr,sinusoidal --workdir=DIR
+  python -m experiments.plan --config=configs/wmt14.py:base,ende,relative --topology=v5e:2x4
 
-Arguments, separated by commas: base or big; ende or enfr; relative or sinusoidal; v1 or
-v2. For eight accelerators with 4,096 tokens each.
+Arguments, separated by commas: base or big; ende or enfr; relative or sinusoidal; v1 or v2. For
+eight accelerators with 4,096 tokens each.
 
-The paper does not say which of two recipes its code used. v1 (September 2017):
-post-norm, dropout on embeddings and sub-layers, warmup 4,000, rate 1. v2 (October
-2017): pre-norm, dropout also on attention weights and after the ReLU, warmup 8,000,
-rate 2. The feed-forward width of base is 1,024 as printed; the code had 2,048. Big
-averages its last 20 checkpoints, in the paper 10 minutes apart: 600 updates of one
-second each (Vaswani et al. 2017, section 5.2).
+The paper does not say which of two recipes its code used. v1 (September 2017): post-norm, dropout
+on embeddings and sub-layers, warmup 4,000, rate 1. v2 (October 2017): pre-norm, dropout also on
+attention weights and after the ReLU, warmup 8,000, rate 2. The feed-forward width of base is 1,024
+as printed; the code had 2,048. Big averages its last 20 checkpoints, in the paper 10 minutes apart:
+600 updates of one second each (Vaswani et al. 2017, section 5.2).
 """
 
 from configs import default

@@ -1,20 +1,19 @@
 """Scores a trained model on every test split, or on other pairs of files.
 
-  python -m experiments.evaluate --workdir=runs/quickstart python -m
-  experiments.evaluate --workdir=runs/quickstart --pairs=news.en,news.de python -m
-  experiments.evaluate --workdir=runs/quickstart --pairs=news.tsv --hypotheses=theirs.de
+  python -m experiments.evaluate --workdir=runs/quickstart
+  python -m experiments.evaluate --workdir=runs/quickstart --pairs=news.en,news.de
+  python -m experiments.evaluate --workdir=runs/quickstart --pairs=news.tsv --hypotheses=theirs.de
 
-Prints a table and samples, and draws the learning curves. For translation, the scores
-are BLEU by sacreBLEU and as in the paper, chrF, and the percentage of translations that
-equal the reference; an attention map is drawn. Writes results.json, the pictures and
-the translations of each split into the run directory. If the training is finished and
-its last checkpoint is good, also writes record.json, the run's line in the results of a
-sweep.
+Prints a table and samples, and draws the learning curves. For translation, the scores are BLEU by
+sacreBLEU and as in the paper, chrF, and the percentage of translations that equal the reference; an
+attention map is drawn. Writes results.json, the pictures and the translations of each split into
+the run directory. If the training is finished and its last checkpoint is good, also writes
+record.json, the run's line in the results of a sweep.
 
-With --pairs, writes into the folder `pairs` of the run directory, and no record. With
---hypotheses, scores a file of translations instead, a line for each pair, and writes
-nothing. The lines of pairs with an empty side are skipped. Translations must be in the
-form of the run's own, in Moses tokens or lower case where `config.data` says so.
+With --pairs, writes into the folder `pairs` of the run directory, and no record. With --hypotheses,
+scores a file of translations instead, a line for each pair, and writes nothing. The lines of pairs
+with an empty side are skipped. Translations must be in the form of the run's own, in Moses tokens
+or lower case where `config.data` says so.
 
 The data must be those that the run was started with, by their digests in digests.json;
 --pairs are not compared.

@@ -1,5 +1,4 @@
-r"""Exports a trained translator for CTranslate2, which translates in C++ on CPUs and
-NVIDIA GPUs.
+r"""Exports a trained translator for CTranslate2, which translates in C++ on CPUs and NVIDIA GPUs.
 
   pip install -e '.[export]'
   python -m experiments.train --config=configs/quickstart.py --workdir=runs/shared \
@@ -7,12 +6,11 @@ NVIDIA GPUs.
   python -m experiments.export --workdir=runs/shared --out=translator
   ct2-translator --model translator --beam_size 4 < tokens.en > tokens.de
 
-The vocabulary is in the model; tokenizer.json of the run's folder splits lines into its
-tokens, to which </s> is appended. CTranslate2 has relative positions that are clipped,
-as many on the left as on the right, and shared by heads: train with
---config.model.tables_per_head=False. Greedy translations are those of this project, up
-to rounding. In beam search the length penalty is another: CTranslate2 divides by
-length**alpha, this project by ((5 + length) / 6)**alpha.
+The vocabulary is in the model; tokenizer.json of the run's folder splits lines into its tokens, to
+which </s> is appended. CTranslate2 has relative positions that are clipped, as many on the left as
+on the right, and shared by heads: train with --config.model.tables_per_head=False. Greedy
+translations are those of this project, up to rounding. In beam search the length penalty is
+another: CTranslate2 divides by length**alpha, this project by ((5 + length) / 6)**alpha.
 """
 
 import importlib.util

@@ -1,14 +1,13 @@
-r"""Estimates the memory, operations and time of a training step on TPU chips, without
-the chips.
+r"""Estimates the memory, operations and time of a training step on TPU chips, without the chips.
 
-  pip install -e '.[tpu]' python -m experiments.plan
-  --config=configs/wmt14.py:base,ende,relative --topology=v5e:2x4 python -m
-  experiments.plan --config=configs/long.py --topology=v5e:4x4
+  pip install -e '.[tpu]'
+  python -m experiments.plan --config=configs/wmt14.py:base,ende,relative --topology=v5e:2x4
+  python -m experiments.plan --config=configs/long.py --topology=v5e:4x4
 
-The TPU's own compiler compiles the training step for all chips of the topology; no TPU
-is needed and nothing runs. The batch is of the longest examples. Times are estimates
-from the chip's peak figures: a step takes the longer of computing and memory traffic if
-they overlap, and their sum if they do not. What chips send one another is left out.
+The TPU's own compiler compiles the training step for all chips of the topology; no TPU is needed
+and nothing runs. The batch is of the longest examples. Times are estimates from the chip's peak
+figures: a step takes the longer of computing and memory traffic if they overlap, and their sum if
+they do not. What chips send one another is left out.
 """
 
 import importlib.util

@@ -3,11 +3,11 @@ r"""Writes the tables and pictures of the results pages from the records of runs
   python -m experiments.report
   python -m experiments.report --results=mine
 
-Each file RESULTS/runs/*.jsonl (or .jsonl.xz) holds the records of one sweep, as `python
--m experiments.sweep` writes them. The command rewrites the blocks between <!-- begin
-NAME --> and <!-- end NAME --> in RESULTS/report.md (translation), graphs.md and
-music.md, in positions.md and lengths.md for sweeps NAME-... of these configs, and the
-pictures of these pages; it keeps the text around the blocks.
+Each file RESULTS/runs/*.jsonl (or .jsonl.xz) holds the records of one sweep, as
+`python -m experiments.sweep` writes them. The command rewrites the blocks between
+<!-- begin NAME --> and <!-- end NAME --> in RESULTS/report.md (translation), graphs.md and
+music.md, in positions.md and lengths.md for sweeps NAME-... of these configs, and the pictures of
+these pages; it keeps the text around the blocks.
 """
 
 import importlib

@@ -1,14 +1,13 @@
-r"""Samples music from a trained model, after a prime or from the beginning: MIDI or
-sound.
+r"""Samples music from a trained model, after a prime or from the beginning: MIDI or sound.
 
   python -m experiments.sample --workdir=runs/music --prime=mine.mid --out=more.mid
   python -m experiments.sample --workdir=runs/music --out=new.mid --seed=3 --top_p=0.95
   python -m experiments.sample --workdir=runs/music --out=new.wav --seed=3 --top_p=0.95
 
-A model of chorales reads and writes four voices, one track or channel each. The same
-seed gives the same piece as MIDI, for a sequencer, and as WAV, to listen to. A piano
-roll is drawn next to it (more.png): the prime on grey, and what the model attends to at
-the end. The command overwrites neither file.
+A model of chorales reads and writes four voices, one track or channel each. The same seed gives the
+same piece as MIDI, for a sequencer, and as WAV, to listen to. A piano roll is drawn next to it
+(more.png): the prime on grey, and what the model attends to at the end. The command overwrites
+neither file.
 """
 
 import os

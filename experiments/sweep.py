@@ -4,21 +4,18 @@ r"""Trains every row of a table with several seeds and collects the results.
   python -m experiments.sweep --config=configs/table2.py --dry_run
   python -m experiments.sweep --config=configs/table3.py --parallel=4 --seeds=1 \
       --config.training.num_steps=500 --config.name=table3-trial
-  python -m experiments.sweep --config=configs/table2.py --only=k=16 python -m
-  experiments.sweep --config=configs/table2.py --dry_run | xargs -d '\n' -n1 sbatch
-  --wrap
+  python -m experiments.sweep --config=configs/table2.py --only=k=16
+  python -m experiments.sweep --config=configs/table2.py --dry_run | xargs -d '\n' -n1 sbatch --wrap
 
-A sweep is a config file with a generator `sweep()` of (row, changes). A cell is a row
-with a seed; it trains in OUT/SWEEP/CELL and logs to CELL.log. The same command resumes
-the sweep and skips cells that are finished, here or in another sweep. If a cell fails,
-CELL.error.txt keeps the end of its log, and the sweep continues. --dry_run prints the
-command of each cell that would train, a line each, such as for the jobs of a cluster;
-once these are finished, the sweep collects their results.
+A sweep is a config file with a generator `sweep()` of (row, changes). A cell is a row with a seed;
+it trains in OUT/SWEEP/CELL and logs to CELL.log. The same command resumes the sweep and skips cells
+that are finished, here or in another sweep. If a cell fails, CELL.error.txt keeps the end of its
+log, and the sweep continues. --dry_run prints the command of each cell that would train, a line
+each, such as for the jobs of a cluster; once these are finished, the sweep collects their results.
 
-RESULTS/runs/SWEEP.jsonl (or .jsonl.xz) has a line per cell; this repository has those
-of its own results. To train a cell again, delete its line and run directory, or give
-other --out and --results. `python -m experiments.report` with the same --results writes
-the tables.
+RESULTS/runs/SWEEP.jsonl (or .jsonl.xz) has a line per cell; this repository has those of its own
+results. To train a cell again, delete its line and run directory, or give other --out and
+--results. `python -m experiments.report` with the same --results writes the tables.
 """
 
 import collections

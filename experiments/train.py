@@ -1,15 +1,14 @@
 r"""Trains a model, scores it and draws what it learned.
 
-  python -m experiments.train --config=configs/quickstart.py python -m experiments.train
-  --config=configs/multi30k.py:sinusoidal --workdir=runs/sinusoidal python -m
-  experiments.train --config=configs/multi30k.py --config.data.multi30k.path=FOLDER
   python -m experiments.train --config=configs/quickstart.py
-  --config.model.max_distance=4 \
+  python -m experiments.train --config=configs/multi30k.py:sinusoidal --workdir=runs/sinusoidal
+  python -m experiments.train --config=configs/multi30k.py --config.data.multi30k.path=FOLDER
+  python -m experiments.train --config=configs/quickstart.py --config.model.max_distance=4 \
       --workdir=runs/k4
   python -m experiments.train --config=configs/quickstart.py --workdir=runs/mine \
       --config.data.source=pairs --config.data.pairs.train=train.en,train.de \
-      --config.data.pairs.valid=valid.en,valid.de
-      --config.data.pairs.test=test.en,test.de \ --config.data.pairs.test.long=long.tsv
+      --config.data.pairs.valid=valid.en,valid.de --config.data.pairs.test=test.en,test.de \
+      --config.data.pairs.test.long=long.tsv
 
 The folder --workdir holds the whole run; the same command resumes it from the last checkpoint.
 It may be in a bucket, gs://BUCKET/RUN or, for one process, s3://BUCKET/RUN. Only one training at a
@@ -18,12 +17,10 @@ with 130, and the SIGHUP of a closed terminal with 129; a second Ctrl-C exits at
 can no longer be written, as after `| head -1`, the training goes on. Data are downloaded unless
 FOLDER holds them.
 
-TensorBoard shows the metrics, with the package xprof also a profile: tensorboard
---logdir=FOLDER.
+TensorBoard shows the metrics, with the package xprof also a profile: tensorboard --logdir=FOLDER.
 
-With several processes, start each with this command, as srun and mpirun do;
-experiments/launch/ has recipes. All need the same config, code and data. Only the first
-process prints and writes.
+With several processes, start each with this command, as srun and mpirun do; experiments/launch/
+has recipes. All need the same config, code and data. Only the first process prints and writes.
 """
 
 import importlib.util

@@ -1,8 +1,7 @@
 """Translates lines with a trained model, in order, from a file or stdin to stdout.
 
-  echo "The old teacher reads a book." | python -m experiments.translate
-  --workdir=runs/quickstart python -m experiments.translate --workdir=runs/multi30k
-  --input=captions.en > captions.de
+  echo "The old teacher reads a book." | python -m experiments.translate --workdir=runs/quickstart
+  python -m experiments.translate --workdir=runs/multi30k --input=captions.en > captions.de
 
 The text is UTF-8, and in subwords if the model was trained on them.
 """

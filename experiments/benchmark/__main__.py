@@ -1,22 +1,21 @@
 r"""Measures attention and training steps.
 
   python -m experiments.benchmark attention --lengths=512,1024 --implementations=chunked
-  python -m experiments.benchmark step --config=configs/multi30k.py --length=16 python
-  -m experiments.benchmark positions --config=configs/positions.py:chorales --length=512
+  python -m experiments.benchmark step --config=configs/multi30k.py --length=16
+  python -m experiments.benchmark positions --config=configs/positions.py:chorales --length=512
   python -m experiments.benchmark pages --out=results
 
-What is compared takes turns in one process, and the order changes from round to round.
-All times are written to a folder OUT, and their tables to its pages, which say what
-they mean; `pages` measures nothing and writes the pages again. `python -m
-experiments.benchmark COMMAND --help` shows the flags of a command.
+What is compared takes turns in one process, and the order changes from round to round. All times
+are written to a folder OUT, and their tables to its pages, which say what they mean; `pages`
+measures nothing and writes the pages again. `python -m experiments.benchmark COMMAND --help` shows
+the flags of a command.
 
-`attention` times every implementation and its peers next to
-jax.nn.dot_product_attention without relations, in float32 on CPUs and bfloat16
-elsewhere. A contestant that cannot do a call, or needs more memory than is free, is
-left out with the reason; torch_sdpa needs the extra `benchmark`.
+`attention` times every implementation and its peers next to jax.nn.dot_product_attention without
+relations, in float32 on CPUs and bfloat16 elsewhere. A contestant that cannot do a call, or needs
+more memory than is free, is left out with the reason; torch_sdpa needs the extra `benchmark`.
 
-`step` compares relative positions with the same model with sinusoids, on the same
-batch, with random parameters; `positions` compares all rows of configs/positions.py.
+`step` compares relative positions with the same model with sinusoids, on the same batch, with
+random parameters; `positions` compares all rows of configs/positions.py.
 """
 
 import importlib

@@ -2,13 +2,13 @@ r"""Runs a command in one or several processes on this machine, with retries.
 
   python -m experiments.launch --processes=2 -- python -m experiments.train --config=...
 
-With --processes above 1, each process gets the coordinator's address, its number, and
-one GPU. A single process can use all GPUs and is simpler; several can load data faster.
-If one fails, the others are killed. If the command exits with status 134, 137 or 143
-(aborted, killed, terminated), it starts again, up to --retries times; a training
-resumes from its last checkpoint. SIGTERM, Ctrl-C and the SIGHUP of a closed terminal
-are passed on as SIGTERM and end the run; a second SIGTERM or Ctrl-C ends it at once. If
-the launcher itself is killed, so are its processes, where Linux has setpriv.
+With --processes above 1, each process gets the coordinator's address, its number, and one GPU. A
+single process can use all GPUs and is simpler; several can load data faster. If one fails, the
+others are killed. If the command exits with status 134, 137 or 143 (aborted, killed, terminated),
+it starts again, up to --retries times; a training resumes from its last checkpoint. SIGTERM, Ctrl-C
+and the SIGHUP of a closed terminal are passed on as SIGTERM and end the run; a second SIGTERM or
+Ctrl-C ends it at once. If the launcher itself is killed, so are its processes, where Linux has
+setpriv.
 
 experiments/launch/ has recipes for Cloud TPU, GKE and SLURM.
 """

@@ -41,7 +41,7 @@ from relpos_jax.typing import Array, Bool, Float, Int, Shaped
 # times as many take 15% more time.
 _PAIRS_ON_CPU = 2**18
 # On several of its devices all heads and sequences are in a block.
-_PAIRS_ON_CPUS = 2**21
+_PAIRS_ON_CPUS = 2**19
 # Elsewhere their weights take 128 MiB in float32.
 _PAIRS = 2**25
 
