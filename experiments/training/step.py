@@ -125,6 +125,7 @@ def naming_attention(
       rules = ahead.result() if ahead else prepare(state, batch)
       if new := {name: reason for name, reason, _ in rules if name not in printed}:
         chosen = "; ".join(f"{name}, because {reason}" for name, reason in new.items())
+        chosen = chosen.replace("implementation=", "config.model.implementation")
         print(f"attention, batches of {'x'.join(map(str, shapes[-1]))}: {chosen}")
         printed.update(new)
       seen.add(shapes)
