@@ -84,9 +84,6 @@ def run(
   import JAX inside of `main`, so that a wrong flag is told at once.
   """
   argv = list(sys.argv[1:] if argv is None else argv)
-  if {"--help", "-help", "-h"} & {*argv}:
-    print(_help(main, flags))
-    sys.exit(0)
   absl_flags.FLAGS.mark_as_parsed()  # libraries read the global flags
   for stream in (sys.stdout, sys.stderr):
     if isinstance(stream, io.TextIOWrapper):
@@ -99,13 +96,16 @@ def run(
 def _run(
   main: Callable[..., None], flags: Mapping[str, Flag], argv: Sequence[str]
 ) -> int:
-  """Calls `main` with the values of its flags, and returns the exit status."""
+  """Calls `main` with the values of its flags, or prints help; returns the exit status."""
   try:
     with signals.raising_interrupts():
-      values = parse(flags, argv)
-      _keep_compiled()
-      _keep_freed_memory()
-      main(**values)
+      if {"--help", "-help", "-h"} & {*argv}:
+        print(_help(main, flags))
+      else:
+        values = parse(flags, argv)
+        _keep_compiled()
+        _keep_freed_memory()
+        main(**values)
       if sys.stdout:
         sys.stdout.flush()
     return 0

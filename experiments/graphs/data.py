@@ -153,7 +153,7 @@ def load_tu(name: str = "MUTAG", path: str = "") -> GraphData:
   if zipfile.is_zipfile(place):
     return read_folder(_open_archive(place, name), name)
   if path:
-    return read_lines(place) if place.is_file() else read_folder(place, name)
+    return read_folder(place, name) if place.is_dir() else read_lines(place)
   known = " or ".join(name.removesuffix(".zip") for name in MOLECULES.files)
   raise InputError(
     f"unknown data set {name!r}: give the path of its folder, or {known}"
@@ -367,7 +367,9 @@ def read_lines(file: pathlib.Path) -> GraphData:
       ):
         raise ValueError(f"{len(nodes)} nodes do not fit the edges")
       rows.append(_Row(nodes, edges, _to_label(row["class"])))
-    except (LookupError, TypeError, ValueError) as error:
+    except KeyError as error:
+      raise InputError(f'{place}: no "{error.args[0]}"; {_WANTED_OBJECT}') from None
+    except (TypeError, ValueError) as error:
       raise InputError(f"{place}: {error}; {_WANTED_OBJECT}") from None
   return _numbered(rows, file)
 
@@ -389,7 +391,7 @@ def _parse(content: bytes, place: str) -> Any:
   try:
     return json.loads(content)
   except ValueError as error:
-    raise InputError(f"{place}: {error}; {_WANTED_OBJECT}") from None
+    raise InputError(f"{place} is no JSON: {error}; {_WANTED_OBJECT}") from None
 
 
 def _to_label(value: Any) -> str:

@@ -65,14 +65,17 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
   if not path:
     raise InputError("no folder of MIDI files: give --config.data.midi.path")
   folder = pathlib.Path(path).expanduser()
+  if folder.is_file():
+    raise InputError(f"{folder} is a file: give the folder that it is in")
   if not folder.is_dir():
     raise InputError(f"no folder {folder}: check the name")
   files = find_midi_files(folder)
   for split in ("train", "valid"):
     if not any(file.split == split for file in files):
-      raise InputError(
-        f"no MIDI file for {split}: put .mid or .midi files into {folder / split}"
-      )
+      remedy = f"put .mid or .midi files into {folder / split}"
+      if not _has_splits(folder):
+        remedy += f", or more into {folder}, whose pieces are split by name"
+      raise InputError(f"no MIDI file for {split}: {remedy}")
 
   tokens, skipped = _read(files, CODECS[codec], path)
   splits, counts = {}, []
@@ -115,7 +118,7 @@ def find_midi_files(folder: pathlib.Path) -> list[MidiFile]:
     is_hidden = any(part.startswith(".") for part in parts)
     if path.suffix.lower() in (".mid", ".midi") and not is_hidden:
       names.append(parts)
-  has_splits = any((folder / split).is_dir() for split in SPLITS)
+  has_splits = _has_splits(folder)
   depth = None if has_splits else _depth_of_pieces(names)
   files = []
   for parts in names:
@@ -124,6 +127,10 @@ def find_midi_files(folder: pathlib.Path) -> list[MidiFile]:
     if split in SPLITS:
       files.append(MidiFile(folder.joinpath(*parts), split, piece))
   return files
+
+
+def _has_splits(folder: pathlib.Path) -> bool:
+  return any((folder / split).is_dir() for split in SPLITS)
 
 
 def _read(

@@ -134,6 +134,7 @@ def naming_attention(
       new = [name for name in reasons if name not in printed]
       if new:
         chosen = "; ".join(f"{name}, because {reasons[name]}" for name in new)
+        chosen = chosen.replace("implementation=", "config.model.implementation")
         print(f"attention, batches of {'x'.join(map(str, shapes[-1]))}: {chosen}")
         printed.update(new)
       seen.add(shapes)

@@ -164,16 +164,14 @@ def _read_table(
   least = max(source, target)
   pairs = []
   for number, row in enumerate(rows, start=1):
-    place = f"{len(row)} columns in {path}, line {number}"
+    place = f"{len(row)} column{'s' * (len(row) > 1)} in {path}, line {number}"
     if not "".join(row).strip():
       row = [""] * least
     if columns is None and len(row) > 2:
       raise InputError(f"{place}: choose two, as {path}:1,2")
     if len(row) < least:
-      remedy = "or give two files as source_file,target_file"
-      raise InputError(
-        f"{place}: want {least} or more, with tabs between them, {remedy}"
-      )
+      remedy = "with tabs, not commas, between them, or give two files as source_file,target_file"
+      raise InputError(f"{place}: want {least} or more, {remedy}")
     pairs.append((row[source - 1], row[target - 1]))
   return pairs, notes
 

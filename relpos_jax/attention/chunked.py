@@ -274,8 +274,9 @@ def _sizes(
   num_keys = inputs.key.shape[1]
   is_on_cpu = target_platform() == "cpu"
   if is_on_cpu and is_one_device():
-    # A causal call skips tiles; other products are faster with more numbers.
-    size = 256 if inputs.is_causal or inputs.window is not None else 512
+    # Small tiles skip more masked pairs; products of large ones are faster.
+    is_short = inputs.is_causal and num_keys < 2048
+    size = 256 if is_short or inputs.window is not None else 512
     block, tile = min(block or size, num_queries), min(tile or size, num_keys)
     most = max(1, _PAIRS_ON_CPU // (block * tile))
     return block, tile, _largest_divisor(heads, most)

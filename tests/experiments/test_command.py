@@ -229,6 +229,19 @@ def test_a_command_ends_as_it_does_where_its_notes_cannot_be_read():
   assert (answer.stdout, answer.returncode) == ("2\n", 0)
 
 
+@pytest.mark.parametrize("argv", [["--help"], []])
+def test_a_command_ends_quietly_where_nobody_reads_what_it_prints(argv):
+  code = "import sys; from experiments import command"
+  code += "; command.run(lambda: print(2), {}, sys.argv[1:])"
+  reader, writer = os.pipe()
+  os.close(reader)
+  root = pathlib.Path(command.__file__).parents[1]
+  options = dict(cwd=root, stdout=writer, stderr=subprocess.PIPE, text=True)
+  answer = subprocess.run([sys.executable, "-c", code, *argv], **options)
+  os.close(writer)
+  assert (answer.stderr, answer.returncode) == ("", 141)
+
+
 @pytest.mark.parametrize(
   "word, kind", [("--help", command.CONFIG), ("-h", command.SWEEP)]
 )

@@ -386,10 +386,12 @@ def test_other_choices_train_too(train, data, tmp_path):
     *("--noconfig.model.share_embeddings", "--config.model.dtype=bfloat16"),
     *("--config.mesh.data=2", "--config.training.num_microbatches=2"),
     *("--config.training.schedule=paper", "--config.training.num_steps=2"),
-    "--config.decoding.average_checkpoints=1",
+    *("--config.decoding.average_checkpoints=1", "--config.model.implementation=projected"),
   )
   assert answer.status == 0, answer.err
+  assert ": projected, because config.model.implementation names it" in answer.out
   assert "shapes 32x9, " in answer.out and "no test pairs to score" in answer.out
+  assert "--pairs=source_file,target_file or --pairs=file.tsv\n" in answer.out
   assert f"pictures: {tmp_path}/run/learning_curves.png\n" in answer.out
   names = {path.name for path in (tmp_path / "run").iterdir()}
   assert "tokenizer.json" in names and "results.json" not in names

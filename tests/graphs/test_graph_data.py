@@ -162,7 +162,7 @@ def test_an_array_of_objects_and_blank_lines_are_read(tmp_path, text):
   file.write_text(f"[{OBJECTS[0]}, 7]")
   assert refusal(load_tu, "", str(file)).startswith(f"{file}, graph 2: ")
   file.write_text(f"[{OBJECTS[0]},")
-  assert refusal(load_tu, "", str(file)).startswith(f"{file}: Expecting value")
+  assert refusal(load_tu, "", str(file)).startswith(f"{file} is no JSON: Expecting value")
 
 
 def write_classes(file: pathlib.Path, classes) -> str:
@@ -205,8 +205,11 @@ def test_what_is_no_label_is_refused(tmp_path, label):
 @pytest.mark.parametrize(
   "line, words",
   [
-    ('{"class": "a", "nodes": [1]', "line 3: Expecting"),
-    ('{"class": "a", "nodes": [1]}', "line 3: 'edges';"),
+    ('{"class": "a", "nodes": [1]', "line 3 is no JSON: Expecting"),
+    ("class,nodes,edges", "line 3 is no JSON: Expecting"),
+    ("a\t1", "line 3 is no JSON: Expecting"),
+    ('{"class": "a", "nodes": [1]}', 'line 3: no "edges";'),
+    ('{"nodes": [1], "edges": []}', 'line 3: no "class";'),
     ('{"class": "a", "nodes": [], "edges": []}', "line 3: 0 nodes"),
     ('{"class": "a", "nodes": [1], "edges": [[-1, 0]]}', "line 3: 1 nodes do not fit"),
   ],
@@ -302,6 +305,9 @@ def test_a_folder_of_several_data_sets_needs_a_name_that_it_has(tmp_path):
   )
   write(folder, name="TWO")
   assert refusal(load_tu, "", str(folder)).endswith("(TOY, TWO): give the name of one")
+  for name in ("", "OTHER"):
+    gone = str(tmp_path / "gone.jsonl")
+    assert refusal(load_tu, name, gone) == f"no file {gone}: check the name"
   unknown = "unknown data set 'PROTEINS': give the path of its folder, or MUTAG"
   assert refusal(load_tu, "PROTEINS").startswith(unknown)
 

@@ -261,7 +261,10 @@ def test_bad_folders_are_named(tmp_path):
     refusal(load, str(tmp_path / "a")) == f"no folder {tmp_path / 'a'}: check the name"
   )
   write(tmp_path / "24.mid")  # its hash is in valid
-  assert refusal(load, str(tmp_path)) == none.format("train", tmp_path)
+  more = f", or more into {tmp_path}, whose pieces are split by name"
+  assert refusal(load, str(tmp_path)) == none.format("train", tmp_path) + more
+  file = tmp_path / "24.mid"
+  assert refusal(load, str(file)) == f"{file} is a file: give the folder that it is in"
   write(tmp_path / "train" / "a.mid")
   assert refusal(load, str(tmp_path)) == none.format("valid", tmp_path)
 

@@ -181,7 +181,7 @@ def test_raw_lines_of_scan_are_pairs(tmp_path):
   corpus = load_pairs(train=table)
   assert corpus.splits["train"] == [("run twice", "I_RUN I_RUN"), ("run", "I_RUN")]
   broken = write_table(tmp_path / "b", "IN: run OUT: I_RUN", "IN: run")
-  assert refusal(load_pairs, train=broken).startswith(f"1 columns in {broken}, line 2")
+  assert refusal(load_pairs, train=broken).startswith(f"1 column in {broken}, line 2")
 
 
 FULL = b"one\n"
@@ -204,7 +204,12 @@ ZIPPED = b"PK\x03\x04 and so on"
       "{a}",
       "{a} is a zip archive: unpack it and give the files inside",
     ),
-    (dict(a=b"one\teins\n\neins\n"), "{a}", "1 columns in {a}, line 3"),
+    (dict(a=b"one\teins\n\neins\n"), "{a}", "1 column in {a}, line 3: want 2"),
+    (
+      {"a.csv": b"one,eins\n"},
+      "{folder}/a.csv",
+      "line 1: want 2 or more, with tabs, not commas,",
+    ),
     (dict(a=b"\n\n"), "{a}", "no pairs in train: every line of {a} has an empty side"),
     (dict(), "", "no training pairs"),
   ],
