@@ -50,7 +50,9 @@ def evaluate(run: Run, splits: Mapping[str, Translated], workdir: Path) -> Evalu
   if not splits:
     command = f"python -m experiments.evaluate --workdir={workdir}"
     pairs = "--pairs=source_file,target_file or --pairs=file.tsv"
-    return Evaluation(f"no test pairs to score: score some with {command} {pairs}", {}, {}, {})
+    return Evaluation(
+      f"no test pairs to score: score some with {command} {pairs}", {}, {}, {}
+    )
   rows, results, scores, sentences = {}, {}, {}, {}
   for split, (pairs, translations, seconds, skipped) in splits.items():
     lines = run.task.join(translations)

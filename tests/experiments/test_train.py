@@ -386,7 +386,10 @@ def test_other_choices_train_too(train, data, tmp_path):
     *("--noconfig.model.share_embeddings", "--config.model.dtype=bfloat16"),
     *("--config.mesh.data=2", "--config.training.num_microbatches=2"),
     *("--config.training.schedule=paper", "--config.training.num_steps=2"),
-    *("--config.decoding.average_checkpoints=1", "--config.model.implementation=projected"),
+    *(
+      "--config.decoding.average_checkpoints=1",
+      "--config.model.implementation=projected",
+    ),
   )
   assert answer.status == 0, answer.err
   assert ": projected, because config.model.implementation names it" in answer.out

@@ -162,7 +162,9 @@ def test_an_array_of_objects_and_blank_lines_are_read(tmp_path, text):
   file.write_text(f"[{OBJECTS[0]}, 7]")
   assert refusal(load_tu, "", str(file)).startswith(f"{file}, graph 2: ")
   file.write_text(f"[{OBJECTS[0]},")
-  assert refusal(load_tu, "", str(file)).startswith(f"{file} is no JSON: Expecting value")
+  assert refusal(load_tu, "", str(file)).startswith(
+    f"{file} is no JSON: Expecting value"
+  )
 
 
 def write_classes(file: pathlib.Path, classes) -> str:
