@@ -270,19 +270,26 @@ def _sizes(
   inputs: Inputs, block: int | None, tile: int | None
 ) -> tuple[int, int, int | None]:
   """Returns the queries in a block, the keys in a tile, and the heads at a time."""
-  batch, num_queries, heads, _ = inputs.query.shape
-  num_keys = inputs.key.shape[1]
   is_on_cpu = target_platform() == "cpu"
   if is_on_cpu and is_one_device():
-    # Small tiles skip more masked pairs; products of large ones are faster.
-    is_short = inputs.is_causal and num_keys < 2048
-    size = 256 if is_short or inputs.window is not None else 512
-    block, tile = min(block or size, num_queries), min(tile or size, num_keys)
-    most = max(1, _PAIRS_ON_CPU // (block * tile))
-    return block, tile, _largest_divisor(heads, most)
-  tile = min(tile or 2048, num_keys)
+    return _sizes_on_one_cpu(inputs, block, tile)
+  batch, _, heads, _ = inputs.query.shape
+  tile = min(tile or 2048, inputs.key.shape[1])
   most = (_PAIRS_ON_CPUS if is_on_cpu else _PAIRS) // (batch * heads * tile)
   return block or max(16, _power_of_2(most)), tile, None
+
+
+def _sizes_on_one_cpu(
+  inputs: Inputs, block: int | None, tile: int | None
+) -> tuple[int, int, int]:
+  _, num_queries, heads, _ = inputs.query.shape
+  num_keys = inputs.key.shape[1]
+  # Small tiles skip more masked pairs; products of large ones are faster.
+  is_short = inputs.is_causal and num_keys < 2048
+  size = 256 if is_short or inputs.window is not None else 512
+  block, tile = min(block or size, num_queries), min(tile or size, num_keys)
+  most = max(1, _PAIRS_ON_CPU // (block * tile))
+  return block, tile, _largest_divisor(heads, most)
 
 
 def _largest_divisor(number: int, at_most: int) -> int:
