@@ -46,9 +46,8 @@ class LayersConfig:
     beyond: "clip" or "zero" beyond distance k.
     norm: "pre", with a final norm on each stack (Tensor2Tensor from October 2017), or
       "post" (its first code).
-    embedding_dropout_rate, dropout_rate, attention_dropout_rate,
-      feed_forward_dropout_rate: on embeddings, sub-layer outputs, attention weights,
-      and after the ReLU.
+    embedding_dropout_rate, attention_dropout_rate: on embeddings, on attention weights.
+    dropout_rate, feed_forward_dropout_rate: on sub-layer outputs, after the ReLU.
     dtype: of the computation; parameters are float32.
     implementation: of attention; None takes the fastest.
 
