@@ -67,12 +67,13 @@ def logits_by_row(
   """
   terms = []
   for relation in _by_distance(inputs):
-    numbers = _on_rows(inputs, relation).project(inputs.queries, inputs.keys)
-    if numbers is None or relation.is_by_key != of_keys:
+    if relation.is_by_key != of_keys:
       continue
-    if relation.is_scaled:
+    numbers = _on_rows(inputs, relation).project(inputs.queries, inputs.keys)
+    if numbers is not None and relation.is_scaled:
       numbers *= jnp.asarray(inputs.scale, numbers.dtype)
-    terms.append(numbers)
+    if numbers is not None:
+      terms.append(numbers)
   return functools.reduce(jnp.add, terms) if terms else None
 
 

@@ -307,7 +307,7 @@ def _power_of_2(number: int) -> int:
 
 def attend(plan: Plan, floats: Sides, marks: Sides) -> Results:
   """Computes attention to the keys given; its derivative computes the weights again."""
-  floats = floats._replace(keys=for_query_heads(floats))
+  floats = floats._replace(keys=_for_query_heads(floats))
   floats, marks = align_manual_axes((floats, marks))
   num_queries, num_keys = (side.vectors.shape[1] for side in floats[:2])
   block, more_queries = _even_parts(num_queries, plan.block)
@@ -322,7 +322,7 @@ def attend(plan: Plan, floats: Sides, marks: Sides) -> Results:
   return jax.tree.map(lambda x: x[:, :num_queries], results)
 
 
-def for_query_heads(floats: Sides) -> Keys:
+def _for_query_heads(floats: Sides) -> Keys:
   """Returns keys in the accumulation dtype, repeated for query heads that share them."""
   queries, keys, _ = floats
   vectors = keys.vectors.astype(queries.vectors.dtype)
@@ -413,7 +413,7 @@ def _forward_of_call(plan: Plan, floats: Sides, marks: Sides) -> Sums:
     block = _attend_block(plan, region, floats, marks)
     return _add(plan, sums, block, region)
 
-  empty = _empty_sums(plan, vectors, floats.keys.values)
+  empty = empty_sums(plan, vectors, floats.keys.values)
   return jax.lax.fori_loop(0, _num_blocks(plan, vectors.shape), run_block, empty)
 
 
@@ -558,7 +558,8 @@ def _tiles(plan: Plan, marks: Sides) -> tuple[Any, Any]:
 # The arithmetic of a block of queries and a tile of keys.
 
 
-def _empty_sums(plan: Plan, vectors: Array, values: Array) -> Sums:
+def empty_sums(plan: Plan, vectors: Array, values: Array) -> Sums:
+  """Returns zeros, of the queries of these vectors and as wide as these values."""
   shape = vectors.shape[:-1]
   number = zeros(shape, vectors)
   weights = zeros((*shape, plan.num_rows), vectors) if plan.has_values else None
@@ -573,7 +574,7 @@ def _attend_block(plan: Plan, region: Region, floats: Sides, marks: Sides) -> Su
     tile = _take_keys(plan, block, region, index * plan.tile)
     return _attend_tile(plan, *tile, sums)
 
-  empty = _empty_sums(plan, block[0].queries.vectors, floats.keys.values)
+  empty = empty_sums(plan, block[0].queries.vectors, floats.keys.values)
   empty = empty._replace(maximum=empty.maximum + masks.LOWEST)
   return jax.lax.fori_loop(*_tiles(plan, block[1]), run_tile, empty)
 

@@ -21,12 +21,7 @@ from jax.sharding import PartitionSpec
 from relpos_jax.attention import band, chunked
 from relpos_jax.attention.chunked import Keys, Marks, Plan, Queries, Results, Sides
 from relpos_jax.attention.inputs import Inputs
-from relpos_jax.attention.partitioned import (
-  axes_of_heads,
-  axes_of_keys,
-  on_shards,
-  zeros,
-)
+from relpos_jax.attention.partitioned import axes_of_heads, axes_of_keys, on_shards
 from relpos_jax.typing import Array, Float, Int
 
 
@@ -94,11 +89,8 @@ def _around(ring: Ring, floats: Sides, marks: Sides) -> Results:
 
 
 def _forward(ring: Ring, floats: Sides, marks: Sides) -> tuple[Results, tuple]:
-  like = floats.queries.vectors
-  shape = like.shape[:-1]
-  output = zeros((*shape, floats.keys.values.shape[-1]), like)
-  weights = zeros((*shape, ring.plan.num_rows), like) if ring.plan.has_values else None
-  empty = Results(output, weights, zeros(shape, like) - jnp.inf)
+  sums = chunked.empty_sums(ring.plan, floats.queries.vectors, floats.keys.values)
+  empty = Results(sums.output, sums.weights, sums.total - jnp.inf)
 
   def run_round(_, carry: tuple) -> tuple:
     keys, results = carry
