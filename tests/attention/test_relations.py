@@ -712,6 +712,7 @@ KEY_BIAS = (
     # One for 16 sequences each is repeated for them.
     ((*BIAS[:2], 1.0), [(4, 16, 64, 4, 8), (4, 1, 4, 64, 64)]),
     (BIAS, [(1, 1024, 1, 8), (1024, 1024)]),
+    # No number for every row and every token.
     (KEY_BIAS, [(1, 2048, 2, 16), (513, 2, 16)]),
   ],
 )
@@ -727,4 +728,4 @@ def test_biases_take_less_memory_than_jax_nn_and_key_biases_little_more_than_pos
     return compiled.memory_analysis().temp_size_in_bytes
 
   ours, usual = map(memory, losses)
-  assert ours < share * usual
+  assert ours < share * usual and (share < 1 or ours < 513 * 2048 * 2 * 16)
