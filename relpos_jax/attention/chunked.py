@@ -157,6 +157,9 @@ def _over_queries(plan: Plan, floats: Sides, marks: Sides, explicit: Shards) -> 
   if num_devices == 1 or num_queries % num_devices:
     return attend(plan, floats, marks)
   names_of_keys = names if num_keys % num_devices == 0 else ()
+  batch = len(floats.queries.vectors)
+  if floats.pairs is not None and len(floats.pairs) > 1:  # one for each sequence
+    floats = floats._replace(pairs=floats.pairs.repeat(batch // len(floats.pairs), 0))
 
   def compute(floats: Sides, marks: Sides) -> Results:
     keys = floats.keys
@@ -219,9 +222,7 @@ def prepare(
   of_queries, of_keys = (band.logits_by_row(inputs, of_keys=x) for x in (False, True))
   queries = Queries(query, _heads_last(of_queries), band.slopes(inputs))
   keys = Keys(inputs.key, inputs.value, _heads_last(of_keys))
-  bias = inputs.bias_of_each()
-  if bias is not None:
-    bias = bias.astype(wide)
+  bias = None if inputs.bias is None else inputs.bias.astype(wide)
   return plan, Sides(queries, keys, bias), _marks(inputs)
 
 
@@ -427,7 +428,7 @@ def _backward_of_call(plan: Plan, *operands: Sides) -> Sides:
     return Sides(
       _add(plan, totals.queries, block.queries, region),
       block.keys,
-      _add_pairs(plan, totals.pairs, block.pairs, region),
+      _add_pairs(plan, totals.pairs, block.pairs, region, len(floats.queries.vectors)),
     )
 
   empty = jax.tree.map(lambda x: zeros(x.shape, x), floats)
@@ -461,28 +462,42 @@ def _take_queries(
   plan: Plan, operands: tuple[Sides, ...], region: Region
 ) -> list[Sides]:
   """Slices the arrays of queries and pairs."""
+  batch = len(operands[0].queries.vectors)
   parts = []
   for sides in operands:
     queries = _take(plan, sides.queries, region)
-    pairs = jax.tree.map(lambda x: _slice(x, _of_pairs(region)), sides.pairs)
+    pairs = jax.tree.map(
+      lambda x: _slice(x, _of_pairs(region, len(x), batch)), sides.pairs
+    )
     if plan.heads:
       pairs = jax.tree.map(lambda x: x[0], pairs)
     parts.append(Sides(queries, sides.keys, pairs))
   return parts
 
 
-def _add_pairs(plan: Plan, tree: Any, parts: Any, region: Region) -> Any:
+def _add_pairs(plan: Plan, tree: Any, parts: Any, region: Region, batch: int) -> Any:
   """Adds parts to slices of arrays of pairs."""
   if plan.heads:
     parts = jax.tree.map(lambda x: x[None], parts)
-  region = _of_pairs(region)
-  return jax.tree.map(lambda x, part: _add_slice(x, part, region), tree, parts)
+
+  def total(x: Array, part: Array) -> Array:
+    return _add_slice(x, part, _of_pairs(region, len(x), batch))
+
+  return jax.tree.map(total, tree, parts)
 
 
-def _of_pairs(region: Region) -> Region:
-  """Returns a region of arrays of pairs: they have heads before queries."""
-  places = 0, 2, 1
-  return tuple((places[axis], start, size) for axis, start, size in region)
+def _of_pairs(region: Region, number: int, batch: int) -> Region:
+  """Returns a region of an array of pairs, which has heads before queries.
+
+  Each of the number of arrays belongs to sequences that follow one another.
+  """
+  (queries, *others), slices = region, []
+  for axis, start, size in others:
+    if axis == 0:
+      slices.append((0, start * number // batch, size))
+    else:
+      slices.append((1, start, size))
+  return ((2, *queries[1:]), *slices)
 
 
 def _take_keys(
@@ -673,9 +688,14 @@ def _add_terms(
   slopes, bias = terms
   if slopes is not None:
     logits -= slopes[..., None] * jnp.abs(_distances(marks))
-  if bias is not None:
-    logits += bias.swapaxes(-1, -2)
-  return logits
+  if bias is None:
+    return logits
+  bias = bias.swapaxes(-1, -2)
+  if bias.ndim == 3 or len(bias) in (1, len(logits)):
+    return logits + bias
+  # Each bias is that of several sequences, which follow one another.
+  grouped = logits.reshape(len(bias), -1, *logits.shape[1:])
+  return (grouped + bias[:, None]).reshape(logits.shape)
 
 
 def _distances(marks: Sides) -> Int[Array, "*#B 1 S T"]:

@@ -709,8 +709,7 @@ KEY_BIAS = (
   "losses, shapes",
   [
     (BIAS, [(64, 64, 4, 8), (1, 4, 64, 64)]),
-    # One for 16 sequences each is repeated for them.
-    ((*BIAS[:2], 1.0), [(4, 16, 64, 4, 8), (4, 1, 4, 64, 64)]),
+    (BIAS, [(4, 16, 64, 4, 8), (4, 1, 4, 64, 64)]),
     (BIAS, [(1, 1024, 1, 8), (1024, 1024)]),
     # No number for every row and every token.
     (KEY_BIAS, [(1, 2048, 2, 16), (513, 2, 16)]),
