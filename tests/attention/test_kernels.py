@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiling import quickly
+from compiling import quickly, with_gradients
 from kernel_calls import (
   CASES,
   CAUSAL,
@@ -21,7 +21,7 @@ from kernel_calls import (
   shapes_of,
 )
 
-from relpos_jax import DistanceBias
+from relpos_jax import DistanceBias, dot_product_attention
 from relpos_jax.attention import chunked, pallas_gpu
 from relpos_jax.attention.inputs import gather_inputs
 
@@ -138,3 +138,21 @@ def test_memory_is_linear_in_length(is_causal):
     return compiled.memory_analysis().temp_size_in_bytes / length
 
   assert bytes_per_token(65536) < 1.1 * bytes_per_token(4096)
+
+
+@pytest.mark.parametrize("is_one", [True, False])
+def test_a_bias_belongs_to_sequences_that_follow_one_another(is_one, monkeypatch):
+  monkeypatch.setattr(chunked, "is_one_device", lambda: is_one)
+  generator = np.random.default_rng(0)
+  query = jnp.asarray(generator.standard_normal((3, 2, 20, 4, 8)))
+  bias = jnp.asarray(generator.standard_normal((3, 1, 4, 20, 20)))
+
+  def attend(name, query, bias):
+    return dot_product_attention(query, query, query, bias, implementation=name)
+
+  results = []
+  for name in ("chunked", "reference"):
+    call = quickly(functools.partial(with_gradients, functools.partial(attend, name)))
+    results.append(call(query, bias))
+  close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-10)
+  jax.tree.map(close, *results)
