@@ -1,4 +1,4 @@
-"""Trains a small Transformer, English to German, in three minutes on two cores.
+"""Trains a small Transformer, English to German, in four minutes on two cores.
 
   python -m experiments.train --config=configs/quickstart.py
 
