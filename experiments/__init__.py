@@ -4,17 +4,12 @@ import importlib.util
 import signal
 import sys
 
-# Python is importing a command for `python -m`. Ctrl-C ends it without a traceback of
-# that import. `command.run` handles it later.
-if (
-  sys.argv[:1] == ["-m"]
-  and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-):
-  signal.signal(signal.SIGINT, signal.SIG_DFL)
+if sys.argv[:1] == ["-m"]:  # Python is importing a command
+  # Ctrl-C ends it without a traceback of that import. `command.run` handles it later.
+  if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-if importlib.util.find_spec("ml_collections") is None:
-  print(
-    "error: commands need more packages: pip install -e '.[experiments]'",
-    file=sys.stderr,
-  )
-  sys.exit(2)
+  if importlib.util.find_spec("ml_collections") is None:
+    remedy = "pip install -e '.[experiments]'"
+    print(f"error: commands need more packages: {remedy}", file=sys.stderr)
+    sys.exit(2)

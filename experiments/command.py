@@ -19,7 +19,7 @@ from absl import flags as absl_flags
 from ml_collections import ConfigDict, config_flags
 
 from experiments import signals
-from experiments.config import TEST_SETS, add_test_sets, check_keys, flatten
+from experiments.config import check_keys
 from experiments.errors import InputError
 from experiments.files import (
   Path,
@@ -184,9 +184,8 @@ def _keep_freed_memory() -> None:
     return
   with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
     mallopt = ctypes.CDLL(None).mallopt
-    mallopt(
-      -8, 1
-    )  # M_ARENA_MAX: other arenas map large blocks whatever the next option says
+    # M_ARENA_MAX: other arenas map large blocks whatever the next option says.
+    mallopt(-8, 1)
     mallopt(-4, 0)  # M_MMAP_MAX: no large block is a mapping of its own
     mallopt(-1, -1)  # M_TRIM_THRESHOLD: the end of the heap is not given back
 
@@ -204,70 +203,73 @@ def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
   Raises InputError: a flag, config file or config key is unknown, missing or of the
   wrong type.
   """
-  values, argv, file = absl_flags.FlagValues(), ["command", *argv], None
+  argv = ["command", *argv]
+  values = absl_flags.FlagValues()
+  file = None
   try:
     for name, flag in flags.items():
       if flag in (CONFIG, SWEEP):
-        argv, file = _define_config(argv, values, flag)
+        file, argv = _read_config_file(argv, flag)
+        options = dict(flag_values=values, sys_argv=argv)
+        config_flags.DEFINE_config_dict(name, file.config, **options)
       else:
-        kind = str if flag.default is None else type(flag.default)
-        is_number = kind in (int, float)
-        bounds = (
-          dict(lower_bound=flag.least, upper_bound=flag.most) if is_number else {}
-        )
-        _DEFINE[kind](name, flag.default, flag.help, flag_values=values, **bounds)
+        _define(name, flag, values)
     _, *unused = values(argv)
   except (absl_flags.Error, AttributeError, KeyError) as error:
-    text = " ".join(str(error.args[0] if error.args else error).split())
+    message = error.args[0] if error.args else error
+    text = " ".join(str(message).split())
     raise InputError(f"{text} (--help shows the flags)") from error
   if unused:
     raise InputError(f"unexpected argument {unused[0]!r}: give flags as --name=value")
-  for name, flag in flags.items():
-    if flag.default is None and values[name].value in (None, ""):
-      raise InputError(f"missing --{name}: {flag.help}")
-  found = {name: values[name].value for name in flags}
-  for name, value in found.items():
-    if isinstance(value, float) and not math.isfinite(value):
-      raise InputError(f"--{name}={value}: give a finite number")
-  found |= {
-    name: to_path(found[name]) for name in flags if flags[name].is_path and found[name]
+  return {
+    name: _value(name, flag, values[name].value, file) for name, flag in flags.items()
   }
-  return found | {name: file for name, flag in flags.items() if flag == SWEEP}
 
 
-def _define_config(
-  argv: list[str], values: absl_flags.FlagValues, flag: Flag
-) -> tuple[list[str], ConfigFile]:
-  """Loads the config file that `argv` names and defines its flags; returns the other arguments."""
+def _define(name: str, flag: Flag, values: absl_flags.FlagValues) -> None:
+  kind = str if flag.default is None else type(flag.default)
+  options = {}
+  if kind in (int, float):
+    options = dict(lower_bound=flag.least, upper_bound=flag.most)
+  _DEFINE[kind](name, flag.default, flag.help, flag_values=values, **options)
+
+
+def _value(name: str, flag: Flag, value: Any, file: ConfigFile | None) -> Any:
+  """Returns the value of a flag as its command gets it."""
+  if flag.default is None and value in (None, ""):
+    raise InputError(f"missing --{name}: {flag.help}")
+  if isinstance(value, float) and not math.isfinite(value):
+    raise InputError(f"--{name}={value}: give a finite number")
+  if flag == SWEEP:
+    return file
+  return to_path(value) if flag.is_path and value else value
+
+
+def _read_config_file(argv: list[str], flag: Flag) -> tuple[ConfigFile, list[str]]:
+  """Loads the config file that `argv` names; returns it and the other arguments."""
   first = absl_flags.FlagValues()
-  file = absl_flags.DEFINE_string("config", None, "", flag_values=first)
+  name = absl_flags.DEFINE_string("config", None, "", flag_values=first)
   argv = first(argv, known_only=True)
-  if not file.value:
-    raise InputError(
-      f"missing --config: {flag.help}: there are {', '.join(_configs())}"
-    )
-  path, _, argument = file.value.partition(":")
+  known = ", ".join(_configs())
+  if not name.value:
+    raise InputError(f"missing --config: {flag.help}: there are {known}")
+  path, _, argument = name.value.partition(":")
   if not pathlib.Path(path).is_file():
-    raise InputError(f"no config file {path!r}: there are {', '.join(_configs())}")
+    raise InputError(f"no config file {path!r}: there are {known}")
   spec = importlib.util.spec_from_file_location("config_file", path)
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
   try:
-    config = module.get_config(*[argument] * bool(argument))
+    config = module.get_config(argument) if argument else module.get_config()
   except (TypeError, ValueError) as error:  # an unknown argument
-    raise InputError(f"{file.value}: {error}") from error
-  named = re.compile(rf"(--?config\.)?{TEST_SETS}\.")
-  if any(map(named.match, [*argv, *flatten(config)])):
-    argv = [
-      re.sub(rf"^(--?config\.{TEST_SETS})(=|$)", r"\1.test\2", arg) for arg in argv
-    ]
-  given = [m[1] for arg in argv if (m := re.match(r"--?(?:no)?config\.([^=]*)", arg))]
-  add_test_sets(config, given)
-  check_keys(given, config)
-  config_flags.DEFINE_config_dict(
-    "config", config.lock(), flag_values=values, sys_argv=argv
-  )
-  return argv, ConfigFile(file.value, module, config, tuple(given))
+    raise InputError(f"{name.value}: {error}") from error
+  keys = []
+  for word in argv:
+    change = re.match(r"--?(?:no)?config\.([^=]*)", word)
+    if change:
+      keys.append(change[1])
+  check_keys(keys, config)
+  return ConfigFile(name.value, module, config.lock(), tuple(keys)), argv
 
 
 def make_folder(folder: Path, flag: str) -> pathlib.Path:
@@ -324,13 +326,11 @@ def lock_folder(folder: Path, flag: str) -> Iterator[None]:
 
 def _configs() -> dict[str, str]:
   """Returns the first line of the docstring of each of the project's configs."""
-  texts = {
-    f"configs/{path.name}": path.read_text() for path in sorted(_CONFIGS.glob("*.py"))
-  }
-  docs = {
-    name: ast.get_docstring(ast.parse(text)) or "" for name, text in texts.items()
-  }
-  return {name: doc.partition("\n")[0] for name, doc in docs.items()}
+  lines = {}
+  for path in sorted(_CONFIGS.glob("*.py")):
+    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    lines[f"configs/{path.name}"] = docstring.partition("\n")[0]
+  return lines
 
 
 def _help(main: Callable[..., None], flags: Mapping[str, Flag]) -> str:
@@ -339,10 +339,7 @@ def _help(main: Callable[..., None], flags: Mapping[str, Flag]) -> str:
     default = "" if flag.default in (None, "") else f" (default: {flag.default})"
     lines.append(f"  --{name:12} {flag.help}{default}")
   if {CONFIG, SWEEP} & {*flags.values()}:
-    lines += [
-      "",
-      "Configs:",
-      *(f"  {name:22} {line}" for name, line in _configs().items()),
-    ]
+    lines += ["", "Configs:"]
+    lines += [f"  {name:22} {line}" for name, line in _configs().items()]
     lines += ["", "configs/default.py explains every KEY; the others, their ARGUMENTs."]
   return "\n".join(lines)

@@ -1,91 +1,74 @@
-"""Checks of configs: keys, choices and ranges of values by dotted key."""
+"""Values of configs: defaults, differences from them, and checks by dotted key."""
 
 import difflib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from configs import default
 from experiments.errors import InputError
 
-# A description of the allowed numbers, a test for them, and the dotted keys they apply
-# to.
-Numbers = tuple[str, Callable[[float], bool], Collection[str]]
 
-# The largest number of steps, in an int32, and the largest size of an axis.
-MOST_STEPS, LARGEST = 2**31 - 1, 2**24
-TEST_SETS = "data.pairs.test"  # the key of a test set, or of a group of them by name
-
-
-def between(least: int, most: int, *names: str) -> Numbers:
-  """Allows numbers from `least` to `most`."""
-  return f"from {least} to {most:,}", lambda x: least <= x <= most, names
+def defaults(config: Mapping[str, Any]) -> ConfigDict:
+  """Returns the default values for the task of a config, by default translation."""
+  task = config.get("task", "translation")
+  tasks = list(default.TASKS)
+  if task not in tasks:
+    raise InputError(f"config.task is {task!r}: choose one of {', '.join(tasks)}")
+  return default.get_config(task).lock()
 
 
-def rates(*names: str) -> Numbers:
-  """Allows numbers from 0 to below 1."""
-  return "from 0 to below 1", lambda x: 0 <= x < 1, names
+def changes(config: ConfigDict, base: ConfigDict) -> dict[str, object]:
+  """Returns the values of `config`, by dotted key, that differ from those of `base`."""
+  values_before = flatten(base)
+  changed = {}
+  for key, value in flatten(config).items():
+    if key not in values_before or value != values_before[key]:
+      changed[key] = value
+  return changed
 
 
-def check_values(
-  config: ConfigDict, choices: Mapping[str, Collection[Any]], numbers: Iterable[Numbers]
-) -> None:
-  """Raises InputError for a value that is not among its choices or not in its range.
+def own_values(config: ConfigDict) -> dict[str, object]:
+  """Returns the values that define a run: changed ones, and a task but translation."""
+  values = changes(config, defaults(config))
+  if config.get("task", "translation") == "translation":
+    return values
+  return {"task": config.task} | values
 
-  Choices for keys that the config lacks are ignored.
-  """
+
+def check_values(config: ConfigDict) -> None:
+  """Raises InputError for a value outside the limits in `configs/default.py`."""
   values = flatten(config)
-  for name, known in choices.items():
-    if name in values and values[name] not in known:
-      raise InputError(
-        f"config.{name} is {values[name]!r}: choose one of {', '.join(known)}"
-      )
-  for wanted, fits, names in numbers:
-    for name in names:
-      if not fits(values[name]):
-        raise InputError(f"config.{name} is {values[name]}: give a number {wanted}")
+  for key, limited in default.limits(config.task).items():
+    value = values[key]
+    if not limited.allows(value):
+      shown = repr(value) if isinstance(value, str) else value
+      raise InputError(f"config.{key} is {shown}: {limited.remedy}")
 
 
-def check_keys(names: Iterable[str], known: ConfigDict) -> None:
-  """Raises InputError for a dotted key that is not known; suggests one like it."""
-  keys = list(flatten(known))
-  for name in names:
-    if not any(f"{key}.".startswith(f"{name}.") for key in keys):
-      similar = [key for key in keys if key.split(".")[-1] == name.split(".")[-1]]
-      similar += difflib.get_close_matches(name, keys, n=1)
-      hint = (
-        f"did you mean config.{similar[0]}?" if similar else "see configs/default.py"
-      )
-      raise InputError(f"unknown config.{name}: {hint}")
+def check_keys(keys: Iterable[str], config: ConfigDict) -> None:
+  """Raises InputError for a dotted key that a config lacks; suggests one like it."""
+  known = list(flatten(config))
+  for key in keys:
+    if any(f"{other}.".startswith(f"{key}.") for other in known):
+      continue
+    name = key.split(".")[-1]
+    similar = [other for other in known if other.split(".")[-1] == name]
+    similar += difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean config.{similar[0]}?" if similar else "see configs/default.py"
+    raise InputError(f"unknown config.{key}: {hint}")
 
 
-def check_form(values: Mapping[str, Any] | ConfigDict, known: ConfigDict) -> None:
-  """Raises InputError for None, and for a value where the known config has a group."""
-  keys = flatten(known)
-  for name, value in flatten(values).items():
-    is_group = keys.get(name, {}) == {}
+def check_form(values: Mapping[str, Any] | ConfigDict, config: ConfigDict) -> None:
+  """Raises InputError for None, and for a value where a config has a group."""
+  known = flatten(config)
+  for key, value in flatten(values).items():
+    is_group = known.get(key, {}) == {}
     if value is None or (is_group and value != {}):
       wanted = "a group of values" if is_group else "a value"
       remedy = f"give {wanted}, as in configs/default.py"
-      raise InputError(f"config.{name} is {value!r}: {remedy}")
-
-
-def add_test_sets(config: ConfigDict, keys: Iterable[str]) -> None:
-  """Adds the named test sets among dotted keys, as "data.pairs.test.long", to a config.
-
-  A test set that the config has without a name gets the name "test".
-  """
-  names = [
-    name
-    for group, _, name in (key.rpartition(".") for key in keys)
-    if group == TEST_SETS
-  ]
-  if names and (pairs := config.data.get("pairs")):
-    old = dict(test=pairs.test) if isinstance(pairs.test, str) else pairs.test.to_dict()
-    old = {name: files for name, files in old.items() if files}
-    with config.unlocked():
-      del pairs["test"]  # whose type would stay
-      pairs.test = dict.fromkeys(names, "") | old
+      raise InputError(f"config.{key} is {value!r}: {remedy}")
 
 
 def flatten(

@@ -26,7 +26,7 @@ from experiments.files import Path
 if TYPE_CHECKING:
   from flax import nnx
 
-  from experiments.training.task import Run
+  from experiments.training.run import Run
   from relpos_jax.models.layers import Layer
   from relpos_jax.nn.attention import MultiHeadAttention
 
@@ -51,11 +51,12 @@ def main(workdir: Path, out: Path) -> None:
   """Writes the model of a run for CTranslate2."""
   if out.exists():
     raise InputError(f"{out} exists already: give another --out, or delete it")
-  from experiments.run import load_run, load_task
+  from experiments.systems import load_config
+  from experiments.translation.train import load_run
 
-  task = load_task(workdir, "translation")
-  check_exportable(task.config)
-  spec = ctranslate2_spec(load_run(workdir))
+  config = load_config(workdir, "translation")
+  check_exportable(config)
+  spec = ctranslate2_spec(load_run(config, workdir))
   command.make_folder(out, "out")
   spec.save(str(out))
   print(f"wrote {out}")

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
   from jax.sharding import Mesh
   from jax.stages import Compiled
 
-  from experiments.training.task import Task
-
 FLAGS = dict(
   config=command.CONFIG,
   topology=command.Flag(
@@ -74,13 +72,13 @@ def main(config: ConfigDict, topology: str, effort: str) -> None:
   from jax.experimental import topologies
 
   from experiments.evaluation.tables import markdown_table
-  from experiments.run import parse_config
+  from experiments.systems import parse_config
+  from experiments.training.batches import longest_shape
   from experiments.training.sharding import make_mesh
-  from experiments.training.task import longest_shape
 
   chip, num_chips = parse(topology)
   use_compiler()
-  task = parse_config(config, num_chips)
+  config = parse_config(config, num_chips)
   # A chip of v4 has two cores, which are one device as Cloud TPU sets it up.
   options = dict(chip_config_name="megacore") if chip == "v4" else {}
   chips = topologies.get_topology_desc(
@@ -88,10 +86,10 @@ def main(config: ConfigDict, topology: str, effort: str) -> None:
   ).devices
   mesh = make_mesh(**config.mesh, devices=chips)
   jax.config.update("jax_exec_time_optimization_effort", _EFFORTS[effort])
-  shape = longest_shape(task.config, mesh.shape)
+  shape = longest_shape(config, mesh.shape)
   rows = {"chips": f"{num_chips} x {chip}", "batch": f"{shape[0]} x {shape[1]}"}
   try:
-    step = compile_step(task, mesh, shape)
+    step = compile_step(config, mesh, shape)
     rows |= figures(CHIPS[chip], step, config.training.num_steps)
     rows["peaks"] = f"docs.cloud.google.com/tpu/docs/{chip}"
   except jax.errors.JaxRuntimeError as error:
@@ -126,22 +124,25 @@ def use_compiler() -> None:
   jax.config.update("jax_platforms", "cpu")
 
 
-def compile_step(task: "Task", mesh: "Mesh", shape: tuple[int, ...]) -> "Compiled":
+def compile_step(
+  config: ConfigDict, mesh: "Mesh", shape: tuple[int, ...]
+) -> "Compiled":
   """Compiles the training step for batches of a shape."""
   import jax
 
-  from experiments.run import build
+  from experiments.systems import find_system
   from experiments.training.sharding import batch_sharding
 
   def shape_of(x):
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding(mesh, x.ndim))
 
-  training = build(task, task.mock_vocabulary(), mesh)
-  batch = jax.tree.map(shape_of, task.empty_batch(shape))
+  system = find_system(config.task)
+  steps = system.build(config, system.mock_vocabulary(config), mesh)
+  batch = jax.tree.map(shape_of, system.empty_batch(shape))
   with jax.sharding.use_abstract_mesh(
     mesh.abstract_mesh
   ):  # attention is chosen for its platform
-    return training.step.lower(training.shapes, batch).compile()
+    return steps.train.lower(steps.shapes, batch).compile()
 
 
 def figures(chip: Chip, step: "Compiled", num_steps: int) -> dict[str, str]:

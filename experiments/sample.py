@@ -63,14 +63,17 @@ def main(
     if os.path.lexists(written):
       raise InputError(f"{written} exists already: give another --out, or delete it")
   from experiments.music.piano_roll import draw
+  from experiments.music.sampling import sample_pieces
   from experiments.music.sound import write_wav
-  from experiments.music.task import sample_pieces
-  from experiments.run import load_run, load_task
+  from experiments.music.train import choose_codec, load_run
+  from experiments.systems import load_config
   from relpos_jax.decoding.sampling import SamplingParams
 
-  task = load_task(workdir, "music")
-  begun = task.codec.read(prime)[: prime_tokens or None] if prime else np.empty(0, int)
-  run = load_run(workdir, average_checkpoints=average_checkpoints)
+  config = load_config(workdir, "music", average_checkpoints)
+  begun = np.empty(0, int)
+  if prime:
+    begun = choose_codec(config).read(prime)[: prime_tokens or None]
+  run = load_run(config, workdir)
   options = dict(num_tokens=num_tokens, seed=seed, sampling=SamplingParams(**sampling))
   (piece,) = sample_pieces(run.graphdef, run.params, [begun], **options)
   if out.suffix == ".wav":

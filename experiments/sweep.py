@@ -34,7 +34,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments import command, signals
-from experiments.config import flatten
+from experiments.config import flatten, own_values
 from experiments.errors import InputError
 from experiments.evaluation.records import (
   digest,
@@ -186,7 +186,7 @@ def _make_cell(
   changes: Mapping[str, Any],
   seed: int,
 ) -> Cell:
-  from experiments.run import own_values, parse_config
+  from experiments.systems import parse_config
 
   workdir, values = folder / f"{slug(row)}-seed{seed}", flatten(file.config)
   values = {key: values[key] for key in file.given} | changes | dict(seed=seed)

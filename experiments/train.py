@@ -7,8 +7,8 @@ r"""Trains a model, scores it and draws what it learned.
       --workdir=runs/k4
   python -m experiments.train --config=configs/quickstart.py --workdir=runs/mine \
       --config.data.source=pairs --config.data.pairs.train=train.en,train.de \
-      --config.data.pairs.valid=valid.en,valid.de --config.data.pairs.test=test.en,test.de \
-      --config.data.pairs.test.long=long.tsv
+      --config.data.pairs.valid=valid.en,valid.de \
+      --config.data.pairs.test="test.en,test.de;long=long.tsv"
 
 The folder --workdir holds the whole run; the same command resumes it from the last checkpoint.
 It may be in a bucket, gs://BUCKET/RUN or, for one process, s3://BUCKET/RUN. Only one training at a
@@ -23,13 +23,16 @@ With several processes, start each with this command, as srun and mpirun do; exp
 has recipes. All need the same config, code and data. Only the first process prints and writes.
 """
 
+import contextlib
 import importlib.util
 import pathlib
 import re
+import sys
 
 from ml_collections import ConfigDict
 
 from experiments import command
+from experiments.config import defaults, flatten
 from experiments.errors import InputError
 from experiments.files import Path, in_bucket
 
@@ -65,9 +68,47 @@ def main(
     raise InputError(
       "--profile_steps writes no profile into a bucket: give a local --workdir"
     )
-  from experiments import trainer
+  _train(config, workdir, distributed, profile_steps, wandb)
 
-  trainer.run(config, workdir, distributed, profile_steps, wandb)
+
+def _train(
+  config: ConfigDict, workdir: Path, distributed: bool, profile_steps: str, wandb: str
+) -> None:
+  """Checks config and folder in all processes, and calls the system's `train`.
+
+  Exits if it is stopped.
+  """
+  from experiments.systems import find_system, parse_config
+  from experiments.training import processes
+  from experiments.training.environment import code_version
+  from experiments.training.loop import NonFiniteError
+  from experiments.training.workdir import claim_workdir
+
+  processes.join_processes(distributed)
+  output = None  # one process prints
+  if processes.is_first() and sys.stdout:
+    output = command.DisplayStream(sys.stdout)
+  with contextlib.redirect_stdout(output), processes.StopOnSignal() as stop:
+    try:
+      with contextlib.ExitStack() as stack:
+        values = {f"config.{key}": value for key, value in flatten(config).items()}
+        processes.check_same(values | code_version())
+        with processes.failing_together():
+          config = parse_config(config)
+          if processes.is_first():
+            stack.enter_context(command.lock_folder(workdir, "workdir"))
+          claim_workdir(workdir, flatten(config), flatten(defaults(config)))
+        system = find_system(config.task)
+        system.train(config, workdir, stop, profile_steps, wandb)
+    except NonFiniteError as error:
+      sys.exit(f"stopped: {error}")
+    except processes.Stopped as stopped:
+      place = f" {stopped}" if str(stopped) else ""
+      print(
+        f"stopped by {stop.signal.name}{place}: run the same command again to resume",
+        flush=True,
+      )
+      sys.exit(128 + stop.signal)
 
 
 if __name__ == "__main__":

@@ -44,13 +44,17 @@ def main(
   average_checkpoints: int,
 ) -> None:
   """Writes the translation of each line; an empty line gives an empty line."""
-  from experiments.run import load_run
+  from experiments.systems import load_config
   from experiments.training.metrics import track
   from experiments.translation.corpus import read_lines
-  from experiments.translation.task import make_translator
+  from experiments.translation.data import normalize_lines
+  from experiments.translation.scores import join
+  from experiments.translation.train import load_run
+  from experiments.translation.translator import make_translator
 
   lines = _stdin_lines() if input == "-" else iter(read_lines(to_path(input)))
-  run = load_run(workdir, "translation", average_checkpoints)
+  config = load_config(workdir, "translation", average_checkpoints)
+  run = load_run(config, workdir)
   changes = dict(beam_size=beam_size) if beam_size else {}
   if not sys.stdout.isatty():
     changes["track"] = functools.partial(track, what="sentences")
@@ -59,9 +63,9 @@ def main(
   number = 1
   while chunk := list(itertools.islice(lines, size)):
     texts = []
-    for i, line in enumerate(run.task.normalize_lines(chunk), number):
+    for i, line in enumerate(normalize_lines(config, chunk), number):
       texts.append(_read(line, i, run.vocabulary, max_source_length))
-    translations = run.task.join(translate(texts))
+    translations = join(config, translate(texts))
     print(*translations, sep="\n", flush=True)
     _warn_of_empty(texts, translations, number)
     number += len(chunk)

@@ -38,10 +38,12 @@ MAY_IMPORT = LAYERS | {
   "experiments.errors": set(),
   "experiments.signals": set(),
   "experiments.files": {"experiments.errors"},
-  "experiments.config": {"experiments.errors"},
+  "experiments.config": {"configs", "experiments.errors"},
   "experiments.data": FOUNDATION,
   "experiments.evaluation": FOUNDATION | {"experiments.data"},
-  "experiments.training": FOUNDATION | NN | {"experiments.data"},
+  "experiments.training": FOUNDATION
+  | NN
+  | {"experiments.data", "experiments.evaluation"},
   **dict.fromkeys(
     sorted(SYSTEMS),
     FOUNDATION | NN | SHARED | {"relpos_jax.models", "relpos_jax.decoding"},

@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 from experiments import command, sweep
-from experiments.run import parse_config
+from experiments.systems import find_system, parse_config
 from relpos_jax import nn
 from relpos_jax.nn.schemes import PositionsName
 
@@ -126,7 +126,8 @@ def test_the_commands_of_the_page_on_data_find_what_it_writes(tmp_path, monkeypa
     words = shlex.split(arguments.replace("\\\n", " "))
     values = command.parse(importlib.import_module(f"experiments.{name}").FLAGS, words)
     if name == "train":
-      data = parse_config(values["config"]).load_data()
+      config = parse_config(values["config"])
+      data = find_system(config.task).load_data(config)
       sizes[values["workdir"].name] = {
         split: len(of) for split, of in data.splits.items()
       }

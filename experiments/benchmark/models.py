@@ -12,12 +12,13 @@ from ml_collections import ConfigDict
 from configs.positions import sweep
 from experiments import command
 from experiments.benchmark import attention, timing
+from experiments.config import own_values
 from experiments.data.tokenizer import UNK
 from experiments.errors import InputError
 from experiments.evaluation.records import digest
 from experiments.evaluation.tables import markdown_table
 from experiments.files import write_whole
-from experiments.run import build, own_values, parse_config
+from experiments.systems import find_system, parse_config
 from experiments.training.environment import environment
 from experiments.training.sharding import make_mesh
 
@@ -82,16 +83,17 @@ def make_stepper(
 
   Also returns the number of parameters, and the temporary memory of the compiled step.
   """
-  task = parse_config(config, given=changes)
-  training = build(task, task.mock_vocabulary(), make_mesh(data=1))
-  state = training.init()
-  size = (
-    config.vocabulary.size if config.task == "translation" else task.codec.vocab_size
-  )
-  batch, treedef = jax.tree.flatten(task.empty_batch(shape))
+  config = parse_config(config, changes=changes)
+  system = find_system(config.task)
+  vocabulary = system.mock_vocabulary(config)
+  steps = system.build(config, vocabulary, make_mesh(data=1))
+  state = steps.init()
+  is_music = config.task == "music"
+  size = vocabulary.vocab_size if is_music else config.vocabulary.size
+  batch, treedef = jax.tree.flatten(system.empty_batch(shape))
   tokens = np.random.default_rng(0).integers(UNK, size, (len(batch), *shape))
   batch = treedef.unflatten(tokens.astype(np.int32))
-  train_step = training.step.lower(state, batch).compile()
+  train_step = steps.train.lower(state, batch).compile()
   figures = dict(parameters=sum(x.size for x in jax.tree.leaves(state.params)))
   figures["temporary_bytes"] = train_step.memory_analysis().temp_size_in_bytes
 

@@ -27,7 +27,7 @@ from tokenizers import (
 )
 
 from experiments.errors import InputError
-from experiments.files import Path
+from experiments.files import Path, write_whole
 from relpos_jax.typing import Int, Integer
 
 KINDS = ("bpe", "words")
@@ -194,6 +194,12 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> list[str]:
     return tokens
   decode_bytes = decoders.ByteLevel().decode
   return [x if x in _SPECIAL else decode_bytes([x]).replace(" ", "▁") for x in tokens]
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+  """Writes a tokenizer into a run directory, if there is none."""
+  if not (folder / FILE).exists():
+    write_whole(folder / FILE, tokenizer.to_str())
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

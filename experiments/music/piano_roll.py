@@ -12,7 +12,7 @@ from flax import nnx
 from experiments.data.tokenizer import BOS, PAD
 from experiments.evaluation.pictures import COLOURS, GREY, clean, make_figure, save
 from experiments.files import Path
-from experiments.training.task import Run, own_copies
+from experiments.training.run import Run, own_copies
 from relpos_jax.decoding.sampling import prefill
 from relpos_jax.models.layers import decoding_model
 from relpos_jax.typing import Array, Float, Int, PyTree

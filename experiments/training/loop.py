@@ -1,13 +1,36 @@
-"""The loop over the steps of a training."""
+"""The loop over the steps of a training, with evaluation and saving."""
 
 import collections
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 
-from experiments.training.step import TrainState
+from experiments.data.batching import prefetch
+from experiments.files import Path
+from experiments.training import processes
+from experiments.training.checkpoint import Checkpoints
+from experiments.training.compiling import (
+  compile_ahead,
+  compiling_ahead,
+  naming_attention,
+)
+from experiments.training.metrics import (
+  NoReporter,
+  Reporter,
+  read_metrics,
+  wandb_run,
+)
+from experiments.training.processes import StopOnSignal, Stopped
+from experiments.training.run import Run
+from experiments.training.sharding import put_batch
+from experiments.training.step import Steps, TrainState
+from relpos_jax.typing import PyTree
+
+Score = Callable[[PyTree], tuple[dict[str, float], str]]
 
 
 class NonFiniteError(RuntimeError):
@@ -15,6 +38,143 @@ class NonFiniteError(RuntimeError):
 
 
 def train(
+  run: Run,
+  steps: Steps,
+  state: TrainState | None,
+  batches: Any,
+  valid_batches: Any,
+  *,
+  num_steps: int,
+  checkpoints: Checkpoints,
+  workdir: Path,
+  stop: StopOnSignal,
+  score: Score = lambda params: ({}, ""),
+  profile_steps: str = "",
+  wandb: str = "",
+) -> TrainState:
+  """Trains from a restored state, or from the beginning; returns the last state.
+
+  Args:
+    batches: `batches[step]` is the batch of a step, see `experiments.data.batching`.
+    score: computes values by name and a text from parameters, at each evaluation.
+    profile_steps, wandb: as the flags of `experiments.train`.
+
+  Raises NonFiniteError as `take_steps` does, and Stopped once a signal has stopped it
+  and the state is saved.
+  """
+  settings = run.config.training
+  start = int(state.step) if state else 0
+  lacks_evaluation = _lacks_evaluation(workdir, start, num_steps, settings.eval_every)
+  if start >= num_steps and not lacks_evaluation:
+    return state
+  stop.deferred = True
+  host_batches = prefetch(batches, start, num_steps)
+  on_devices = (put_batch(batch, run.mesh) for batch in host_batches)
+  if profile_steps:
+    folder = str(workdir / "tensorboard")
+    on_devices = profiled(on_devices, start, profile_steps, folder)
+  with (
+    _open_reporter(run, workdir, start, num_steps, wandb) as reporter,
+    compiling_ahead() as compiler,
+    contextlib.closing(on_devices),
+  ):
+    first_batches = _first_batches(batches, run, start, num_steps)
+    train_step = naming_attention(steps.train, compiler, steps.shapes, first_batches)
+    for batch in _first_batches(valid_batches, run, 0, valid_batches.num_per_epoch):
+      compiler(compile_ahead, steps.evaluate, steps.shapes.params, batch)
+    evaluate = functools.partial(
+      _evaluate, run, steps, valid_batches, score, reporter, stop
+    )
+
+    def save(state: TrainState) -> None:
+      reporter.upload()  # no line before a checkpoint may be lost
+      checkpoints.save(int(state.step), state)
+
+    state = state or steps.init()
+    if lacks_evaluation:
+      evaluate(state)
+    if not stop.should_stop():
+      state = take_steps(
+        state,
+        train_step,
+        on_devices,
+        num_steps=num_steps,
+        report=reporter.step,
+        evaluate=evaluate,
+        save=save,
+        should_stop=stop.should_stop,
+        eval_every=settings.eval_every,
+        save_every=settings.save_every,
+        max_skipped=settings.max_skipped,
+      )
+  stop.deferred = False
+  if stop.should_stop():
+    raise Stopped(f"at step {int(state.step)}")
+  return state
+
+
+def _lacks_evaluation(
+  workdir: Path, step: int, num_steps: int, eval_every: int
+) -> bool:
+  """Returns whether a run that was stopped after a save lacks that step's evaluation."""
+  is_due = step > 0 and (step % eval_every == 0 or step >= num_steps)
+  is_done = any(
+    line["step"] == step and "valid_loss" in line for line in read_metrics(workdir)
+  )
+  return processes.any_process(is_due and not is_done)
+
+
+@contextlib.contextmanager
+def _open_reporter(
+  run: Run, workdir: Path, start: int, num_steps: int, wandb: str
+) -> Iterator[Reporter | NoReporter]:
+  """Yields what reports a run; in all processes but the first it reports nothing."""
+  if not processes.is_first():
+    yield NoReporter()
+    return
+  with contextlib.ExitStack() as stack:
+    options = {}
+    if wandb:
+      remote = wandb_run(run.config.to_dict(), workdir, wandb)
+      options["log"] = stack.enter_context(remote).log
+    yield stack.enter_context(Reporter(workdir, start, num_steps, **options))
+
+
+def _first_batches(batches: Any, run: Run, start: int, stop: int) -> Iterator[Any]:
+  """Yields the first batch of each shape."""
+  for step in batches.first_steps(start, stop):
+    yield put_batch(batches[step], run.mesh)
+
+
+def _evaluate(
+  run: Run,
+  steps: Steps,
+  batches: Any,
+  score: Score,
+  reporter: Reporter | NoReporter,
+  stop: StopOnSignal,
+  state: TrainState,
+) -> None:
+  """Reports the validation loss and the scores of a state, or nothing once stopped."""
+  with stop.interruptible():
+    losses = []  # still on the devices, which need not wait for them
+    for batch in prefetch(batches, 0, batches.num_per_epoch):
+      losses.append(steps.evaluate(state.params, put_batch(batch, run.mesh)))
+      if stop.should_stop():
+        return
+    total = sum(float(loss.sum) for loss in losses)
+    num_tokens = sum(float(loss.num_tokens) for loss in losses)
+    values, text = score(state.params)
+    if stop.should_stop():
+      return
+    step = int(state.step)
+    reporter.values(step, {"valid_loss": total / num_tokens, **values})
+    if text:
+      reporter.text(step, "valid", text)
+    reporter.upload()
+
+
+def take_steps(
   state: TrainState,
   train_step: Callable,
   batches: Iterator,
@@ -28,7 +188,7 @@ def train(
   save_every: int,
   max_skipped: int = 10,
 ) -> TrainState:
-  """Trains from `state.step` to `num_steps` and returns the last state.
+  """Takes the steps from `state.step` to `num_steps`; returns the last state.
 
   Args:
     train_step: `(state, batch) -> (state, metrics)`.

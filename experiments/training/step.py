@@ -1,20 +1,17 @@
 """One step of training: its state, gradients and learning rates."""
 
-import concurrent.futures
-import contextlib
-import logging
-import threading
-from collections.abc import Callable, Iterable, Iterator
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from ml_collections import ConfigDict
 
-from experiments.training.sharding import constrain_sharding
-from experiments.training.task import Loss
-from relpos_jax.attention import choice
+from experiments.training import sharding
+from experiments.training.loss import Loss
 from relpos_jax.typing import Array, Int, PyTree
 
 
@@ -24,6 +21,54 @@ class TrainState(NamedTuple):
   step: Int[Array, ""]
   params: PyTree
   opt_state: PyTree
+
+
+class Steps(NamedTuple):
+  """A model with the functions that train it."""
+
+  graphdef: nnx.GraphDef
+  shapes: TrainState  # of the state, with their shardings
+  init: Callable[[], TrainState]  # makes the state before the first step
+  train: Callable[..., Any]  # see `make_train_step`
+  evaluate: Callable[..., Any]  # see `make_eval_step`
+
+
+def make_steps(
+  config: ConfigDict,
+  make_model: Callable[[nnx.Rngs], nnx.Module],
+  loss: Callable[..., Loss],
+  optimizer: optax.GradientTransformation,
+  schedule: optax.Schedule,
+  mesh: sharding.AnyMesh,
+) -> Steps:
+  """Makes the steps of a model on a mesh; nothing is computed or compiled.
+
+  `loss(model, batch, rngs)` returns sums, with dropout if `rngs` are given.
+  """
+  graphdef, params = nnx.split(nnx.eval_shape(lambda: make_model(nnx.Rngs(0))))
+  start = functools.partial(init_state, optimizer=optimizer)
+  shapes = sharding.shapes_on(mesh, jax.eval_shape(start, params))
+
+  @jax.jit
+  def init_params(key):
+    return nnx.state(make_model(nnx.Rngs(key)))
+
+  def init() -> TrainState:
+    params = init_params(jax.random.key(config.seed))
+    state = start(sharding.put_parameters(params, mesh))
+    return sharding.put_parameters(state, mesh)
+
+  if config.mesh.ring:
+    loss = sharding.in_ring(loss)
+  train_step = make_train_step(
+    graphdef,
+    loss,
+    optimizer,
+    num_microbatches=config.training.num_microbatches,
+    seed=config.seed,
+    schedule=schedule,
+  )
+  return Steps(graphdef, shapes, init, train_step, make_eval_step(graphdef, loss))
 
 
 def init_state(params: PyTree, optimizer: optax.GradientTransformation) -> TrainState:
@@ -75,7 +120,7 @@ def make_train_step(
     # optax.apply_if_finite would apply the update after too many skipped steps.
     new, old = (params, opt_state), (state.params, state.opt_state)
     state = TrainState(state.step + 1, *optax.tree.where(finite, new, old))
-    return constrain_sharding(state), metrics
+    return sharding.constrain_sharding(state), metrics
 
   return jax.jit(train_step, donate_argnums=0)
 
@@ -88,89 +133,6 @@ def make_eval_step(graphdef: nnx.GraphDef, loss: Callable[..., Loss]):
     return loss(nnx.merge(graphdef, params), batch)
 
   return eval_step
-
-
-@contextlib.contextmanager
-def compiling_ahead() -> Iterator[Callable]:
-  """Yields `start(work, *args)`, which runs its calls one after another in a background
-  thread.
-
-  It is meant for compiling programs before their first call: JAX keeps them, so that a
-  call with arrays of the same shapes finds them. Processes of one run do not compile
-  ahead.
-  """
-  on_mesh = dict(initializer=jax.set_mesh, initargs=(jax.sharding.get_mesh(),))
-  threads = concurrent.futures.ThreadPoolExecutor(1, **on_mesh)
-  try:
-    yield threads.submit if jax.process_count() == 1 else lambda *_: None
-  finally:
-    threads.shutdown(wait=False, cancel_futures=True)
-
-
-def naming_attention(
-  step: Callable, start: Callable, state: TrainState, batches: Iterable[Any]
-) -> Callable:
-  """Returns a step that prints the attention that it runs.
-
-  Compiles the step ahead for a `state` and `batches`, of which only the shapes count.
-  One line has the implementations of the first batch, and another follows when a batch
-  of another shape runs a new one.
-  """
-  printed, seen = set(), set()  # names of implementations; shapes of batches
-
-  def prepare(state: TrainState, batch: Any) -> dict[str, str]:
-    # The call below neither traces nor compiles again.
-    with _reasons_for_attention() as reasons:
-      traced = step.trace(state, batch)
-    traced.lower().compile()
-    return reasons
-
-  started = {_shapes(batch): start(prepare, state, batch) for batch in batches}
-
-  def named(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
-    if (shapes := _shapes(batch)) not in seen:
-      ahead = started.pop(shapes, None)
-      reasons = ahead.result() if ahead else prepare(state, batch)
-      new = [name for name in reasons if name not in printed]
-      if new:
-        chosen = "; ".join(f"{name}, because {reasons[name]}" for name in new)
-        chosen = chosen.replace("implementation=", "config.model.implementation")
-        print(f"attention, batches of {'x'.join(map(str, shapes[-1]))}: {chosen}")
-        printed.update(new)
-      seen.add(shapes)
-    return step(state, batch)
-
-  return named
-
-
-class _ReasonsForAttention(logging.Handler):
-  """Collects the implementations that one thread chooses as it traces."""
-
-  def __init__(self):
-    super().__init__()
-    self.thread = threading.get_ident()
-    self.reasons = {}  # by the name of the implementation
-
-  def emit(self, record: logging.LogRecord) -> None:
-    if record.thread == self.thread:
-      implementation, reason = record.args
-      self.reasons[implementation] = reason
-
-
-@contextlib.contextmanager
-def _reasons_for_attention() -> Iterator[dict[str, str]]:
-  """Yields the reasons for implementations, by name, as this thread chooses them."""
-  handler = _ReasonsForAttention()
-  choice.logger.setLevel(logging.DEBUG)
-  choice.logger.addHandler(handler)
-  try:
-    yield handler.reasons
-  finally:
-    choice.logger.removeHandler(handler)
-
-
-def _shapes(batch: Any) -> tuple:
-  return tuple(x.shape for x in jax.tree.leaves(batch))
 
 
 def _sum_over_microbatches(gradient, params, batch, key, num_microbatches: int):
@@ -194,6 +156,21 @@ def _sum_over_microbatches(gradient, params, batch, key, num_microbatches: int):
     return (jax.tree.map(jnp.add, total, gradient(params, *part)), None)
 
   return jax.lax.scan(add, zeros, parts)[0]
+
+
+def learning_rate(config: ConfigDict) -> optax.Schedule:
+  """Returns the learning rates of `config.training`, by the number of updates before.
+
+  The paper's are rate * width**-0.5 * min(t**-0.5, t * warmup**-1.5), with updates t
+  numbered from 1: `inverse_sqrt` with a peak that depends on the model's width.
+  Vaswani et al. 2017, section 5.3. Shaw et al. 2018 have warmup 4000 and rate 1; the
+  code from October 2017 on has 8000 and 2.
+  """
+  peak = config.training.learning_rate
+  warmup = config.training.warmup_steps
+  if config.training.schedule == "paper":
+    peak *= (config.model.width * warmup) ** -0.5
+  return inverse_sqrt(peak, warmup)
 
 
 def inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -57,16 +58,17 @@ def claim_workdir(
     return
   old = defaults | flatten(read_config(workdir))
   for name in config | old:
-    before, now = (
-      json.dumps(c[name]) if name in c else "absent" for c in (old, config)
-    )
-    if before != now and not any(
-      f"{name}.".startswith(f"{key}.") for key in MAY_CHANGE
-    ):
+    before = json.dumps(old[name]) if name in old else "absent"
+    now = json.dumps(config[name]) if name in config else "absent"
+    if before != now and not _may_change(name):
       raise InputError(
-        f"{workdir} holds the run of another config: {name} is {before} there and {now} here: "
-        "give another --workdir, or delete that folder"
+        f"{workdir} holds the run of another config: {name} is {before} there and "
+        f"{now} here: give another --workdir, or delete that folder"
       )
+
+
+def _may_change(name: str) -> bool:
+  return any(f"{name}.".startswith(f"{key}.") for key in MAY_CHANGE)
 
 
 def check_not_lost(workdir: Path, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -100,12 +102,20 @@ def check_shared(workdir: Path) -> None:
 
 
 def read_config(workdir: Path) -> dict[str, Any]:
-  """Reads the config of a run, without the keys that there are no longer."""
+  """Reads the config of a run as a config of today, if it is older."""
   config = read_json(workdir / "config.json")
   for (name, key), value in _GONE.items():
     group = config.get(name)
     if isinstance(group, dict) and group.get(key) == value:
       del group[key]
+  data = config.get("data")
+  pairs = data.get("pairs") if isinstance(data, dict) else None
+  tests = pairs.get("test") if isinstance(pairs, dict) else None
+  if isinstance(tests, dict):  # by name
+    pairs["test"] = ";".join(f"{name}={files}" for name, files in tests.items())
+  decoding = config.get("decoding")
+  if isinstance(decoding, dict) and "beam_size" in decoding:
+    decoding.setdefault("stop", "bound")  # as before there was a choice
   return config
 
 
@@ -129,13 +139,23 @@ def write_run_files(workdir: Path, config: Mapping[str, Any], updates: int) -> N
     write_whole(workdir / f"{name}.json", text + "\n")
 
 
-def data_digests(data: Any, name_split: Callable[[str], str]) -> dict[str, str]:
-  """Returns the digests of all splits but train, by name."""
-  return {
-    name_split(split): _digest(jax.tree.leaves([*examples]))
-    for split, examples in data.splits.items()
-    if split != "train"
-  }
+def data_digests(
+  splits: Mapping[str, Any], files: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+  """Returns the digests of all splits but train, by name.
+
+  `files` are those of test sets by split, if a user may give others: the same files
+  must not change.
+  """
+  digests = {}
+  for split, examples in splits.items():
+    if split == "train":
+      continue
+    name = "validation data" if split == "valid" else f"{split} data"
+    if split in files:
+      name += f" {files[split]}"
+    digests[name] = _digest(jax.tree.leaves([*examples]))
+  return digests
 
 
 def training_digest(examples: PyTree) -> dict[str, str]:

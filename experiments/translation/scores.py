@@ -1,20 +1,31 @@
 """Evaluation of translations: scores, counts by sentence, samples and attention maps."""
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from ml_collections import ConfigDict
 
 from experiments.data.batching import pair_lengths
 from experiments.data.tokenizer import BOS, encode, encode_pairs, pieces
+from experiments.evaluation import bleu
 from experiments.evaluation.pictures import Panel, attention_heatmap
 from experiments.files import Path, write_whole
-from experiments.training.task import Evaluation, Run, own_copies
-from relpos_jax.typing import Array, PyTree
+from experiments.training.metrics import track
+from experiments.training.processes import is_first
+from experiments.training.results import Evaluation
+from experiments.training.run import Run, own_copies
+from experiments.translation.corpus import Corpus
+from experiments.translation.data import is_prepared, list_tests
+from experiments.translation.translator import make_translator
+from relpos_jax.typing import Array, Int, PyTree
 
 _NUM_SAMPLES = 5
 GIVEN = "_given"  # ends the names of test sets that are translated with lengths given
@@ -39,46 +50,150 @@ class Translated(NamedTuple):
   skipped: Sequence[int] = ()
 
 
-def evaluate(run: Run, splits: Mapping[str, Translated], workdir: Path) -> Evaluation:
+def make_score(
+  run: Run, data: Corpus
+) -> Callable[[PyTree], tuple[dict[str, float], str]]:
+  """Returns a function that scores greedy translations, and shows a few.
+
+  Samples of the validation split are no longer than in training. Samples of a test set
+  are longer, if it has any.
+  """
+  settings = run.config.training
+  translate = make_translator(run, beam_size=1)
+  splits = ["valid"]
+  if settings.score_tests:
+    splits += list_tests(data)
+  samples = {}
+  for split in splits:
+    lengths = pair_lengths(*encode_pairs(run.vocabulary, data.splits[split]))
+    is_short = lengths <= run.config.batches.max_length
+    chosen = is_short if split == "valid" else ~is_short
+    if not chosen.any():
+      chosen = ~chosen
+    pairs = itertools.compress(data.splits[split], chosen)
+    samples[split] = list(itertools.islice(pairs, settings.num_samples))
+
+  def score(params: PyTree) -> tuple[dict[str, float], str]:
+    values, texts = {}, []
+    for split, pairs in samples.items():
+      sources, references = zip(*pairs, strict=True)
+      translations = translate(sources, params)
+      by_name, _ = score_lines(run.config, translations, references)
+      values[f"{split}_bleu"] = by_name["sacrebleu"].value
+      values[f"{split}_chrf"] = by_name["chrf"].value
+      values[f"{split}_exact"] = by_name["exact"].value
+      rows = zip(sources, references, translations, strict=True)
+      first = itertools.islice(rows, 3)
+      texts.append(format_samples(join(run.config, row) for row in first))
+    return values, texts[0]
+
+  return score
+
+
+def translate_tests(run: Run, data: Corpus) -> dict[str, Translated]:
+  """Translates the test sets; with `given_lengths` again, in their references' lengths."""
+  progress = {}
+  if is_first():
+    progress["track"] = functools.partial(track, what="sentences")
+  translated = {}
+  for is_given in (False, True):
+    if is_given and not run.config.evaluation.given_lengths:
+      continue
+    translate = make_translator(run, never_ends=is_given, **progress)
+    for split in list_tests(data):
+      pairs = data.splits[split]
+      name = split + GIVEN if is_given else split
+      if is_first():
+        print(f"{name}: {len(pairs):,} sentences to translate", file=sys.stderr)
+      sources, targets = zip(*pairs, strict=True)
+      limits = None
+      if is_given:
+        limits = encode(run.vocabulary, targets).lengths - 1
+      start = time.perf_counter()
+      translations = translate(sources, None, limits)
+      seconds = round(time.perf_counter() - start, 1)
+      skipped = data.skipped.get(split, ())
+      translated[name] = Translated(pairs, translations, seconds, skipped)
+  return translated
+
+
+def score_lines(
+  config: ConfigDict, translations: Sequence[str], references: Sequence[str]
+) -> tuple[dict[str, bleu.Score], Int[np.ndarray, "sentences 7"]]:
+  """Returns the scores named in `TITLES` and the `sentence_statistics`, of whole words."""
+  lowercase = config.evaluation.lowercase
+  hypotheses = join(config, translations)
+  references = join(config, references)
+  texts = hypotheses, references
+  _, _, language = config.data.languages.partition("-")
+  is_tokenized = config.data.moses or is_prepared(config)
+  options = dict(tokenize=config.evaluation.tokenize, lowercase=lowercase)
+  counts = bleu.sentence_statistics(*texts, **options)
+  percent_exact = 100 * float(counts[:, -1].mean())
+  scores = dict(
+    sacrebleu=bleu.corpus_bleu(*texts, **options),
+    paper_bleu=bleu.paper_bleu(*texts, language, tokenized=is_tokenized),
+    chrf=bleu.corpus_chrf(*texts, lowercase=lowercase),
+    exact=bleu.Score(percent_exact, f"case:{'lc' if lowercase else 'mixed'}"),
+  )
+  return scores, counts
+
+
+def join(config: ConfigDict, lines: Iterable[str]) -> list[str]:
+  """Joins subwords marked by `config.evaluation.subword_mark` into words."""
+  mark = config.evaluation.subword_mark
+  return [bleu.join_subwords(line, mark) for line in lines]
+
+
+def evaluate(
+  run: Run, splits: Mapping[str, Translated], workdir: Path
+) -> Evaluation | None:
   """Scores the translations of each split, writes them, and draws the attention of one.
 
   The file of translations has a line for each pair of the split's files, empty if it
   was skipped. A row of `sentences` is a sentence's length in tokens without EOS, that
   of the longer side, and its `sentence_statistics`. Samples and the picture are of the
-  first split.
+  first split. Returns None in all processes but the first.
   """
+  if not is_first():
+    return None
   if not splits:
     command = f"python -m experiments.evaluate --workdir={workdir}"
     pairs = "--pairs=source_file,target_file or --pairs=file.tsv"
-    return Evaluation(
-      f"no test pairs to score: score some with {command} {pairs}", {}, {}, {}
-    )
+    text = f"no test pairs to score: score some with {command} {pairs}"
+    return Evaluation(text, {}, {}, {})
   rows, results, scores, sentences = {}, {}, {}, {}
-  for split, (pairs, translations, seconds, skipped) in splits.items():
-    lines = run.task.join(translations)
-    for index in skipped:  # in increasing order
-      lines.insert(index, "")
-    text = "".join(f"{line}\n" for line in lines)
-    write_whole(workdir / f"{split}.translations.txt", text)
-    found, counts = run.task.score_lines(translations, [target for _, target in pairs])
-    rows[split] = dict(sentences=len(pairs)) | found
-    results[split] = dict(sentences=len(pairs), seconds=seconds)
-    results[split] |= {name: score._asdict() for name, score in found.items()}
-    scores[split] = {name: score.value for name, score in found.items()}
-    scores[split]["signatures"] = {
-      name: score.signature for name, score in found.items()
-    }
-    lengths = pair_lengths(*encode_pairs(run.vocabulary, pairs)) - 1
+  for split, translated in splits.items():
+    _write_translations(run.config, translated, workdir / f"{split}.translations.txt")
+    references = [target for _, target in translated.pairs]
+    by_name, counts = score_lines(run.config, translated.translations, references)
+    number = len(translated.pairs)
+    rows[split] = {"sentences": number} | by_name
+    results[split] = {"sentences": number, "seconds": translated.seconds}
+    scores[split] = {}
+    signatures = {}
+    for name, score in by_name.items():
+      results[split][name] = score._asdict()
+      scores[split][name] = score.value
+      signatures[name] = score.signature
+    scores[split]["signatures"] = signatures
+    lengths = pair_lengths(*encode_pairs(run.vocabulary, translated.pairs)) - 1
     sentences[split] = np.column_stack([lengths, counts]).tolist()
   first = next(iter(splits.values()))
-  examples = [*zip(first.pairs, first.translations, strict=True)][:_NUM_SAMPLES]
-  samples = format_samples([run.task.join([*pair, line]) for pair, line in examples])
-  (source, _), translation = sorted(examples, key=lambda x: len(x[0][0]))[
-    len(examples) // 2
-  ]
+  examples = list(zip(first.pairs, first.translations, strict=True))[:_NUM_SAMPLES]
+  samples = [join(run.config, [*pair, translation]) for pair, translation in examples]
+  by_length = sorted(examples, key=lambda example: len(example[0][0]))
+  (source, _), translation = by_length[len(examples) // 2]
   picture = draw_attention(run, source, translation, workdir / "attention.png")
-  text = f"\n\n{score_table(rows)}\n\n{samples}\n\n"
+  text = f"\n\n{score_table(rows)}\n\n{format_samples(samples)}\n\n"
   return Evaluation(text, results, scores, sentences, (picture,))
+
+
+def _write_translations(config: ConfigDict, translated: Translated, path: Path) -> None:
+  lines = join(config, translated.translations)
+  for index in translated.skipped:  # in increasing order
+    lines.insert(index, "")
+  write_whole(path, "".join(f"{line}\n" for line in lines))
 
 
 def score_table(rows: Mapping[str, Mapping[str, Any]]) -> str:

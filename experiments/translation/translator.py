@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from experiments.data.tokenizer import BOS, EOS, PAD, Ragged, decode, encode
 from experiments.training.programs import kept
+from experiments.training.run import Run
 from relpos_jax.attention.partitioned import target_platform
 from relpos_jax.decoding.beam import Search, begin, extend
 from relpos_jax.models.layers import Cache, Memory, decoding_model
@@ -298,3 +299,13 @@ def _merged(streams: Sequence[Iterator[list]]) -> Iterator:
         if (found := future.result()) is not None:
           running[threads.submit(next, stream, None)] = stream
           yield from found
+
+
+def make_translator(run: Run, **changes) -> Translator:
+  """Makes a translator on the run's devices from `config.decoding` and changes to it."""
+  size = run.vocabulary.get_vocab_size()
+  options = run.config.decoding.to_dict() | changes
+  del options["average_checkpoints"]
+  key = f"{run.config.model.to_json(sort_keys=True)} {size}"
+  parts = run.graphdef, run.params, run.vocabulary, run.mesh
+  return Translator(*parts, key=key, **options)

@@ -13,9 +13,9 @@ from faults import flip_bits
 from test_train import _interrupt_at, metrics, results
 
 from experiments import command, files
-from experiments import trainer as trainer_module
 from experiments.errors import InputError
 from experiments.files import to_path
+from experiments.training import loop
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.checkpoint_reader import COMPLETE, list_damaged, list_steps
 from experiments.training.metrics import read_metrics
@@ -51,7 +51,7 @@ def run(bucket, root, train):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(Checkpoints, "save", save_after_metrics)
     interrupt = lambda: signal.raise_signal(signal.SIGTERM)
-    patch.setattr(trainer_module.Reporter, "step", _interrupt_at(7, interrupt))
+    patch.setattr(loop.Reporter, "step", _interrupt_at(7, interrupt))
     answer = train(f"{root}/stopped")
   assert answer.status == 128 + signal.SIGTERM, answer.err
   assert ".lock" not in bucket.names(f"{root[-2:]}/stopped/")

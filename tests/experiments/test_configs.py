@@ -19,13 +19,16 @@ from flax import nnx
 from configs import default
 from experiments import command
 from experiments import sweep as cells_module
+from experiments.config import changes
 from experiments.data.batching import Schedule
 from experiments.errors import InputError
 from experiments.evaluation.records import digest, read_records, record_files
-from experiments.run import changes, load_task, parse_config, schedule
+from experiments.systems import load_config, parse_config
+from experiments.training.batches import batch_maker, longest_shape
 from experiments.training.sharding import make_mesh, multiples
-from experiments.training.task import batch_maker, longest_shape
-from experiments.translation.task import Translation
+from experiments.training.step import learning_rate
+from experiments.translation.data import learn_tokenizer, load_data, parse_test_files
+from experiments.translation.train import make_model, mock_vocabulary
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 
@@ -44,15 +47,15 @@ def load(name: str, *changes: str):
 
 
 def num_parameters(config, vocabulary=VOCABULARY) -> int:
-  config.vocabulary.size, task = vocabulary, Translation(config)
-  make = lambda: task.make_model(task.mock_vocabulary(), nnx.Rngs(0))
+  config.vocabulary.size = vocabulary
+  make = lambda: make_model(config, mock_vocabulary(config), nnx.Rngs(0))
   shapes = nnx.state(nnx.eval_shape(make), nnx.Param)
   return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
 def rates(config, *updates: int) -> list[float]:
   """Returns the learning rates of updates, numbered from 1."""
-  return [float(schedule(config)(update - 1)) for update in updates]
+  return [float(learning_rate(config)(update - 1)) for update in updates]
 
 
 POSITIONS = ("relative", "sinusoidal", "both", "none")
@@ -188,7 +191,7 @@ def test_the_examples_of_a_step_do_not_depend_on_the_mesh(sizes, ring):
 )
 def test_a_config_of_another_form_is_refused(config, words, tmp_path):
   (tmp_path / "config.json").write_text(json.dumps(config))
-  assert words in refusal(load_task, tmp_path)
+  assert words in refusal(load_config, tmp_path)
 
 
 def test_arguments_are_orthogonal_and_come_in_any_order():
@@ -212,7 +215,7 @@ def plan(name: str, seeds: int = 1) -> list[cells_module.Cell]:
   file = command.parse(dict(config=command.SWEEP), [f"--config=configs/{name}"])[
     "config"
   ]
-  with mock.patch("experiments.run.parse_config"):
+  with mock.patch("experiments.systems.parse_config"):
     return cells_module.plan_cells(file, seeds, pathlib.Path("runs"))
 
 
@@ -255,8 +258,8 @@ def test_the_prepared_text_gives_the_published_vocabulary(shared_data):
   config = load(
     "multi30k.py:sinusoidal,published,prepared", f"data.multi30k.path={folder}"
   )
-  task = Translation(config)
-  assert task.learn_tokenizer(task.load_data()).get_vocab_size() == ENTRIES == 8 * 1214
+  tokenizer = learn_tokenizer(config, load_data(config))
+  assert tokenizer.get_vocab_size() == ENTRIES == 8 * 1214
 
 
 def test_the_documented_config_of_ones_own_works_anywhere(tmp_path):
@@ -271,21 +274,29 @@ def test_the_documented_config_of_ones_own_works_anywhere(tmp_path):
 
 
 def test_test_sets_have_names():
-  tests = lambda *values: load("default.py", *values).data.pairs.to_dict()["test"]
-  one, key = "data.pairs.test=a.tsv", "data.pairs.test"
-  assert tests(one) == "a.tsv"
-  assert tests(f"{key}.long=b.tsv") == dict(long="b.tsv")
-  both = dict(test="a.tsv", long="b.en,b.de")
-  assert (
-    tests(one, f"{key}.long=b.en,b.de") == tests(f"{key}.long=b.en,b.de", one) == both
-  )
-  config = load("default.py", "data.source=pairs", one, f"{key}.long=b.en,b.de")
-  assert parse_config(config).config.data.pairs.test.to_dict() == both
-  assert (
-    parse_config(json.loads(config.to_json())).config.data.pairs.test.to_dict() == both
-  )
-  with pytest.raises(InputError, match=r"unknown config\.data\.pairs\.tests\.long"):
-    tests("data.pairs.tests.long=a.tsv")
+  def names_and_files(text):
+    config = load("default.py", "data.source=pairs", f"data.pairs.test={text}")
+    return parse_test_files(parse_config(config))
+
+  assert names_and_files("") == {}
+  assert names_and_files("a.tsv") == {"test": "a.tsv"}
+  assert names_and_files("long=b.tsv") == {"long": "b.tsv"}
+  both = {"test": "a.tsv", "long": "b.en,b.de"}
+  assert names_and_files("a.tsv;long=b.en,b.de") == both
+  assert names_and_files("sets/of=2/a.tsv") == {"test": "sets/of=2/a.tsv"}
+  with pytest.raises(InputError, match=r"config\.data\.pairs\.test has long twice"):
+    names_and_files("long=a.tsv;long=b.tsv")
+  with pytest.raises(InputError, match=r"unknown config\.data\.pairs\.test\.long"):
+    load("default.py", "data.pairs.test.long=a.tsv")
+
+
+def test_a_run_with_test_sets_by_name_is_read(tmp_path):
+  config = default.get_config().to_dict()
+  config["data"]["source"] = "pairs"
+  config["data"]["pairs"]["test"] = {"test": "a.tsv", "long": "b.en,b.de"}
+  (tmp_path / "config.json").write_text(json.dumps(config))
+  files = parse_test_files(load_config(tmp_path))
+  assert files == {"test": "a.tsv", "long": "b.en,b.de"}
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from ml_collections import ConfigDict
 from test_train import results
 
 from configs import default
+from experiments.config import changes
 from experiments.evaluation.records import digest
-from experiments.run import changes
 from experiments.training.metrics import read_metrics
 
 
@@ -117,7 +117,8 @@ def test_only_a_finished_run_has_a_record(call, run_copy, num_lines, num_steps):
 def test_named_test_sets_are_scored_beside_the_first(workdir, train, data, run_copy):
   """As where the run was started without them."""
   copy = run_copy
-  more = f"--config.data.pairs.test.unseen={data}/valid.en,{data}/valid.de"
+  first = f"{data}/test.en,{data}/test.de"
+  more = f"--config.data.pairs.test={first};unseen={data}/valid.en,{data}/valid.de"
   answer = train(copy, more)
   assert answer.status == 0, answer.err
   before, after = (
@@ -125,7 +126,7 @@ def test_named_test_sets_are_scored_beside_the_first(workdir, train, data, run_c
   )
   assert [*after["scores"]] == [*after["sentences"]] == ["test", "unseen"]
   assert after["scores"]["test"] == before["scores"]["test"]
-  assert after["config"]["data.pairs.test.test"] == before["config"]["data.pairs.test"]
+  assert before["config"]["data.pairs.test"] == first
   assert (
     after["scores"]["unseen"]["exact"]
     == 100 * np.mean(after["sentences"]["unseen"], 0)[-1]

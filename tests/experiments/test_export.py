@@ -7,8 +7,11 @@ import pytest
 from configs import multi30k
 from experiments import export
 from experiments.data.tokenizer import decode, encode, train_tokenizer
-from experiments.run import build, parse_config
-from experiments.translation.task import make_translator
+from experiments.systems import parse_config
+from experiments.training.run import Run
+from experiments.training.sharding import make_mesh
+from experiments.translation.train import build
+from experiments.translation.translator import make_translator
 
 WORDS = [f"w{number}" for number in range(40)]
 
@@ -52,10 +55,11 @@ def test_ctranslate2_translates_as_the_model_that_was_exported(
   config.model.update(num_layers=2, width=32, num_heads=4, max_distance=3, norm=norm)
   config.model.update(tables_per_head=False, tables_per_layer=tables_per_layer)
   tokenizer = train_tokenizer([" ".join(WORDS)], "words", 60)
-  training = build(parse_config(config), tokenizer)
-  params = training.init().params
+  mesh = make_mesh()
+  steps = build(parse_config(config), tokenizer, mesh)
+  params = steps.init().params
   params = jax.tree.map(lambda x: 2 * x if x.ndim > 1 else x, params)  # tables count
-  run = training.run._replace(params=params)
+  run = Run(config, tokenizer, mesh, steps.graphdef, params)
   export.ctranslate2_spec(run).save(str(tmp_path))
 
   lengths = np.random.default_rng(0).integers(1, 12, 20)

@@ -10,7 +10,10 @@ import pytest
 from experiments import command
 from experiments.errors import InputError
 from experiments.graphs.graph import Graph, GraphData
-from experiments.run import load_run, parse_config
+from experiments.graphs.names import check_names
+from experiments.graphs.scores import predict
+from experiments.graphs.train import load_data, load_run
+from experiments.systems import load_config, parse_config
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 
@@ -114,7 +117,7 @@ def test_the_fold_follows_from_the_seed_unless_given(folder):
       *(f"--config.{change}" for change in changes),
     ]
     config = command.parse(dict(config=command.CONFIG), values)["config"]
-    graphs = parse_config(config).load_data().splits["test"]
+    graphs = load_data(parse_config(config)).splits["test"]
     return [(graph.nodes.tolist(), graph.labels.tolist()) for graph in graphs]
 
   assert (
@@ -126,15 +129,15 @@ def test_the_fold_follows_from_the_seed_unless_given(folder):
 
 
 def test_predictions_are_in_the_order_of_the_graphs(run):
-  loaded = load_run(run[0])
+  loaded = load_run(load_config(run[0]), run[0])
   random = np.random.default_rng(0)
   kinds, sizes = random.integers(0, 2, 30), random.integers(3, 20, 30)
   rings = [
     Graph.of([0] * size, [(i, (i + 1) % size, kind) for i in range(size)], target=0)
     for size, kind in zip(sizes, kinds, strict=True)
   ]
-  answers = [answer for answer, _ in loaded.task._predict(loaded, rings)]
-  assert answers == kinds.tolist()
+  answers, _ = predict(loaded, rings)
+  assert answers.tolist() == kinds.tolist()
 
 
 def test_mistakes_with_graphs_are_one_line(run, call, train_graphs, tmp_path):
@@ -157,10 +160,10 @@ def test_mistakes_with_graphs_are_one_line(run, call, train_graphs, tmp_path):
 
 
 def test_a_model_is_not_scored_on_graphs_with_other_names(run):
-  loaded = load_run(run[0])
-  data = loaded.task.load_data()
+  loaded = load_run(load_config(run[0]), run[0])
+  data = load_data(loaded.config)
   other = GraphData(data.splits, data.names._replace(edge_labels=("0", "7")))
   with pytest.raises(
     InputError, match=r"the data have edge_labels .*7.*, the trained model .*1"
   ):
-    loaded.task.make_batches(other, loaded.vocabulary, loaded.mesh)
+    check_names(loaded.vocabulary, other)

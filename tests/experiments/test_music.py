@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from experiments.music import piano_roll, voices
+from experiments.music.scores import likelihood, make_nats_of
 from experiments.music.sound import write_wav
-from experiments.music.task import likelihood, make_nats_of
-from experiments.run import load_run
-from experiments.training.task import own_copies
+from experiments.music.train import load_run
+from experiments.systems import load_config
+from experiments.training.run import own_copies
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 
@@ -71,7 +72,7 @@ def run(train_music, tmp_path_factory):
 
 def test_a_run_is_scored_by_the_likelihood_of_complete_pieces(run, pieces):
   workdir, answer = run
-  loaded = load_run(workdir)
+  loaded = load_run(load_config(workdir), workdir)
   music = loaded.task.load_data()
   nats_of = make_nats_of(loaded.graphdef, own_copies(loaded.params))
   results = json.loads((workdir / "results.json").read_text())
@@ -178,7 +179,10 @@ def test_attention_on_all_tokens_and_the_begin_is_drawn(
   monkeypatch.setattr(piano_roll, "_draw_attention", draw)
   piece = voices.CODEC.read(pieces / "test" / "0.mid")[:num_tokens]
   assert (
-    piano_roll.draw(load_run(run[0]), piece, tmp_path / "a.png").stat().st_size > 5_000
+    piano_roll.draw(load_run(load_config(run[0]), run[0]), piece, tmp_path / "a.png")
+    .stat()
+    .st_size
+    > 5_000
   )
   _, weights, *_ = draw.call_args[0]
   np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from experiments import command, plan
-from experiments.run import build, parse_config
+from experiments.systems import find_system, parse_config
 from experiments.training.sharding import make_mesh
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -41,16 +41,13 @@ def test_a_chip_holds_the_state_and_its_rows_and_takes_its_time_at_the_peak(fast
     "model.embedding_dropout_rate=0",
   )
   config = load(WMT14, WORDS, "batches.tokens=256", "batches.max_length=16", *rates)
-  task, mesh, shape = (
-    parse_config(config),
-    make_mesh(),
-    (16, 16),
-  )  # simulated devices as chips
+  config = parse_config(config)
+  mesh = make_mesh()  # simulated devices as chips
   with fast():
-    step = plan.compile_step(task, mesh, shape)
-  num = sum(
-    x.size for x in jax.tree.leaves(build(task, task.mock_vocabulary()).shapes.params)
-  )
+    step = plan.compile_step(config, mesh, (16, 16))
+  system = find_system(config.task)
+  steps = system.build(config, system.mock_vocabulary(config), mesh)
+  num = sum(x.size for x in jax.tree.leaves(steps.shapes.params))
   tokens = math.prod(shape) / 8
   state_and_batch = (
     4 * (3 * num + 3) + 2 * 4 * tokens

@@ -17,12 +17,15 @@ import pytest
 
 from experiments import command
 from experiments import train as train_command
-from experiments import trainer as trainer_module
-from experiments.run import load_run, load_task, schedule
-from experiments.training import task as tasks
+from experiments.systems import load_config
+from experiments.training import loop
+from experiments.training import loss as loss_module
 from experiments.training.checkpoint_reader import list_steps
 from experiments.training.metrics import read_metrics
-from experiments.translation import task as translation_task
+from experiments.training.step import learning_rate
+from experiments.translation import scores as scores_module
+from experiments.translation import train as train_module
+from experiments.translation.train import load_run
 
 
 def metrics(workdir):
@@ -79,7 +82,9 @@ def test_the_output_has_the_model_the_data_the_scores_five_samples_and_the_pictu
   training,
 ):
   workdir, answer = training
-  size = sum(x.size for x in jax.tree.leaves(load_run(workdir).params))
+  size = sum(
+    x.size for x in jax.tree.leaves(load_run(load_config(workdir), workdir).params)
+  )
   lines = (
     "devices: 1 x cpu, processes: 1, mesh: 1",
     f"parameters: {size:,}, tokens of a batch: 128",
@@ -116,13 +121,13 @@ def test_a_step_has_its_rate_and_is_logged_and_profiled(
   run = wandb.init.return_value
   run.__enter__.return_value = run
   monkeypatch.setattr(
-    trainer_module, "evaluate", lambda *_: None
+    train_module, "score_run", lambda *_: None
   )  # Scoring is for other tests.
   few = ("num_steps=5", "eval_every=5", "save_every=2")
   again = [f"--config.training.{value}" for value in few]
   assert train(tmp_path, *again, "--wandb=mine", "--profile_steps=2:3").status == 0
   lines = [line for line in read_metrics(tmp_path) if "loss" in line]
-  rates = schedule(load_task(tmp_path).config)
+  rates = learning_rate(load_config(tmp_path))
   for line in lines:
     np.testing.assert_allclose(
       line["learning_rate"], rates(line["step"] - 1), rtol=1e-6
@@ -170,9 +175,7 @@ def test_a_finished_run_even_older_than_a_key_is_only_scored_again(
   assert records[0]["digest"] == records[1]["digest"]
   assert records[0]["exact"] == records[1]["exact"] | dict(test=[[6, 5], [12, 5]])
   before = contents(copy)
-  monkeypatch.setattr(
-    trainer_module, "naming_attention", lambda *_: lambda *_: pytest.fail()
-  )
+  monkeypatch.setattr(loop, "naming_attention", lambda *_: lambda *_: pytest.fail())
   again = train(copy)
   assert (again.status, f"{copy} is trained to step 12\n" in again.out) == (0, True)
   scores = answer.out.partition("split")[2].replace(str(workdir), str(copy))
@@ -233,9 +236,9 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
   workdir, train, tmp_path, monkeypatch
 ):
   for owner, name in (
-    (translation_task.Translation, "save_vocabulary"),
-    (trainer_module, "write_digests"),
-    (trainer_module.Checkpoints, "save"),
+    (train_module.tok, "save_tokenizer"),
+    (train_module, "write_digests"),
+    (loop.Checkpoints, "save"),
   ):
     with monkeypatch.context() as patch:
       patch.setattr(owner, name, mock.Mock(side_effect=KeyboardInterrupt))
@@ -245,7 +248,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
   with open(tmp_path / "metrics.jsonl", "a") as file:
     file.write('{"step": 4, "lo')  # killed while it wrote
   monkeypatch.setattr(
-    trainer_module, "evaluate", lambda *_: None
+    train_module, "score_run", lambda *_: None
   )  # Scoring is for other tests.
   answer = train(tmp_path, "--config.training.num_steps=6")
   assert answer.status == 0, answer.err
@@ -256,9 +259,9 @@ def test_a_run_whose_losses_are_not_finite_ends_with_the_step(
   train, parameters, tmp_path, monkeypatch
 ):
   def loss(logits, targets, **_):
-    return tasks.Loss(jnp.nan * logits.sum(), (targets != 0).sum())
+    return loss_module.Loss(jnp.nan * logits.sum(), (targets != 0).sum())
 
-  monkeypatch.setattr(tasks, "cross_entropy", loss)
+  monkeypatch.setattr(train_module, "cross_entropy", loss)
   answer = train(
     tmp_path, "--config.training.max_skipped=4", "--config.training.save_every=2"
   )
@@ -274,7 +277,7 @@ def test_a_run_whose_losses_are_not_finite_ends_with_the_step(
 
 
 def _interrupt_at(step, interrupt):
-  report = trainer_module.Reporter.step
+  report = loop.Reporter.step
 
   def interrupted(self, now, metrics):
     if now == step:
@@ -294,7 +297,7 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
     translate = lambda *_: (
       signal.raise_signal(signal.SIGTERM) or pytest.fail("evaluation goes on")
     )
-    patch.setattr(translation_task, "make_translator", lambda *_, **__: translate)
+    patch.setattr(scores_module, "make_translator", lambda *_, **__: translate)
     answer = train(tmp_path, "--config.training.save_every=4")
   assert (answer.status, answer.out.splitlines()[-1]) == (
     143,
@@ -305,7 +308,7 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
 
   with monkeypatch.context() as patch:
     interrupt = lambda: signal.raise_signal(signal.SIGINT)
-    patch.setattr(trainer_module.Reporter, "step", _interrupt_at(13, interrupt))
+    patch.setattr(loop.Reporter, "step", _interrupt_at(13, interrupt))
     answer = train(tmp_path, "--config.training.num_steps=15")
   last = "stopped by SIGINT at step 14: run the same command again to resume"
   assert (answer.status, answer.out.splitlines()[-1]) == (130, last)
@@ -319,7 +322,8 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
   ):
     np.testing.assert_array_equal(ours, theirs)
   averages = (
-    jax.tree.leaves(load_run(folder).params) for folder in (tmp_path, straight)
+    jax.tree.leaves(load_run(load_config(folder), folder).params)
+    for folder in (tmp_path, straight)
   )
   for ours, theirs in zip(*averages, strict=True):
     np.testing.assert_array_equal(ours, theirs)
@@ -359,7 +363,7 @@ def test_a_training_whose_reader_or_terminal_is_gone_saves_and_ends(
 
   with monkeypatch.context() as patch:
     interrupt = lambda: signal.raise_signal(number)
-    patch.setattr(trainer_module.Reporter, "step", _interrupt_at(2, interrupt))
+    patch.setattr(loop.Reporter, "step", _interrupt_at(2, interrupt))
     assert train() == 128 + number
   (saved,) = list_steps(tmp_path / "checkpoints")
   assert saved == metrics(tmp_path)[-1]["step"] < 6
@@ -439,7 +443,7 @@ def test_positions_of_ones_own_train_and_resume(own_positions, train, call, tmp_
   answer = train(workdir, *flags, "--config.training.num_steps=2")
   assert answer.status == 0, answer.err
   assert json.loads((workdir / "config.json").read_text())["model"]["positions"] == name
-  arrays = jax.tree.leaves(load_run(workdir).params)
+  arrays = jax.tree.leaves(load_run(load_config(workdir), workdir).params)
   tables = [array for array in arrays if array.shape == (5, 2)]
   assert len(tables) == 2  # of encoder and decoder
   assert all(jnp.any(table != 0) for table in tables)  # they were trained

@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 
 from configs import quickstart
-from experiments import run as run_module
 from experiments import translate as translate_command
 from experiments.data.tokenizer import decode, encode, load_tokenizer, train_tokenizer
-from experiments.run import load_run, load_task
+from experiments.systems import load_config
 from experiments.training.sharding import make_mesh
+from experiments.translation import train as train_module
 from experiments.translation.corpus import Corpus
-from experiments.translation.task import Translation, make_translator
+from experiments.translation.data import learn_tokenizer, make_batches, normalize_lines
+from experiments.translation.train import load_run
+from experiments.translation.translator import make_translator
 
 LINES = [
   "a man sees a tree.",
@@ -56,7 +58,7 @@ def translations(translate):
 
 def test_every_line_has_its_translation(translations, workdir, fast):
   with fast():
-    translator = make_translator(load_run(workdir), beam_size=1)
+    translator = make_translator(load_run(load_config(workdir), workdir), beam_size=1)
     assert translations == [translator([line])[0] for line in LINES]
   assert not any(translations[i] for i, line in enumerate(LINES) if not line.strip())
   assert len({*translations}) > 3  # or order would not be seen
@@ -138,7 +140,7 @@ def test_a_model_that_diverged_is_told_from_its_empty_translations(
     params = jax.tree.map(lambda x: x * jnp.nan, run.params)
     return run._replace(params=params)
 
-  monkeypatch.setattr(run_module, "load_run", load_diverged)
+  monkeypatch.setattr(train_module, "load_run", load_diverged)
   monkeypatch.setattr(translate_command, "_LINES_AT_ONCE", 3)
   answer = call(
     "translate", f"--workdir={workdir}", stdin=b"\na cat\nthe dog\n\na cat\n"
@@ -181,18 +183,16 @@ def test_so_many_checkpoints_are_averaged_as_asked(call, longer):
 def test_a_run_older_than_the_choice_stops_at_the_bound_as_it_did(workdir, tmp_path):
   config = json.loads((workdir / "config.json").read_text())
   assert (
-    config["decoding"].pop("stop")
-    == load_task(workdir).config.decoding.stop
-    == "present"
+    config["decoding"].pop("stop") == load_config(workdir).decoding.stop == "present"
   )
   (tmp_path / "config.json").write_text(json.dumps(config))
-  assert load_task(tmp_path).config.decoding.stop == "bound"
+  assert load_config(tmp_path).decoding.stop == "bound"
 
 
 def test_input_is_normalised_as_in_training(workdir):
-  config = load_run(workdir).config
+  config = load_config(workdir)
   config.data.update(moses=True, lowercase=True)
-  assert Translation(config).normalize_lines(["The dog's!"]) == ["the dog 's !"]
+  assert normalize_lines(config, ["The dog's!"]) == ["the dog 's !"]
 
 
 def test_training_strips_lines_as_translating_does():
@@ -202,10 +202,10 @@ def test_training_strips_lines_as_translating_does():
     ("no", "nein"),
   ] * 4
   spaced = [(f"{source}\t", f"\u3000 {target}\u3000 ") for source, target in pairs]
-  task, mesh = Translation(quickstart.get_config()), make_mesh(data=1)
-  tokenizer = task.learn_tokenizer(Corpus(dict(train=pairs, valid=pairs)))
+  config, mesh = quickstart.get_config(), make_mesh(data=1)
+  tokenizer = learn_tokenizer(config, Corpus(dict(train=pairs, valid=pairs)))
   both = [
-    task.make_batches(Corpus(dict(train=x, valid=x)), tokenizer, mesh)
+    make_batches(config, Corpus(dict(train=x, valid=x)), tokenizer, mesh)
     for x in (spaced, pairs)
   ]
   for ours, theirs in zip(*both, strict=True):

@@ -9,7 +9,7 @@ from flax import nnx
 
 from experiments.data.tokenizer import BOS, EOS, PAD
 from experiments.music import voices
-from experiments.music.task import likelihood, make_nats_of, token_nats
+from experiments.music.scores import likelihood, make_nats_of, token_nats
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 
 VOCABULARY = 12

@@ -9,7 +9,7 @@ from matplotlib.text import Text
 from experiments.music import piano_roll as module
 from experiments.music import voices
 from experiments.music.piano_roll import last_weights
-from experiments.training.task import Run
+from experiments.training.run import Run
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 
 PIECE = voices.encode(np.array([[67, -1, -1, 48]] * 4 + [[65, -1, -1, 48]] * 4))

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.training.checkpoint import Checkpoints
-from experiments.training.loop import train
+from experiments.training.loop import take_steps
 from experiments.training.processes import StopOnSignal, check_same, join_processes
 from experiments.training.sharding import make_mesh, put_batch, put_parameters
 from experiments.training.step import TrainState
@@ -66,7 +66,7 @@ def run(
     state = checkpoints.restore(like=state) or state
     check_same(dict(num_steps=num_steps))
     stop.deferred = True
-    train(
+    take_steps(
       state,
       train_step,
       (put_batch(batch(step), mesh) for step in itertools.count(int(state.step))),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.data.batching import Batch
-from experiments.training.loop import NonFiniteError, train
+from experiments.training.loop import NonFiniteError, take_steps
 from experiments.training.step import TrainState
 
 
@@ -47,7 +47,7 @@ class Recorder:
     stop_at=(),
   ):
     state = TrainState(jnp.int32(start), params={}, opt_state=())
-    return train(
+    return take_steps(
       state,
       self.train_step,
       numbered_batches(start),

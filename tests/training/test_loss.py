@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from compiling import as_users_do
 
-from experiments.training.task import cross_entropy
+from experiments.training.loss import cross_entropy
 
 
 def example(vocabulary=11):

@@ -10,9 +10,8 @@ from compiling import filled
 from flax import nnx
 from test_step import DROPOUT, SGD, copy_task, make_model, smoothed
 
-from configs import default
 from experiments.graphs.graph import Graph, GraphBatch, GraphBatches
-from experiments.graphs.task import Graphs
+from experiments.graphs.train import loss as loss_of_graphs
 from experiments.training.sharding import (
   AXES,
   in_ring,
@@ -100,8 +99,7 @@ def graph_loss_on(sizes, implementation):
   graphdef, shapes = nnx.split(
     nnx.eval_shape(lambda: GraphEncoder(config, rngs=nnx.Rngs(0)))
   )
-  task = Graphs(default.get_config("graphs"))
-  loss = lambda params, batch: task.loss(nnx.merge(graphdef, params), batch).sum
+  loss = lambda params, batch: loss_of_graphs(nnx.merge(graphdef, params), batch).sum
   mesh = make_mesh(**dict(zip(AXES, sizes, strict=True)))
   with jax.set_mesh(mesh):
     params, batch = put_parameters(filled(shapes, 0.6), mesh), put_batch(graphs(), mesh)

@@ -1,5 +1,7 @@
 """The training step: devices, microbatches and padding do not matter; a bad step is left out."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,9 +10,9 @@ import pytest
 from compiling import filled
 from flax import nnx
 
-from configs import default
 from experiments.data.batching import Batch
 from experiments.data.tokenizer import EOS, PAD
+from experiments.training.loss import cross_entropy
 from experiments.training.sharding import make_mesh, put_batch, put_parameters
 from experiments.training.step import (
   TrainState,
@@ -19,9 +21,8 @@ from experiments.training.step import (
   make_eval_step,
   make_train_step,
 )
-from experiments.training.task import cross_entropy
-from experiments.translation import task as translation_task
-from experiments.translation.task import Translation
+from experiments.translation import train as train_module
+from experiments.translation.train import loss
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 
 RATES = (
@@ -34,10 +35,7 @@ RATE = inverse_sqrt(0.02, 50)
 ADAM = optax.adam(RATE, b2=0.98, eps=1e-9)
 SGD = optax.sgd(1.0)  # the parameters lose exactly the gradient
 
-smoothed = Translation(default.get_config()).loss
-config = default.get_config()
-config.training.label_smoothing = 0.0
-loss = Translation(config).loss
+smoothed = functools.partial(loss, smoothing=0.1)
 
 
 def make_model(**dropout):
@@ -127,7 +125,7 @@ def spoilt_loss(value: float):
 def test_a_step_that_is_not_finite_is_as_if_left_out(
   num_devices, num_microbatches, value, monkeypatch
 ):
-  monkeypatch.setattr(translation_task.tasks, "cross_entropy", spoilt_loss(value))
+  monkeypatch.setattr(train_module, "cross_entropy", spoilt_loss(value))
   options = dict(num_microbatches=num_microbatches, schedule=RATE)
   train_step = make_train_step(make_model(**DROPOUT)[0], smoothed, ADAM, **options)
   mesh = make_mesh(num_devices)

@@ -18,7 +18,7 @@ from experiments.translation.corpus import (
   load_scan,
   normalize_lines,
 )
-from experiments.translation.task import Translation
+from experiments.translation.data import check, load_data, normalize
 
 
 @pytest.fixture(scope="module")
@@ -95,10 +95,10 @@ def test_one_line_stays_one_line(language):
   assert not any("&amp;" in line or "&quot;" in line for line in normalised)
 
 
-def translation(**how):
+def make_config(**how):
   config = default.get_config()
   config.data.update(dict(moses=True) | how)
-  return Translation(config)
+  return config
 
 
 @pytest.mark.parametrize(
@@ -108,17 +108,17 @@ def test_a_corpus_is_normalised_by_the_rules_of_each_side(how):
   pairs = [("It's Dr. No.", "Er ist's."), ("Mr. X's.", "Hr. Xs: „Ja.“")]
   english, german = zip(*pairs, strict=True)
   sides = normalize_lines(english, "en", **how), normalize_lines(german, "de", **how)
-  corpus = translation(**how).normalize(Corpus({"train": pairs}, ("a note",)))
+  corpus = normalize(make_config(**how), Corpus({"train": pairs}, ("a note",)))
   assert corpus.splits["train"] == list(zip(*sides, strict=True))
   assert corpus.notes == ("a note",)
 
 
 def test_a_tokenizer_that_is_not_installed_is_named_before_training(monkeypatch):
   monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ko_mecab.MeCab", None)
-  task = translation()
-  task.config.evaluation.tokenize = "ko-mecab"
-  task.check(dict(data=1, fsdp=1, tensor=1, sequence=1))
-  assert "pip install -e '.[ko]'" in refusal(task.load_data)
+  config = make_config()
+  config.evaluation.tokenize = "ko-mecab"
+  check(config, dict(data=1, fsdp=1, tensor=1, sequence=1))
+  assert "pip install -e '.[ko]'" in refusal(load_data, config)
 
 
 def test_a_split_on_disk_is_normalised_as_it_is_read():
@@ -126,7 +126,7 @@ def test_a_split_on_disk_is_normalised_as_it_is_read():
   lazy = LazyPairs(
     range(1000), lambda number: read.add(number) or (f"A{number}.", "Ja.")
   )
-  split = translation().normalize(Corpus({"train": lazy})).splits["train"]
+  split = normalize(make_config(), Corpus({"train": lazy})).splits["train"]
   assert len(split) == 1000
   assert len(read) < 10  # Checking types in tests looks at some.
   assert split[7] == ("A7 .", "Ja .")

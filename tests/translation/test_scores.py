@@ -14,11 +14,10 @@ from configs import default, multi30k
 from experiments import translate as translate_module
 from experiments.data.tokenizer import BOS, encode, train_tokenizer
 from experiments.evaluation.bleu import corpus_bleu, paper_bleu, sentence_statistics
-from experiments.training.task import Run
+from experiments.training.run import Run
 from experiments.translation import scores
-from experiments.translation import task as translation_task
 from experiments.translation.corpus import Corpus
-from experiments.translation.task import Translation
+from experiments.translation.data import learn_tokenizer
 from relpos_jax import attention_weights
 from relpos_jax.models.layers import Memory
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
@@ -41,10 +40,11 @@ REFERENCES = ["ein mann mag &apos; einen hund", "nein", "er starrt etwas an hier
 @pytest.fixture
 def run(monkeypatch) -> Run:
   """Makes a run without a model, with fixed translations."""
-  task = Translation(multi30k.get_config("prepared"))
+  config = multi30k.get_config("prepared")
   translator = lambda *_, **__: lambda *_: SUBWORDS
-  monkeypatch.setattr(translation_task, "make_translator", translator)
-  return Run(task, task.learn_tokenizer(Corpus(dict(train=PAIRS))), None, None, None)
+  monkeypatch.setattr(scores, "make_translator", translator)
+  tokenizer = learn_tokenizer(config, Corpus(dict(train=PAIRS)))
+  return Run(config, tokenizer, None, None, None)
 
 
 def test_results_and_samples_are_of_words_and_attention_of_subwords(
@@ -53,7 +53,7 @@ def test_results_and_samples_are_of_words_and_attention_of_subwords(
   draw = mock.Mock(return_value=tmp_path / "attention.png")
   monkeypatch.setattr(scores, "draw_attention", draw)
   data = Corpus(dict(test=PAIRS), skipped=dict(test=(0, 2, 5)))
-  found = run.task.evaluate(run, data, tmp_path)
+  found = scores.evaluate(run, scores.translate_tests(run, data), tmp_path)
   assert "@@" not in found.text
   assert all(line in found.text for line in (*WORDS, *REFERENCES, "he stares at"))
   written = (tmp_path / "test.translations.txt").read_text("utf-8")
@@ -84,7 +84,7 @@ def test_results_and_samples_are_of_words_and_attention_of_subwords(
 
 
 def test_scores_and_samples_during_training_are_of_words(run):
-  values, shown = run.task.make_report(run, Corpus(dict(valid=PAIRS)), None)(None)
+  values, shown = scores.make_score(run, Corpus(dict(valid=PAIRS)))(None)
   chrf = sacrebleu.corpus_chrf(WORDS, [REFERENCES]).score
   bleu = corpus_bleu(WORDS, REFERENCES, tokenize="none").value
   assert values == dict(
@@ -99,12 +99,10 @@ def test_test_sets_are_scored_during_training_and_with_lengths_given_if_asked(
   data = Corpus(dict(valid=PAIRS, test=PAIRS, long=PAIRS))
   run.config.batches.max_length = 2  # tokens of the second pair, with their ends
   training, limits = run.config.training, []
-  with mock.patch.object(translation_task, "make_translator", fixed_translator(limits)):
-    assert {*run.task.make_report(run, data, None)(None)[0]} == {
-      f"valid_{x}" for x in KINDS
-    }
+  with mock.patch.object(scores, "make_translator", fixed_translator(limits)):
+    assert {*scores.make_score(run, data)(None)[0]} == {f"valid_{x}" for x in KINDS}
     training.update(score_tests=True, num_samples=2)
-    values, shown = run.task.make_report(run, data, None)(None)
+    values, shown = scores.make_score(run, data)(None)
     assert {*values} == {
       f"{split}_{x}" for split in ("valid", "test", "long") for x in KINDS
     }
@@ -115,9 +113,10 @@ def test_test_sets_are_scored_during_training_and_with_lengths_given_if_asked(
     assert shown.count("source") == 1 and shown.startswith("source       no\n")
     limits.clear()
     with mock.patch.object(scores, "draw_attention"):
-      assert [*run.task.evaluate(run, data, tmp_path).scores] == ["test", "long"]
+      found = scores.evaluate(run, scores.translate_tests(run, data), tmp_path)
+      assert [*found.scores] == ["test", "long"]
       run.config.evaluation.given_lengths = True
-      found = run.task.evaluate(run, data, tmp_path)
+      found = scores.evaluate(run, scores.translate_tests(run, data), tmp_path)
   assert (
     [*found.scores]
     == [*found.sentences]
@@ -146,8 +145,8 @@ def test_single_words_have_scores_too(lowercase, exact):
   config = default.get_config()
   config.evaluation.lowercase = lowercase
   references = ["Hund", "Katze", "Maus", "ein  Tier"]
-  found, counts = Translation(config).score_lines(
-    ["hund", "katze", "Haus", "ein Tier"], references
+  found, counts = scores.score_lines(
+    config, ["hund", "katze", "Haus", "ein Tier"], references
   )
   assert found["exact"].value == exact == 100 * counts[:, -1].mean()
   assert found["chrf"].value > 50 and found["sacrebleu"].value < 50
@@ -158,7 +157,10 @@ def test_single_words_have_scores_too(lowercase, exact):
 
 
 def test_translations_are_words(run, tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr("experiments.run.load_run", lambda *_: run)
+  monkeypatch.setattr("experiments.systems.load_config", lambda *_: run.config)
+  monkeypatch.setattr("experiments.translation.train.load_run", lambda *_: run)
+  translator = "experiments.translation.translator.make_translator"
+  monkeypatch.setattr(translator, lambda *_, **__: lambda *_: SUBWORDS)
   (tmp_path / "a.en").write_text("".join(f"{source}\n" for source, _ in PAIRS))
   translate_module.main(
     "", str(tmp_path / "a.en"), 0, max_source_length=99, average_checkpoints=0

@@ -1,0 +1,47 @@
+"""The names of a run's labels and classes: learned, saved and compared."""
+
+import json
+
+from experiments.errors import InputError
+from experiments.files import Path, write_whole
+from experiments.graphs.graph import GraphData, GraphNames
+from experiments.training.workdir import read_json
+
+_NAMES_FILE = "graphs.json"
+
+
+def learn_names(data: GraphData, workdir: Path) -> GraphNames:
+  """Reads the names in the run directory, or takes those of the data.
+
+  Raises InputError if the data have other names than the run.
+  """
+  if not (workdir / _NAMES_FILE).exists():
+    return data.names
+  names = load_names(workdir)
+  check_names(names, data)
+  return names
+
+
+def check_names(names: GraphNames, data: GraphData) -> None:
+  """Raises InputError if data have other labels or classes than the trained model."""
+  for kind, ours, theirs in zip(GraphNames._fields, names, data.names, strict=True):
+    if ours != theirs:
+      remedy = "give the data it was trained on, or another --workdir"
+      raise InputError(
+        f"the data have {kind} {theirs}, the trained model {ours}: {remedy}"
+      )
+
+
+def load_names(workdir: Path) -> GraphNames:
+  """Reads the names of labels and classes in a run directory."""
+  values = read_json(workdir / _NAMES_FILE)
+  for kind in ("node_labels", "edge_labels", "classes"):
+    values[kind] = tuple(values[kind])
+  return GraphNames(**values)
+
+
+def save_names(names: GraphNames, workdir: Path) -> None:
+  """Writes the names of labels and classes into a run directory, if there are none."""
+  path = workdir / _NAMES_FILE
+  if not path.exists():
+    write_whole(path, json.dumps(names._asdict(), indent=2) + "\n")

@@ -1,0 +1,141 @@
+"""The accuracy of classified graphs, by split and by length."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from experiments.data.batching import prefetch
+from experiments.evaluation.pictures import SpreadPanel, spread_curves
+from experiments.files import Path
+from experiments.graphs.graph import (
+  Graph,
+  GraphBatch,
+  GraphBatches,
+  GraphData,
+  num_nodes,
+)
+from experiments.training.batches import batch_maker
+from experiments.training.processes import is_first
+from experiments.training.results import Evaluation
+from experiments.training.run import Run, own_copies
+from experiments.training.sharding import put_batch
+from relpos_jax.typing import PyTree
+
+# Conditional Theorem Provers (Minervini et al. 2020), trained on chains of 2, 3 and 4
+# relations: accuracy in percent by length, one seed, from the README of
+# github.com/uclnlp/ctp.
+CTP = dict(
+  zip(
+    range(2, 11), (100.0, 72.0, 74.0, 97.8, 96.2, 98.1, 97.8, 94.4, 89.3), strict=True
+  )
+)
+NAME = "CTP, published"
+LONGEST_TRAINED = 4  # relations of a chain
+
+
+def make_score(
+  run: Run, batches: GraphBatches
+) -> Callable[[PyTree], tuple[dict[str, float], str]]:
+  """Returns a function of parameters that computes the accuracy on batches."""
+
+  @jax.jit
+  def count(params, batch: GraphBatch):
+    answers = jnp.argmax(nnx.merge(run.graphdef, params)(batch), -1)
+    is_target = batch.target >= 0
+    return jnp.sum((answers == batch.target) & is_target), jnp.sum(is_target)
+
+  def score(params: PyTree) -> tuple[dict[str, float], str]:
+    num_right = num_targets = 0
+    for batch in prefetch(batches, 0, batches.num_per_epoch):
+      right, targets = count(params, put_batch(batch, mesh=run.mesh))
+      # This waits for each batch. On CPUs, concurrent sums over processes may deadlock.
+      num_right += int(right)
+      num_targets += int(targets)
+    return {"valid_accuracy": 100 * num_right / num_targets}, ""
+
+  return score
+
+
+def evaluate(run: Run, data: GraphData, workdir: Path) -> Evaluation | None:
+  """Scores every split but train, and always predicting the most frequent class.
+
+  Returns None in all processes but the first.
+  """
+  splits = {name: graphs for name, graphs in data.splits.items() if name != "train"}
+  every_graph = [graph for graphs in splits.values() for graph in graphs]
+  answers, nats = predict(run, every_graph)
+  if not is_first():
+    return None
+  is_chain = run.config.data.source == "clutrr"
+  most_frequent = statistics.mode(int(graph.target) for graph in data.splits["train"])
+  scores, results, rows = {}, {}, {}
+  lines = ["", "split      graphs   accuracy (%)   most frequent class (%)    loss"]
+  start = 0
+  for split, graphs in splits.items():
+    of_split = slice(start, start + len(graphs))
+    start += len(graphs)
+    targets = np.array([int(graph.target) for graph in graphs])
+    is_right = (answers[of_split] == targets).tolist()
+    scores[split] = dict(
+      accuracy=100 * statistics.fmean(is_right),
+      loss=statistics.fmean(nats[of_split].tolist()),
+      majority=100 * int(np.sum(targets == most_frequent)) / len(targets),
+    )
+    results[split] = {"graphs": len(graphs)} | scores[split]
+    rows[split] = []
+    for graph, right in zip(graphs, is_right, strict=True):
+      size = len(graph.senders) if is_chain else len(graph.nodes)
+      rows[split].append([size, int(right)])
+    accuracy, loss, majority = scores[split].values()
+    line = f"{split:9}{len(graphs):8,}{accuracy:15.1f}{majority:26.1f}{loss:8.3f}"
+    lines.append(line)
+  pictures = ()
+  if is_chain:
+    by_length = {k: [scores[f"test_{k}"]["accuracy"]] for k in CTP}
+    title = f"{run.config.data.source}, seed {run.config.seed}"
+    path = workdir / "lengths.png"
+    pictures = (draw_lengths({"this model": by_length}, path, title),)
+  return Evaluation("\n".join([*lines, ""]), results, scores, rows, pictures)
+
+
+def predict(run: Run, graphs: Sequence[Graph]) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the predicted class of each graph, and its target's cross-entropy in nats."""
+
+  @jax.jit
+  def classify(params, batch: GraphBatch):
+    logits = nnx.merge(run.graphdef, params)(batch)
+    targets = jnp.maximum(batch.target, 0)  # the other rows are padding
+    nats = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    return jnp.argmax(logits, -1), nats
+
+  sizes = num_nodes(graphs)
+  make = batch_maker(run.config, sizes, run.mesh, int(sizes.max()), GraphBatches)
+  batches = make(graphs, seed=None)
+  params = own_copies(run.params)
+  answers = np.zeros(len(graphs), int)
+  nats = np.zeros(len(graphs))
+  for step in range(batches.num_per_epoch):
+    batch = batches[step]
+    is_graph = batch.target >= 0
+    batch_answers, batch_nats = classify(params, batch)
+    order = batches.order(step)
+    answers[order] = np.asarray(batch_answers)[is_graph]
+    nats[order] = np.asarray(batch_nats)[is_graph]
+  return answers, nats
+
+
+def draw_lengths(
+  scores: Mapping[str, Mapping[int, Sequence[float]]], path: Path, title: str
+) -> Path:
+  """Draws accuracies by row and length, over the runs, beside those of CTP."""
+  curves = {**scores, NAME: {k: [accuracy] for k, accuracy in CTP.items()}}
+  mark = LONGEST_TRAINED + 0.5, "longest in training"
+  panel = SpreadPanel(
+    "relations in the chain", "accuracy (%)", curves, mark, ticks=[*CTP]
+  )
+  return spread_curves([panel], path, title=title)

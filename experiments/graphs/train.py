@@ -1,0 +1,204 @@
+"""Trains a classifier of labelled directed graphs, or of pairs of their nodes.
+
+`train` says what happens, in order. `experiments.train` calls it.
+"""
+
+import functools
+from collections.abc import Mapping
+
+import jax
+import optax
+from flax import nnx
+from ml_collections import ConfigDict
+
+from experiments.data.upstream import write_skipped
+from experiments.errors import InputError
+from experiments.files import Path
+from experiments.graphs import graph as graph_module
+from experiments.graphs import scores
+from experiments.graphs.data import load_clutrr, load_tu, split_folds
+from experiments.graphs.graph import GraphBatch, GraphBatches, GraphData, GraphNames
+from experiments.graphs.names import check_names, learn_names, load_names, save_names
+from experiments.training import loop, processes, results, start
+from experiments.training.batches import batch_maker, check_batches
+from experiments.training.loss import Loss, cross_entropy
+from experiments.training.model import model_values
+from experiments.training.run import Run, load_average
+from experiments.training.sharding import AnyMesh, make_mesh
+from experiments.training.step import Steps, learning_rate, make_steps
+from experiments.training.workdir import (
+  check_shared,
+  check_unchanged,
+  data_digests,
+  training_digest,
+  write_digests,
+  write_run_files,
+)
+from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
+
+_HEADS = dict(clutrr="pair", tu="graph")  # the encoder's head for each data source
+
+
+def train(
+  config: ConfigDict,
+  workdir: Path,
+  stop: processes.StopOnSignal,
+  profile_steps: str = "",
+  wandb: str = "",
+) -> None:
+  """Trains from the last checkpoint in the run directory, if any, and evaluates.
+
+  The config is checked. Nothing is written before all inputs are checked, too. Raises
+  Stopped once a signal has stopped it and the state is saved.
+  """
+  with processes.failing_together():
+    data = load_data(config)
+    for note in data.notes:
+      print(note)
+    names = learn_names(data, workdir)
+
+  mesh = make_mesh(**config.mesh)
+  with jax.set_mesh(mesh):
+    steps = build(config, names, mesh)
+    run = Run(config, names, mesh, steps.graphdef, steps.shapes.params)
+    batches, valid_batches = make_batches(config, data, mesh)
+    start.print_sizes(run, batches, valid_batches)
+    num_steps = start.count_steps(config, batches.num_per_epoch)
+    digests = training_digest(batches.examples)
+    digests |= data_digests(data.splits)
+    start.check_inputs(workdir, digests)
+
+    with start.open_checkpoints(config, workdir) as checkpoints:
+      state = start.restore(checkpoints, steps.shapes, workdir)
+      if processes.is_first():
+        write_run_files(workdir, config.to_dict(), num_steps)
+        save_names(names, workdir)
+        write_digests(workdir, digests)
+        write_skipped(data, workdir)
+      check_shared(workdir)
+      checkpoints.prepare()
+      loop.train(
+        run,
+        steps,
+        state,
+        batches,
+        valid_batches,
+        num_steps=num_steps,
+        score=scores.make_score(run, valid_batches),
+        checkpoints=checkpoints,
+        workdir=workdir,
+        stop=stop,
+        profile_steps=profile_steps,
+        wandb=wandb,
+      )
+
+  score_run(load_average(run, workdir), data, workdir)
+  processes.wait_for_all("evaluated")
+
+
+def check(config: ConfigDict, sizes: Mapping[str, int]) -> None:
+  """Raises InputError for a wrong fold, mesh or batch; reads no data."""
+  folds = config.data.tu
+  if folds.fold >= folds.num_folds:
+    wanted = f"0 to {folds.num_folds - 1}, or -1 for the seed"
+    raise InputError(f"config.data.tu.fold is {folds.fold}: give {wanted}")
+  if sizes["sequence"] > 1:
+    raise InputError(f"config.mesh.sequence is {sizes['sequence']}: give 1 for graphs")
+  check_batches(config, sizes)
+
+
+def load_data(config: ConfigDict) -> GraphData:
+  """Loads the graphs of `config.data`: train, valid, and one or more test splits."""
+  data = config.data
+  if data.source == "clutrr":
+    return load_clutrr(**data.clutrr)
+  fold = data.tu.fold
+  if fold == -1:
+    fold = config.seed % data.tu.num_folds
+  return split_folds(load_tu(data.tu.name, data.tu.path), fold, data.tu.num_folds)
+
+
+def mock_vocabulary(config: ConfigDict) -> GraphNames:
+  """Returns as many names as CLUTRR has."""
+  del config
+  node_labels, edge_labels, classes = (
+    tuple(map(str, range(number))) for number in (1, 14, 18)
+  )
+  return GraphNames(node_labels, edge_labels, classes)
+
+
+def make_batches(
+  config: ConfigDict, data: GraphData, mesh: AnyMesh
+) -> tuple[GraphBatches, GraphBatches]:
+  """Returns shuffled batches of the training split, and batches of the validation split."""
+  train, valid = data.splits["train"], data.splits["valid"]
+  sizes = graph_module.num_nodes([*train, *valid])
+  make = batch_maker(config, sizes, mesh, kind=GraphBatches)
+  return make(train, seed=config.seed), make(valid, seed=None)
+
+
+def empty_batch(shape: tuple[int, ...]) -> GraphBatch:
+  """Returns a batch of padding, of rows and nodes, or of rows, nodes and edges."""
+  rows, nodes, *edges = shape
+  return graph_module.empty_batch((rows, nodes, *(edges or [nodes])))
+
+
+def build(config: ConfigDict, names: GraphNames, mesh: AnyMesh) -> Steps:
+  """Builds model, optimizer and steps on a mesh; nothing is computed or compiled."""
+  schedule = learning_rate(config)
+  return make_steps(
+    config,
+    functools.partial(make_model, config, names),
+    functools.partial(loss, smoothing=config.training.label_smoothing),
+    optax.adam(schedule, b2=0.98, eps=1e-9),  # Shaw et al. 2018
+    schedule,
+    mesh,
+  )
+
+
+def make_model(config: ConfigDict, names: GraphNames, rngs: nnx.Rngs) -> GraphEncoder:
+  """Returns the model of `config.model` with random parameters."""
+  values = GraphEncoderConfig(
+    num_node_labels=len(names.node_labels),
+    num_edge_labels=len(names.edge_labels),
+    num_classes=len(names.classes),
+    num_node_features=names.num_node_features,
+    num_edge_features=names.num_edge_features,
+    head=_HEADS[config.data.source],
+    **model_values(config),
+  )
+  return GraphEncoder(values, rngs=rngs)
+
+
+def loss(
+  model: GraphEncoder,
+  batch: GraphBatch,
+  rngs: nnx.Rngs | None = None,
+  smoothing: float = 0.0,
+) -> Loss:
+  """Computes the cross-entropy summed over targets: graphs or pairs of nodes."""
+  logits = model(batch, rngs)
+  return cross_entropy(logits, batch.target, smoothing=smoothing, pad=graph_module.PAD)
+
+
+def load_run(config: ConfigDict, workdir: Path) -> Run:
+  """Loads the trained model in a run directory on all devices."""
+  names = load_names(workdir)
+  mesh = make_mesh()
+  steps = build(config, names, mesh)
+  run = Run(config, names, mesh, steps.graphdef, steps.shapes.params)
+  return load_average(run, workdir)
+
+
+def evaluate(config: ConfigDict, workdir: Path) -> None:
+  """Scores the trained model in a run directory on the run's own data."""
+  data = load_data(config)
+  check_unchanged(workdir, data_digests(data.splits))
+  run = load_run(config, workdir)
+  check_names(run.vocabulary, data)
+  score_run(run, data, workdir)
+
+
+def score_run(run: Run, data: GraphData, workdir: Path) -> None:
+  """Scores every split but train; writes the scores and the run's record."""
+  results.report(scores.evaluate(run, data, workdir), run, workdir, "accuracy")

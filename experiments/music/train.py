@@ -1,0 +1,193 @@
+"""Trains a model of music: the next token of a piece, scored by its likelihood.
+
+`train` says what happens, in order. `experiments.train` calls it.
+"""
+
+import functools
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+from ml_collections import ConfigDict
+
+from experiments.data.batching import Batches, Tokens
+from experiments.data.tokenizer import BOS
+from experiments.data.upstream import Corpus, write_skipped
+from experiments.files import Path
+from experiments.music import scores, voices
+from experiments.music.data import CODECS, MusicRows, load_chorales, load_midi_folder
+from experiments.music.midi_files import Codec
+from experiments.training import loop, processes, results, start
+from experiments.training.batches import batch_maker, check_batches
+from experiments.training.loss import Loss, cross_entropy, shift_right
+from experiments.training.model import model_values
+from experiments.training.run import Run, load_average
+from experiments.training.sharding import AnyMesh, make_mesh
+from experiments.training.step import Steps, learning_rate, make_steps
+from experiments.training.workdir import (
+  check_shared,
+  check_unchanged,
+  data_digests,
+  training_digest,
+  write_digests,
+  write_run_files,
+)
+from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
+
+
+def train(
+  config: ConfigDict,
+  workdir: Path,
+  stop: processes.StopOnSignal,
+  profile_steps: str = "",
+  wandb: str = "",
+) -> None:
+  """Trains from the last checkpoint in the run directory, if any, and evaluates.
+
+  The config is checked. Nothing is written before all inputs are checked, too. Raises
+  Stopped once a signal has stopped it and the state is saved.
+  """
+  with processes.failing_together():
+    data = load_data(config)
+    for note in data.notes:
+      print(note)
+
+  codec = choose_codec(config)
+  mesh = make_mesh(**config.mesh)
+  with jax.set_mesh(mesh):
+    steps = build(config, codec, mesh)
+    run = Run(config, codec, mesh, steps.graphdef, steps.shapes.params)
+    batches, valid_batches = make_batches(config, data, codec, mesh)
+    start.print_sizes(run, batches, valid_batches)
+    num_steps = start.count_steps(config, batches.num_per_epoch)
+    digests = training_digest(batches.examples)
+    digests |= data_digests(data.splits)
+    start.check_inputs(workdir, digests)
+
+    with start.open_checkpoints(config, workdir) as checkpoints:
+      state = start.restore(checkpoints, steps.shapes, workdir)
+      if processes.is_first():
+        write_run_files(workdir, config.to_dict(), num_steps)
+        write_digests(workdir, digests)
+        write_skipped(data, workdir)
+      check_shared(workdir)
+      checkpoints.prepare()
+      loop.train(
+        run,
+        steps,
+        state,
+        batches,
+        valid_batches,
+        num_steps=num_steps,
+        checkpoints=checkpoints,
+        workdir=workdir,
+        stop=stop,
+        profile_steps=profile_steps,
+        wandb=wandb,
+      )
+
+  score_run(load_average(run, workdir), data, workdir)
+  processes.wait_for_all("evaluated")
+
+
+def check(config: ConfigDict, sizes: Mapping[str, int]) -> None:
+  """Raises InputError for wrong batches; reads no data."""
+  check_batches(config, sizes)
+
+
+def load_data(config: ConfigDict) -> Corpus:
+  """Loads the pieces of `config.data` as tokens."""
+  if config.data.source == "chorales":
+    return load_chorales(**config.data.chorales)
+  return load_midi_folder(**config.data.midi)
+
+
+def choose_codec(config: ConfigDict) -> Codec:
+  """Returns the codec of `config.data`, which is the vocabulary."""
+  if config.data.source == "chorales":
+    return voices.CODEC
+  return CODECS[config.data.midi.codec]
+
+
+mock_vocabulary = choose_codec
+
+
+def make_batches(
+  config: ConfigDict, data: Corpus, codec: Codec, mesh: AnyMesh
+) -> tuple[Batches, Batches]:
+  """Returns shuffled batches of the training split, and batches of the validation split.
+
+  Pieces are cut if they are longer than `max_length`, or `valid_length`.
+  """
+  settings = config.batches
+  longest_valid = max(settings.max_length, settings.valid_length)
+  train = MusicRows(
+    data.splits["train"],
+    codec,
+    longest=settings.max_length,
+    random_slices=settings.cut_anew,
+    semitones=config.data.transpose,
+    seed=config.seed,
+  )
+  valid = MusicRows(data.splits["valid"], codec, longest=longest_valid)
+  make = batch_maker(config, train.lengths, mesh)
+  make_valid = batch_maker(config, valid.lengths, mesh, max_length=longest_valid)
+  return make(train, seed=config.seed), make_valid(valid, seed=None)
+
+
+def empty_batch(shape: tuple[int, ...]) -> Tokens:
+  """Returns a batch of padding, of rows and a length."""
+  return Tokens(np.zeros(shape, np.int32))
+
+
+def build(config: ConfigDict, codec: Codec, mesh: AnyMesh) -> Steps:
+  """Builds model, optimizer and steps on a mesh; nothing is computed or compiled."""
+  schedule = learning_rate(config)
+  return make_steps(
+    config,
+    functools.partial(make_model, config, codec),
+    functools.partial(loss, smoothing=config.training.label_smoothing),
+    optax.adam(schedule, b2=0.98, eps=1e-9),  # Shaw et al. 2018
+    schedule,
+    mesh,
+  )
+
+
+def make_model(config: ConfigDict, codec: Codec, rngs: nnx.Rngs) -> LanguageModel:
+  """Returns the model of `config.model` with random parameters."""
+  values = LanguageModelConfig(codec.vocab_size, **model_values(config))
+  return LanguageModel(values, rngs=rngs)
+
+
+def loss(
+  model: LanguageModel,
+  batch: Tokens,
+  rngs: nnx.Rngs | None = None,
+  smoothing: float = 0.0,
+) -> Loss:
+  """Computes the cross-entropy of each token given the tokens before it."""
+  logits = model(shift_right(batch.tokens, BOS), rngs=rngs)
+  return cross_entropy(logits, batch.tokens, smoothing=smoothing)
+
+
+def load_run(config: ConfigDict, workdir: Path) -> Run:
+  """Loads the trained model in a run directory on all devices."""
+  codec = choose_codec(config)
+  mesh = make_mesh()
+  steps = build(config, codec, mesh)
+  run = Run(config, codec, mesh, steps.graphdef, steps.shapes.params)
+  return load_average(run, workdir)
+
+
+def evaluate(config: ConfigDict, workdir: Path) -> None:
+  """Scores the trained model in a run directory on the run's own data."""
+  data = load_data(config)
+  check_unchanged(workdir, data_digests(data.splits))
+  score_run(load_run(config, workdir), data, workdir)
+
+
+def score_run(run: Run, data: Corpus, workdir: Path) -> None:
+  """Scores complete pieces; writes the scores and the run's record."""
+  results.report(scores.evaluate(run, data, workdir), run, workdir, "NLL")

@@ -1,0 +1,147 @@
+"""The systems that can be trained: each has a folder with a train.py, named by its task.
+
+A train.py has `train` and `evaluate`, which say what happens, and the functions that
+other commands call: `check`, `load_data`, `load_run`, `build`, `make_model`, `loss`,
+`mock_vocabulary` and `empty_batch`. Copy one to make a system of your own.
+"""
+
+import functools
+import importlib
+import json
+import math
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import jax
+from flax import nnx
+from ml_collections import ConfigDict
+
+from experiments.config import check_form, check_keys, check_values, defaults, flatten
+from experiments.errors import InputError
+from experiments.files import Path
+from experiments.training.sharding import mesh_sizes
+from experiments.training.workdir import read_config
+
+
+def find_system(task: str) -> ModuleType:
+  """Imports a task's train.py; the libraries of the other systems take seconds to load."""
+  return importlib.import_module(f"experiments.{task}.train")
+
+
+def parse_config(
+  values: Mapping[str, Any] | ConfigDict,
+  num_devices: int | None = None,
+  changes: Mapping[str, Any] | None = None,
+  is_trained: bool = False,
+) -> ConfigDict:
+  """Returns a complete config, checked in a second and without reading any data.
+
+  Missing keys get their defaults, as in runs that are older than a key; `changes`
+  replaces values by dotted key. The mesh must fit `num_devices`, by default this
+  machine's; 0 is for a config from another machine. `is_trained` skips tracing the
+  model, which takes a third of a second.
+
+  Raises InputError: names the first wrong value and the remedy.
+  """
+  config = defaults(values).copy_and_resolve_references()
+  check_keys(flatten(values), config)
+  check_form(values, config)
+  try:
+    config.update(values)
+    config.update_from_flattened_dict(changes or {})
+  except TypeError as error:
+    raise InputError(f"config: {' '.join(str(error).split())}") from error
+  check_values(config)
+  _check_steps(config)
+  _check_average(config, is_trained)
+  if num_devices == 0:
+    num_devices = math.prod(size for size in config.mesh.values() if size > 0)
+  sizes = mesh_sizes(num_devices or jax.device_count(), **config.mesh)
+  find_system(config.task).check(config, sizes)
+  if not is_trained:
+    check_model(config)
+  _check_tensor_axis(config, sizes["tensor"])
+  return config
+
+
+def _check_steps(config: ConfigDict) -> None:
+  steps, epochs = config.training.num_steps, config.training.num_epochs
+  if (steps > 0) == (epochs > 0):
+    raise InputError(
+      f"config.training.num_steps is {steps} and config.training.num_epochs {epochs}: "
+      "give one of them, and 0 for the other"
+    )
+
+
+def _check_average(config: ConfigDict, is_trained: bool) -> None:
+  averaged = config.decoding.average_checkpoints
+  kept = config.training.keep_checkpoints
+  if averaged <= kept:
+    return
+  remedy = "raise config.training.keep_checkpoints"
+  if is_trained:
+    remedy = f"give --average_checkpoints={kept} or less"
+  raise InputError(
+    f"config.decoding.average_checkpoints is {averaged}, but only {kept} are kept: "
+    f"{remedy}"
+  )
+
+
+def _check_tensor_axis(config: ConfigDict, size: int) -> None:
+  for name in ("num_heads", "feed_forward"):
+    if config.model[name] % size:
+      raise InputError(
+        f"config.mesh.tensor is {size}: give a divisor of config.model.{name}, "
+        f"{config.model[name]}"
+      )
+
+
+def check_model(config: ConfigDict) -> None:
+  """Raises InputError if the model does not support its config.
+
+  Traces the loss of one layer in training; nothing is computed.
+  """
+  config = config.copy_and_resolve_references()
+  config.model.num_layers = 1
+  config.update(name="", seed=0)  # many runs of a sweep have the same model
+  try:
+    _trace_loss(config.to_json(sort_keys=True))
+  except InputError:
+    raise
+  except (ValueError, NotImplementedError) as error:
+    raise InputError(f"config.model: {' '.join(str(error).split())}") from error
+
+
+@functools.cache
+def _trace_loss(text: str) -> None:
+  config = ConfigDict(json.loads(text))
+  system = find_system(config.task)
+  vocabulary = system.mock_vocabulary(config)
+
+  def loss(batch):
+    model = system.make_model(config, vocabulary, nnx.Rngs(0))
+    return system.loss(model, batch, nnx.Rngs(dropout=0))
+
+  jax.eval_shape(loss, system.empty_batch((1, config.batches.max_length)))
+
+
+def load_config(
+  workdir: Path, task: str = "", average_checkpoints: int = 0
+) -> ConfigDict:
+  """Loads the config of the run in a folder, which may be of another machine.
+
+  `average_checkpoints` replaces the config's number, unless it is 0. Raises InputError:
+  the folder holds no run, or its config is damaged, or the run is of another task.
+  """
+  if not (workdir / "config.json").is_file():
+    raise InputError(f"no training run in {str(workdir)!r}: give its --workdir")
+  changes = {}
+  if average_checkpoints:
+    changes["decoding.average_checkpoints"] = average_checkpoints
+  config = parse_config(read_config(workdir), 0, changes, is_trained=True)
+  if task not in ("", config.task):
+    raise InputError(
+      f"--workdir={workdir} is a run of {config.task}: give a run of {task}"
+    )
+  return config

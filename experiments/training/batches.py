@@ -1,0 +1,64 @@
+"""Shapes of batches on a mesh."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from experiments.data.batching import Batches, bucket_boundaries, round_up
+from experiments.errors import InputError
+from experiments.training.sharding import AnyMesh, multiples
+
+
+def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
+  """Raises InputError unless batches of the longest rows divide over mesh and microbatches."""
+  tokens = config.batches.tokens
+  longest = config.batches.max_length
+  num_devices, _ = multiples(sizes, config.mesh.ring)
+  num_parts = config.training.num_microbatches
+  num_rows = tokens // longest
+  if num_rows < num_devices * num_parts:
+    raise InputError(
+      f"config.batches.tokens is {tokens}, {num_rows} rows of "
+      f"config.batches.max_length {longest}, which {num_devices} devices and "
+      f"{num_parts} microbatches cannot divide: give "
+      f"{longest * num_devices * num_parts} tokens or more, or lower config.mesh.data"
+    )
+
+
+def longest_shape(config: ConfigDict, sizes: Mapping[str, int]) -> tuple[int, int]:
+  """Returns rows and tokens of the longest batches, on a mesh of these sizes."""
+  num_devices, length_multiple = multiples(sizes, config.mesh.ring)
+  longest = config.batches.max_length
+  num_rows = max(1, config.batches.tokens // longest)
+  row_multiple = num_devices * config.training.num_microbatches
+  return round_up(num_rows, row_multiple), round_up(longest, length_multiple)
+
+
+def batch_maker(
+  config: ConfigDict,
+  lengths: np.ndarray,
+  mesh: AnyMesh,
+  max_length: int | None = None,
+  kind: Callable[..., Any] = Batches,
+):
+  """Returns a constructor of batches, for training examples of these lengths.
+
+  A batch has room for one row of the largest length on each device, whatever
+  `max_length` is.
+  """
+  num_devices, length_multiple = multiples(mesh.shape, config.mesh.ring)
+  row_multiple = num_devices * config.training.num_microbatches
+  longest = max_length or config.batches.max_length
+  boundaries = bucket_boundaries(lengths, config.batches.num_shapes, max_length=longest)
+  # In training that is `tokens` on any mesh: `check_batches` refuses others.
+  budget = max(config.batches.tokens, boundaries[-1] * row_multiple)
+  return functools.partial(
+    kind,
+    boundaries=boundaries,
+    budget=budget,
+    multiple_of=row_multiple,
+    length_multiple_of=length_multiple,
+  )

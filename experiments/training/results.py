@@ -1,0 +1,88 @@
+"""The scores of a trained model: printed, drawn and recorded."""
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from experiments.config import own_values
+from experiments.evaluation.pictures import learning_curves
+from experiments.evaluation.records import make_record, to_line
+from experiments.files import Path, write_whole
+from experiments.training.metrics import read_metrics
+from experiments.training.run import Run
+from experiments.training.workdir import read_json
+
+
+class Evaluation(NamedTuple):
+  """The scores of a trained model."""
+
+  text: str  # tables and samples to print
+  results: Mapping[str, Any]  # by split, for results.json
+  scores: Mapping[str, Any]  # by split, for `experiments.evaluation.records`
+  sentences: Mapping[str, list[list[int | float]]]  # likewise
+  pictures: tuple[Path, ...] = ()  # image files
+
+
+def report(evaluation: Evaluation | None, run: Run, workdir: Path, score: str) -> None:
+  """Prints scores, draws the learning curves, and writes the results and the record.
+
+  `score` names the first score; its metric, if any, is `valid_` and the name in lower
+  case. Does nothing without an evaluation: the first process alone has one.
+  """
+  if evaluation is None:
+    return
+  metrics = read_metrics(workdir)
+  title = f"{run.config.data.source}, seed {run.config.seed}"
+  curves = learning_curves(metrics, workdir / "learning_curves.png", score, title)
+  print_scores(evaluation, run, workdir, curves)
+  if evaluation.results:
+    _record(evaluation, run, workdir, metrics)
+
+
+def print_scores(
+  evaluation: Evaluation, run: Run, folder: Path, *pictures: Path
+) -> None:
+  """Prints scores, samples and the paths of pictures; writes results.json."""
+  print(evaluation.text)
+  print("pictures:", *pictures, *evaluation.pictures)
+  if not evaluation.results:
+    return
+  results = {}
+  for split, values in evaluation.results.items():
+    results[split] = dict(values, checkpoints=run.steps)
+  write_whole(folder / "results.json", json.dumps(results, indent=2) + "\n")
+
+
+def _record(
+  evaluation: Evaluation, run: Run, workdir: Path, metrics: list[dict[str, Any]]
+) -> None:
+  """Writes record.json for a finished training; deletes that of a shorter one."""
+  file = workdir / "record.json"
+  config = run.config
+  environment = read_json(workdir / "environment.json")
+  # 0 if it is unknown: in runs of epochs by older code.
+  num_steps = environment.get("updates", config.training.num_steps)
+  last = metrics[-1] if metrics else {}
+  last_step = last.get("step", 0)
+  # A finished training ends with an evaluation.
+  is_finished = last_step == num_steps and "valid_loss" in last
+  if is_finished and run.steps[-1] != num_steps:
+    print(
+      f"scored step {run.steps[-1]}, not the last, {num_steps}: record.json is unchanged; "
+      "run the training command again to make the last checkpoint again",
+      file=sys.stderr,
+    )
+  elif is_finished:
+    record = make_record(
+      config.to_dict(),
+      own_values(config),
+      environment,
+      metrics,
+      evaluation.scores,
+      evaluation.sentences,
+      run.steps,
+    )
+    write_whole(file, to_line(record))
+  elif last_step <= num_steps:
+    file.unlink(missing_ok=True)

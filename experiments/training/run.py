@@ -1,0 +1,53 @@
+"""A trained model: its config, vocabulary, mesh and parameters."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from ml_collections import ConfigDict
+
+from experiments.files import Path, in_bucket
+from experiments.training import sharding
+from experiments.training.checkpoint import Checkpoints
+from relpos_jax.typing import PyTree
+
+
+class Run(NamedTuple):
+  """A model of a training run, before or after its training."""
+
+  config: ConfigDict
+  vocabulary: Any
+  mesh: jax.sharding.Mesh
+  graphdef: nnx.GraphDef
+  params: nnx.State  # arrays, or their shapes
+  steps: tuple[int, ...] = ()  # of the checkpoints that were averaged
+
+
+def load_average(run: Run, workdir: Path) -> Run:
+  """Averages the parameters over the last checkpoints, replicated on every device.
+
+  In a local folder the average is kept for the next command, in average.npz.
+  """
+  config = run.config
+  sharding_of_all = sharding.replicated(run.mesh)
+  shapes = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_of_all),
+    run.params,
+  )
+  file = workdir / "average.npz"
+  if in_bucket(workdir) or jax.process_count() > 1:
+    file = None
+  with Checkpoints(workdir / "checkpoints") as checkpoints:
+    params, steps = checkpoints.average(
+      config.decoding.average_checkpoints,
+      like=shapes,
+      since=config.training.warmup_steps,
+      keep=file,
+    )
+  return run._replace(params=params, steps=tuple(steps))
+
+
+def own_copies(params: PyTree) -> PyTree:
+  """Copies replicated arrays to this process, which can then compute alone."""
+  return jax.tree.map(jnp.asarray, jax.device_get(params))

@@ -1,0 +1,166 @@
+"""Sentence pairs of a config: loaded, normalised and batched."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from ml_collections import ConfigDict
+from tokenizers import Tokenizer
+
+from experiments.data import tokenizer as tok
+from experiments.data.batching import Batch, Batches, pair_lengths
+from experiments.errors import InputError
+from experiments.evaluation import bleu
+from experiments.files import Path
+from experiments.training.batches import batch_maker, check_batches
+from experiments.training.sharding import AnyMesh
+from experiments.translation import corpus as corpora
+from experiments.translation import wmt14
+from experiments.translation.corpus import LANGUAGES, Corpus
+
+_LOADERS = dict(
+  embedded=corpora.load_embedded,
+  multi30k=corpora.load_multi30k,
+  pairs=corpora.load_pairs,
+  scan=corpora.load_scan,
+  wmt14=wmt14.load,
+)
+
+
+def check(config: ConfigDict, sizes: Mapping[str, int]) -> None:
+  """Raises InputError for wrong languages, marks or batches; reads no data."""
+  data = config.data
+  known = LANGUAGES[data.source]
+  if is_prepared(config):
+    known = known[:2]
+  pattern = "|".join(known) or "[a-z]{2,3}-[a-z]{2,3}"
+  if not re.fullmatch(pattern, data.languages):
+    raise InputError(
+      f"config.data.languages is {data.languages!r}: give source-target, "
+      f"as {', '.join(known) or 'en-de'}"
+    )
+  if is_prepared(config) and not config.evaluation.subword_mark:
+    raise InputError(
+      "config.data.multi30k.prepared is text in subwords: "
+      "set config.evaluation.subword_mark=@@"
+    )
+  check_batches(config, sizes)
+
+
+def is_prepared(config: ConfigDict) -> bool:
+  """Returns whether data are the published baseline's, in tokens and subwords."""
+  return config.data.source == "multi30k" and config.data.multi30k.prepared
+
+
+def load_data(config: ConfigDict) -> Corpus:
+  """Loads and normalises the sentence pairs of `config.data`."""
+  bleu.check_tokenizer(config.evaluation.tokenize)  # before hours of training
+  source = config.data.source
+  options = config.data[source].to_dict()
+  if source == "pairs":
+    options["test"] = parse_test_files(config)
+  if len(LANGUAGES[source]) > 1:
+    options["languages"] = config.data.languages
+  corpus = _LOADERS[source](**options)
+  if "valid" not in corpus.splits:
+    raise InputError(
+      "no validation pairs: give --config.data.pairs.valid=source_file,target_file"
+    )
+  corpus = normalize(config, corpus)
+  _check_mark(config, corpus)
+  return corpus
+
+
+def _check_mark(config: ConfigDict, corpus: Corpus) -> None:
+  """Raises InputError if no training target has the mark of subwords."""
+  mark = config.evaluation.subword_mark
+  if not mark:
+    return
+  targets = (target for _, target in corpus.splits["train"])
+  if all(bleu.join_subwords(target, mark) == target for target in targets):
+    raise InputError(
+      f"config.evaluation.subword_mark is {mark!r}, but no training target's subword "
+      "ends in it: give the mark of the text, or none; config.data.moses would separate "
+      "it from its subword"
+    )
+
+
+def parse_test_files(config: ConfigDict) -> dict[str, str]:
+  """Returns the files of a user's own test sets by name; one without a name is "test"."""
+  files = {}
+  if config.data.source != "pairs":
+    return files
+  for text in filter(None, config.data.pairs.test.split(";")):
+    named = re.fullmatch(r"([^=/,]*)=(.*)", text)
+    name, value = named.groups() if named else ("test", text)
+    if name in files:
+      raise InputError(f"config.data.pairs.test has {name} twice: give it another name")
+    files[name] = value
+  return files
+
+
+def list_tests(data: Corpus) -> list[str]:
+  """Returns the names of the test sets, test first."""
+  names = sorted(data.splits.keys() - {"train", "valid"})
+  return sorted(names, key=lambda name: name != "test")
+
+
+def normalize(config: ConfigDict, corpus: Corpus) -> Corpus:
+  """Normalises pairs as in training: lists at once, other sequences when read."""
+  if not (config.data.moses or config.data.lowercase):
+    return corpus
+
+  def normalize_pair(pair: tuple[str, str]) -> tuple[str, str]:
+    source, target = pair
+    (source,) = normalize_lines(config, [source], side=0)
+    (target,) = normalize_lines(config, [target], side=1)
+    return source, target
+
+  splits = {}
+  for split, pairs in corpus.splits.items():
+    if isinstance(pairs, list):
+      splits[split] = list(map(normalize_pair, pairs))
+    else:
+      splits[split] = corpora.LazyPairs(pairs, normalize_pair)
+  return corpus._replace(splits=splits)
+
+
+def normalize_lines(
+  config: ConfigDict, lines: Sequence[str], side: int = 0
+) -> list[str]:
+  """Normalises lines of the source language, or with side 1 of the target's."""
+  data = config.data
+  language = data.languages.split("-")[side]
+  options = dict(moses=data.moses, lowercase=data.lowercase)
+  return corpora.normalize_lines(lines, language, **options)
+
+
+def learn_vocabulary(config: ConfigDict, data: Corpus, workdir: Path) -> Tokenizer:
+  """Reads the tokenizer of the run directory, or trains it on the training split.
+
+  Raises InputError: there is a checkpoint but not its tokenizer.
+  """
+  if (workdir / tok.FILE).exists() or any(workdir.glob("checkpoints/[0-9]*")):
+    return tok.load_tokenizer(workdir)
+  return learn_tokenizer(config, data)
+
+
+def learn_tokenizer(config: ConfigDict, data: Corpus) -> Tokenizer:
+  """Trains the vocabulary of `config.vocabulary` on both sides of the training split."""
+  lines = (line for pair in data.splits["train"] for line in pair)
+  return tok.train_tokenizer(lines, **config.vocabulary)
+
+
+def make_batches(
+  config: ConfigDict, data: Corpus, vocabulary: Tokenizer, mesh: AnyMesh
+) -> tuple[Batches, Batches]:
+  """Returns shuffled batches of the training split, and batches of the validation split."""
+  train = tok.encode_pairs(vocabulary, data.splits["train"])
+  valid = tok.encode_pairs(vocabulary, data.splits["valid"])
+  make = batch_maker(config, pair_lengths(*train), mesh)
+  return make(*train, seed=config.seed), make(*valid, seed=None)
+
+
+def empty_batch(shape: tuple[int, ...]) -> Batch:
+  """Returns a batch of padding, of rows and a length."""
+  return Batch(np.zeros(shape, np.int32), np.zeros(shape, np.int32))

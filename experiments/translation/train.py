@@ -1,0 +1,165 @@
+"""Trains a translator: an encoder and a decoder on sentence pairs, scored by BLEU.
+
+`train` says what happens, in order. `experiments.train` calls it.
+"""
+
+import functools
+
+import jax
+import optax
+from flax import nnx
+from ml_collections import ConfigDict
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from experiments.data import tokenizer as tok
+from experiments.data.batching import Batch
+from experiments.data.upstream import write_skipped
+from experiments.files import Path
+from experiments.training import loop, processes, results, start
+from experiments.training.loss import Loss, cross_entropy, shift_right
+from experiments.training.model import model_values
+from experiments.training.run import Run, load_average
+from experiments.training.sharding import AnyMesh, make_mesh
+from experiments.training.step import Steps, learning_rate, make_steps
+from experiments.training.workdir import (
+  check_shared,
+  check_unchanged,
+  data_digests,
+  training_digest,
+  write_digests,
+  write_run_files,
+)
+from experiments.translation import scores
+from experiments.translation.corpus import Corpus
+from experiments.translation.data import (
+  check,
+  empty_batch,
+  learn_vocabulary,
+  load_data,
+  make_batches,
+  parse_test_files,
+)
+from relpos_jax.models.seq2seq import Transformer, TransformerConfig
+
+# What the commands call, besides the functions below.
+__all__ = ["check", "empty_batch", "load_data"]
+
+
+def train(
+  config: ConfigDict,
+  workdir: Path,
+  stop: processes.StopOnSignal,
+  profile_steps: str = "",
+  wandb: str = "",
+) -> None:
+  """Trains from the last checkpoint in the run directory, if any, and evaluates.
+
+  The config is checked. Nothing is written before all inputs are checked, too. Raises
+  Stopped once a signal has stopped it and the state is saved.
+  """
+  with processes.failing_together():
+    data = load_data(config)
+    for note in data.notes:
+      print(note)
+    vocabulary = learn_vocabulary(config, data, workdir)
+
+  mesh = make_mesh(**config.mesh)
+  with jax.set_mesh(mesh):
+    steps = build(config, vocabulary, mesh)
+    run = Run(config, vocabulary, mesh, steps.graphdef, steps.shapes.params)
+    batches, valid_batches = make_batches(config, data, vocabulary, mesh)
+    start.print_sizes(run, batches, valid_batches)
+    num_steps = start.count_steps(config, batches.num_per_epoch)
+    digests = training_digest(batches.examples)
+    digests |= data_digests(data.splits, parse_test_files(config))
+    start.check_inputs(workdir, digests)
+
+    with start.open_checkpoints(config, workdir) as checkpoints:
+      state = start.restore(checkpoints, steps.shapes, workdir)
+      if processes.is_first():
+        write_run_files(workdir, config.to_dict(), num_steps)
+        tok.save_tokenizer(vocabulary, workdir)
+        write_digests(workdir, digests)
+        write_skipped(data, workdir)
+      check_shared(workdir)
+      checkpoints.prepare()
+      loop.train(
+        run,
+        steps,
+        state,
+        batches,
+        valid_batches,
+        num_steps=num_steps,
+        score=scores.make_score(run, data),
+        checkpoints=checkpoints,
+        workdir=workdir,
+        stop=stop,
+        profile_steps=profile_steps,
+        wandb=wandb,
+      )
+
+  score_run(load_average(run, workdir), data, workdir)
+  processes.wait_for_all("evaluated")
+
+
+def build(config: ConfigDict, vocabulary: Tokenizer, mesh: AnyMesh) -> Steps:
+  """Builds model, optimizer and steps on a mesh; nothing is computed or compiled."""
+  schedule = learning_rate(config)
+  return make_steps(
+    config,
+    functools.partial(make_model, config, vocabulary),
+    functools.partial(loss, smoothing=config.training.label_smoothing),
+    optax.adam(schedule, b2=0.98, eps=1e-9),  # Shaw et al. 2018
+    schedule,
+    mesh,
+  )
+
+
+def make_model(
+  config: ConfigDict, vocabulary: Tokenizer, rngs: nnx.Rngs
+) -> Transformer:
+  """Returns the model of `config.model` with random parameters."""
+  size = vocabulary.get_vocab_size()
+  return Transformer(TransformerConfig(size, size, **model_values(config)), rngs=rngs)
+
+
+def mock_vocabulary(config: ConfigDict) -> Tokenizer:
+  """Returns a vocabulary of the configured size, for the shapes of a model."""
+  entries = {str(number): number for number in range(config.vocabulary.size)}
+  return Tokenizer(WordLevel(entries, unk_token="0"))
+
+
+def loss(
+  model: Transformer, batch: Batch, rngs: nnx.Rngs | None = None, smoothing: float = 0.0
+) -> Loss:
+  """Computes the loss of each target token, given the source and the target before it."""
+  logits = model(batch.source, shift_right(batch.target, tok.BOS), rngs=rngs)
+  return cross_entropy(logits, batch.target, smoothing=smoothing)
+
+
+def load_run(config: ConfigDict, workdir: Path) -> Run:
+  """Loads the trained model in a run directory on all devices.
+
+  Raises InputError if the tokenizer is not the one that the run was trained with.
+  """
+  check_unchanged(workdir)
+  vocabulary = tok.load_tokenizer(workdir)
+  mesh = make_mesh()
+  steps = build(config, vocabulary, mesh)
+  run = Run(config, vocabulary, mesh, steps.graphdef, steps.shapes.params)
+  return load_average(run, workdir)
+
+
+def evaluate(config: ConfigDict, workdir: Path) -> None:
+  """Scores the trained model in a run directory on the run's own test sets."""
+  data = load_data(config)
+  check_unchanged(workdir, data_digests(data.splits, parse_test_files(config)))
+  score_run(load_run(config, workdir), data, workdir)
+
+
+def score_run(run: Run, data: Corpus, workdir: Path) -> None:
+  """Translates the test sets; writes scores, translations and the run's record."""
+  translated = scores.translate_tests(run, data)
+  evaluation = scores.evaluate(run, translated, workdir)
+  results.report(evaluation, run, workdir, "BLEU")
