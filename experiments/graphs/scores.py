@@ -1,5 +1,6 @@
 """The accuracy of classified graphs, by split and by length."""
 
+import itertools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
@@ -67,8 +68,7 @@ def evaluate(run: Run, data: GraphData, workdir: Path) -> Evaluation | None:
   Returns None in all processes but the first.
   """
   splits = {name: graphs for name, graphs in data.splits.items() if name != "train"}
-  every_graph = [graph for graphs in splits.values() for graph in graphs]
-  answers, nats = predict(run, every_graph)
+  answers, nats = predict(run, list(itertools.chain(*splits.values())))
   if not is_first():
     return None
   is_chain = run.config.data.source == "clutrr"
@@ -77,30 +77,31 @@ def evaluate(run: Run, data: GraphData, workdir: Path) -> Evaluation | None:
   lines = ["", "split      graphs   accuracy (%)   most frequent class (%)    loss"]
   start = 0
   for split, graphs in splits.items():
-    of_split = slice(start, start + len(graphs))
-    start += len(graphs)
-    targets = np.array([int(graph.target) for graph in graphs])
-    is_right = (answers[of_split] == targets).tolist()
+    stop = start + len(graphs)
+    targets = np.array([graph.target for graph in graphs])
+    is_right = answers[start:stop] == targets
     scores[split] = dict(
-      accuracy=100 * statistics.fmean(is_right),
-      loss=statistics.fmean(nats[of_split].tolist()),
+      accuracy=100 * statistics.fmean(is_right.tolist()),
+      loss=statistics.fmean(nats[start:stop].tolist()),
       majority=100 * int(np.sum(targets == most_frequent)) / len(targets),
     )
     results[split] = {"graphs": len(graphs)} | scores[split]
-    rows[split] = []
-    for graph, right in zip(graphs, is_right, strict=True):
-      size = len(graph.senders) if is_chain else len(graph.nodes)
-      rows[split].append([size, int(right)])
+    sizes = [len(graph.senders if is_chain else graph.nodes) for graph in graphs]
+    rows[split] = np.column_stack([sizes, is_right]).tolist()
     accuracy, loss, majority = scores[split].values()
     line = f"{split:9}{len(graphs):8,}{accuracy:15.1f}{majority:26.1f}{loss:8.3f}"
     lines.append(line)
-  pictures = ()
-  if is_chain:
-    by_length = {k: [scores[f"test_{k}"]["accuracy"]] for k in CTP}
-    title = f"{run.config.data.source}, seed {run.config.seed}"
-    path = workdir / "lengths.png"
-    pictures = (draw_lengths({"this model": by_length}, path, title),)
+    start = stop
+  pictures = (_draw_own_lengths(run, scores, workdir),) if is_chain else ()
   return Evaluation("\n".join([*lines, ""]), results, scores, rows, pictures)
+
+
+def _draw_own_lengths(
+  run: Run, scores: Mapping[str, Mapping[str, float]], workdir: Path
+) -> Path:
+  by_length = {k: [scores[f"test_{k}"]["accuracy"]] for k in CTP}
+  title = f"{run.config.data.source}, seed {run.config.seed}"
+  return draw_lengths({"this model": by_length}, workdir / "lengths.png", title)
 
 
 def predict(run: Run, graphs: Sequence[Graph]) -> tuple[np.ndarray, np.ndarray]:

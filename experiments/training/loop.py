@@ -68,8 +68,7 @@ def train(
   if start >= num_steps and not lacks_evaluation:
     return state
   stop.deferred = True
-  host_batches = prefetch(batches, start, num_steps)
-  on_devices = (put_batch(batch, run.mesh) for batch in host_batches)
+  on_devices = _put_batches(batches, run, start, num_steps)
   if profile_steps:
     folder = str(workdir / "tensorboard")
     on_devices = profiled(on_devices, start, profile_steps, folder)
@@ -117,7 +116,7 @@ def _lacks_evaluation(
   workdir: Path, step: int, num_steps: int, eval_every: int
 ) -> bool:
   """Returns whether a run that was stopped after a save lacks that step's evaluation."""
-  is_due = step > 0 and (step % eval_every == 0 or step >= num_steps)
+  is_due = step > 0 and (_is_due(step, eval_every, num_steps) or step > num_steps)
   is_done = any(
     line["step"] == step and "valid_loss" in line for line in read_metrics(workdir)
   )
@@ -140,6 +139,12 @@ def _open_reporter(
     yield stack.enter_context(Reporter(workdir, start, num_steps, **options))
 
 
+def _put_batches(batches: Any, run: Run, start: int, stop: int) -> Iterator[Any]:
+  """Yields the batches of steps from `start` to `stop`, sharded over the devices."""
+  for batch in prefetch(batches, start, stop):
+    yield put_batch(batch, run.mesh)
+
+
 def _first_batches(batches: Any, run: Run, start: int, stop: int) -> Iterator[Any]:
   """Yields the first batch of each shape."""
   for step in batches.first_steps(start, stop):
@@ -158,8 +163,8 @@ def _evaluate(
   """Reports the validation loss and the scores of a state, or nothing once stopped."""
   with stop.interruptible():
     losses = []  # still on the devices, which need not wait for them
-    for batch in prefetch(batches, 0, batches.num_per_epoch):
-      losses.append(steps.evaluate(state.params, put_batch(batch, run.mesh)))
+    for batch in _put_batches(batches, run, 0, batches.num_per_epoch):
+      losses.append(steps.evaluate(state.params, batch))
       if stop.should_stop():
         return
     total = sum(float(loss.sum) for loss in losses)
@@ -203,54 +208,70 @@ def take_steps(
 
   Raises NonFiniteError: names the step and its batch.
   """
-  num_skipped = 0  # in a row
-  in_flight = collections.deque()
-
-  def report_all_but(num_left: int) -> None:
-    nonlocal num_skipped
-    while len(in_flight) > num_left:
-      step, batch, metrics = in_flight.popleft()
-      metrics = {name: value.item() for name, value in jax.device_get(metrics).items()}
-      report(step, metrics)
-      num_skipped = num_skipped + 1 if metrics["skipped"] else 0
-      if num_skipped >= max_skipped:
-        shape = jax.tree.leaves(batch)[-1].shape  # the targets of a pair
-        raise NonFiniteError(
-          f"step {step}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']} on batch "
-          f"{step - 1} of shape {'x'.join(map(str, shape))}, number {num_skipped} "
-          "skipped in a row: lower the learning rate or look at these batches"
-        )
-
+  in_flight = _StepsInFlight(report, max_skipped)
   first = int(state.step) + 1
   for step in range(first, num_steps + 1):
     batch = next(batches)
     state, metrics = train_step(state, batch)
-    in_flight.append((step, batch, metrics))
-    is_last = step == num_steps
-    evaluate_now, save_now = (
-      is_last or step % every == 0 for every in (eval_every, save_every)
-    )
+    in_flight.add(step, batch, metrics)
+    save_now = _is_due(step, save_every, num_steps)
+    evaluate_now = _is_due(step, eval_every, num_steps)
     # One step stays in flight, so that the device does not wait for the host to read
     # its metrics. The first is told at once: the next may have to be compiled.
-    report_all_but(0 if step == first or evaluate_now or save_now else 1)
+    is_told_now = step == first or evaluate_now or save_now
+    in_flight.report_all_but(0 if is_told_now else 1)
     if save_now:
       save(state)
     if evaluate_now and not should_stop():
       evaluate(state)
     if should_stop():
-      report_all_but(0)
+      in_flight.report_all_but(0)
       if not save_now:
         save(state)
       break
   return state
 
 
+def _is_due(step: int, every: int, num_steps: int) -> bool:
+  return step % every == 0 or step == num_steps
+
+
+class _StepsInFlight:
+  """Steps with metrics that the host has not read yet."""
+
+  def __init__(self, report: Callable[[int, dict], None], max_skipped: int):
+    self._report = report
+    self._max_skipped = max_skipped
+    self._num_skipped = 0  # in a row
+    self._steps = collections.deque()
+
+  def add(self, step: int, batch: Any, metrics: dict[str, jax.Array]) -> None:
+    self._steps.append((step, batch, metrics))
+
+  def report_all_but(self, num_left: int) -> None:
+    """Reports the oldest steps. Raises NonFiniteError for too many skipped ones."""
+    while len(self._steps) > num_left:
+      step, batch, arrays = self._steps.popleft()
+      metrics = {name: value.item() for name, value in jax.device_get(arrays).items()}
+      self._report(step, metrics)
+      self._num_skipped = self._num_skipped + 1 if metrics["skipped"] else 0
+      if self._num_skipped >= self._max_skipped:
+        shape = jax.tree.leaves(batch)[-1].shape  # the targets of a pair
+        raise NonFiniteError(
+          f"step {step}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']} "
+          f"on batch {step - 1} of shape {'x'.join(map(str, shape))}, number "
+          f"{self._num_skipped} skipped in a row: lower the learning rate or look at "
+          "these batches"
+        )
+
+
 def profiled(batches: Iterator, start: int, asked: str, folder: str) -> Iterator:
-  """Yields the batches of the steps after `start`, and profiles those `asked`, such as 10:20."""
+  """Yields the batches of the steps after `start`; profiles the steps `asked`, as 10:20."""
   first, last = map(int, asked.split(":"))
   yield from itertools.islice(batches, max(first - start - 1, 0))
   steps = range(max(first, start + 1), last + 2)
-  with jax.profiler.trace(folder) if len(steps) > 1 else contextlib.nullcontext():
+  is_due = len(steps) > 1
+  with jax.profiler.trace(folder) if is_due else contextlib.nullcontext():
     # One more: while it is dispatched, the device may still compute the last one.
     for step, batch in zip(steps, batches, strict=False):
       with jax.profiler.StepTraceAnnotation("train", step_num=step):

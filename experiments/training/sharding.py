@@ -31,10 +31,8 @@ ROWS = ("data", "fsdp")
 # first match counts. The optimizer's moments have paths with the same ends. All other
 # arrays are replicated.
 RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
-  (
-    r"(^|\.)tables\.(\d+\.)?\w+",
-    (None, "tensor", None),
-  ),  # [R, N, H]; [R, H] is replicated
+  # [R, N, H]; [R, H] is replicated.
+  (r"(^|\.)tables\.(\d+\.)?\w+", (None, "tensor", None)),
   (r"attention\.(query|key|value)\.kernel", ("fsdp", "tensor", None)),  # [D, N, H]
   (r"attention\.out\.kernel", ("tensor", None, "fsdp")),  # [N, H, D]
   (r"feed_forward\.hidden\.kernel", ("fsdp", "tensor")),  # [D, F]
@@ -61,18 +59,20 @@ def make_mesh(
   Raises InputError: a size is invalid, two are -1, the devices do not fit, or a process
   has none.
   """
-  own = jax.devices() if devices is None else list(devices)
-  sizes = mesh_sizes(len(own), data=data, fsdp=fsdp, tensor=tensor, sequence=sequence)
-  used = own[: math.prod(sizes.values())]
-  if devices is None and {d.process_index for d in used} != {
-    *range(jax.process_count())
-  }:
+  every_device = jax.devices() if devices is None else list(devices)
+  sizes = mesh_sizes(
+    len(every_device), data=data, fsdp=fsdp, tensor=tensor, sequence=sequence
+  )
+  used = every_device[: math.prod(sizes.values())]
+  num_processes = jax.process_count()
+  processes = {device.process_index for device in used}
+  if devices is None and len(processes) < num_processes:
     raise InputError(
-      f"a mesh of {len(used)} devices leaves some of {jax.process_count()} processes without "
+      f"a mesh of {len(used)} devices leaves some of {num_processes} processes without "
       "any: give --config.mesh.data=-1, for all"
     )
-  devices = _arranged((*sizes.values(),), used)
-  return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+  arranged = _arranged(tuple(sizes.values()), used)
+  return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def _arranged(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
@@ -82,10 +82,9 @@ def _arranged(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
   Slices of TPUs, which a slower network connects, split the first axis, where only
   gradients are summed.
   """
-  are_gpus = devices[0].platform == "gpu"  # for GPUs JAX calls every machine a slice
-  num_slices = (
-    1 if are_gpus else len({getattr(device, "slice_index", 0) for device in devices})
-  )
+  num_slices = len({getattr(device, "slice_index", 0) for device in devices})
+  if devices[0].platform == "gpu":
+    num_slices = 1  # JAX calls every machine a slice
   options = dict(allow_split_physical_axes=True)
   if num_slices == 1:
     return mesh_utils.create_device_mesh(sizes, devices, **options)
@@ -93,10 +92,9 @@ def _arranged(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
     raise InputError(
       f"config.mesh.data is {sizes[0]}: give a multiple of {num_slices}, the slices of TPUs"
     )
-  within, across = (
-    (sizes[0] // num_slices, *sizes[1:]),
-    (num_slices, *[1] * (len(sizes) - 1)),
-  )
+  first, *others = sizes
+  within = (first // num_slices, *others)
+  across = (num_slices, *[1 for _ in others])
   return mesh_utils.create_hybrid_device_mesh(within, across, devices, **options)
 
 
@@ -104,16 +102,17 @@ def mesh_sizes(
   num_devices: int, *, ring: bool = False, **wanted: int
 ) -> dict[str, int]:
   """Returns the sizes of `make_mesh` for a number of devices, which need not exist."""
-  sizes = ", ".join(f"{name}={size}" for name, size in wanted.items())
-  given = [size for size in wanted.values() if size != -1]
-  if len(given) < len(wanted) - 1 or any(size < 1 for size in given):
+  text = ", ".join(f"{name}={size}" for name, size in wanted.items())
+  num_open = list(wanted.values()).count(-1)
+  sizes = list(filter(lambda size: size != -1, wanted.values()))
+  if num_open > 1 or min(sizes) < 1:
     raise InputError(
-      f"a mesh of {sizes}: give sizes of at least 1, and at most one -1, the rest"
+      f"a mesh of {text}: give sizes of at least 1, and at most one -1, the rest"
     )
-  rest, over = divmod(num_devices, math.prod(given))
-  if rest == 0 or (over and len(given) < len(wanted)):
+  rest, over = divmod(num_devices, math.prod(sizes))
+  if rest == 0 or (over and num_open):
     raise InputError(
-      f"a mesh of {sizes} does not fit {num_devices} devices: change config.mesh"
+      f"a mesh of {text} does not fit {num_devices} devices: change config.mesh"
     )
   return {name: rest if size == -1 else size for name, size in wanted.items()}
 
@@ -145,8 +144,7 @@ def batch_sharding(mesh: AnyMesh, num_axes: int = 2) -> NamedSharding:
 
 
 def parameter_sharding(tree: PyTree, mesh: AnyMesh) -> PyTree:
-  """Returns the sharding by `RULES` of every leaf of a tree of parameters or a training
-  state.
+  """Returns the sharding by `RULES` of every leaf of parameters or a training state.
 
   An axis whose size the mesh axis does not divide is not sharded.
   """
@@ -155,19 +153,23 @@ def parameter_sharding(tree: PyTree, mesh: AnyMesh) -> PyTree:
     # The paths of nnx variables end in `value`.
     name = jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
     for pattern, axes in RULES:
-      if re.search(f"{pattern}$", name) and len(axes) == x.ndim:
-        sizes = [1 if axis is None else mesh.shape[axis] for axis in axes]
-        fits = [
-          size > 1 and not n % size for n, size in zip(x.shape, sizes, strict=True)
-        ]
-        spec = [axis if fit else None for axis, fit in zip(axes, fits, strict=True)]
-        # Without axes of size 1, and () for [None], equal shardings have equal specs.
-        return NamedSharding(
-          mesh, PartitionSpec(*spec) if any(fits) else PartitionSpec()
-        )
+      if len(axes) == x.ndim and re.search(f"{pattern}$", name):
+        return NamedSharding(mesh, _partition(x.shape, axes, mesh))
     return replicated(mesh)
 
   return jax.tree.map_with_path(shard, tree)
+
+
+def _partition(
+  shape: tuple[int, ...], axes: tuple[str | None, ...], mesh: AnyMesh
+) -> PartitionSpec:
+  spec = []
+  for num, axis in zip(shape, axes, strict=True):
+    size = mesh.shape[axis] if axis else 1
+    is_sharded = size > 1 and num % size == 0
+    spec.append(axis if is_sharded else None)
+  # () in place of (None, None): equal shardings have equal specs.
+  return PartitionSpec(*spec) if any(spec) else PartitionSpec()
 
 
 def shapes_on(mesh: AnyMesh, tree: PyTree) -> PyTree:
