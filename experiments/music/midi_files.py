@@ -10,7 +10,6 @@ from typing import NamedTuple
 import mido
 import numpy as np
 
-from experiments.data.tokenizer import BOS, EOS, PAD
 from experiments.errors import InputError
 from experiments.files import to_path, whole_file
 from relpos_jax.typing import Float, Int
@@ -271,10 +270,3 @@ class Codec(NamedTuple):
   def write(self, tokens: Sequence[int] | np.ndarray, path: str | os.PathLike) -> None:
     """Writes tokens to a MIDI file."""
     write_score(self.decode_score(tokens), path)
-
-
-def strip_special(tokens: Sequence[int] | np.ndarray) -> Int[np.ndarray, "_"]:
-  """Returns the tokens of one piece without begin, padding, and the end and all after it."""
-  row = np.asarray(tokens, int)
-  row = row[np.cumsum(row == EOS) == 0]
-  return row[(row != PAD) & (row != BOS)]

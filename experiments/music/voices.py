@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments.errors import InputError
-from experiments.music.midi_files import Codec, Note, Part, Score, strip_special
+from experiments.data.tokenizer import strip_special
+from experiments.music.midi_files import Codec, Note, Part, Score
 from relpos_jax.typing import Float, Int, Integer
 
 VOICES = ("Soprano", "Alto", "Tenor", "Bass")
