@@ -67,9 +67,10 @@ class Schedule:
     self._seed, self._longest = seed, boundaries[-1]
     sizes = np.maximum.reduce(sides)
     if not (sizes <= self._longest).any():
-      problem = f"none of {len(sizes)} examples is at most {self._longest} long"
-      remedy = "train on longer ones, or give shorter ones to validate"
-      raise InputError(f"{problem}, as the longest in training: {remedy}")
+      raise InputError(
+        f"none of {len(sizes)} examples is at most {self._longest} long, as the longest "
+        "in training: train on longer ones, or give shorter ones to validate"
+      )
     bucket_of = np.searchsorted(boundaries, sizes)
     self.buckets, self._batches, shapes, num_cells = [], [], [], 0
     for index, boundary in enumerate(boundaries):
@@ -121,10 +122,10 @@ class Schedule:
 
   def __str__(self) -> str:
     shapes = " ".join(f"{rows}x{boundary}" for rows, boundary, *_ in self.shapes)
-    dropped = f"dropped (above {self._longest}): {self.dropped:,}"
-    padding = f"padding: {self.padding:.0%}"
-    counts = f"batches per epoch: {self.num_per_epoch:,}, {dropped}, {padding}"
-    return f"shapes {shapes}, {counts}"
+    return (
+      f"shapes {shapes}, batches per epoch: {self.num_per_epoch:,}, "
+      f"dropped (above {self._longest}): {self.dropped:,}, padding: {self.padding:.0%}"
+    )
 
 
 class Batches(Schedule):
@@ -195,8 +196,9 @@ def bucket_boundaries(
     remedy = "give shorter ones or raise config.batches.max_length"
     if len(lengths):
       remedy += f", to {lengths.min()} for the shortest or {lengths.max()} for all"
-    problem = f"none of {len(lengths)} examples is at most {max_length} long"
-    raise InputError(f"{problem}: {remedy}")
+    raise InputError(
+      f"none of {len(lengths)} examples is at most {max_length} long: {remedy}"
+    )
   ends, counts = np.unique(-(-short // multiple_of) * multiple_of, return_counts=True)
   ends, num_up_to = np.append(0, ends), np.append(0, np.cumsum(counts))
   # num_tokens[j]: the fewest, with padding, of the examples up to length ends[j]. Each

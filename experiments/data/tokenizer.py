@@ -117,8 +117,9 @@ def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
   else:
     smallest = len(_SPECIAL) + len(_ALPHABET)
     if size < smallest:
-      remedy = f"choose at least {smallest}, for tokens of all bytes"
-      raise InputError(f"vocabulary size {size}: {remedy}")
+      raise InputError(
+        f"vocabulary size {size}: choose at least {smallest}, for tokens of all bytes"
+      )
     learner = _pipeline(models.BPE())
     trainer = trainers.BpeTrainer(
       min_frequency=2, initial_alphabet=_ALPHABET, **options
@@ -209,10 +210,12 @@ def load_tokenizer(folder: Path) -> Tokenizer:
   """Reads the tokenizer of a run directory; raises InputError if it is missing or damaged."""
   path = folder / FILE
   if not path.exists():
-    remedy = "restore it, or name the folder of a training run"
-    raise InputError(f"no {FILE} in {folder}: {remedy}")
+    raise InputError(
+      f"no {FILE} in {folder}: restore it, or name the folder of a training run"
+    )
   try:
     return Tokenizer.from_str(path.read_bytes().decode())
   except Exception as error:  # the type that HF tokenizers raises
-    remedy = "restore it, or train again in a new folder"
-    raise InputError(f"{path} is damaged: {remedy}") from error
+    raise InputError(
+      f"{path} is damaged: restore it, or train again in a new folder"
+    ) from error

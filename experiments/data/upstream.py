@@ -77,13 +77,17 @@ class Upstream(NamedTuple):
     try:
       content = read_content(packed) if packed.exists() else file.read_bytes()
     except OSError as error:
-      remedy = f"path must be a folder with {self.where}, or empty to download it"
-      raise InputError(f"cannot read {file}: {error.strerror}; {remedy}") from None
+      raise InputError(
+        f"cannot read {file}: {error.strerror}; path must be a folder with "
+        f"{self.where}, or empty to download it"
+      ) from None
     digest, wanted = _sha256(content), self.files[file.name]
     if digest != wanted:
-      sums = f"its sha256 is {digest[:12]}..., upstream's is {wanted[:12]}..."
-      remedy = f"copy it again from {self.where}, or leave path empty to download it"
-      raise InputError(f"wrong file {file}: {sums}; {remedy}")
+      raise InputError(
+        f"wrong file {file}: its sha256 is {digest[:12]}..., upstream's is "
+        f"{wanted[:12]}...; copy it again from {self.where}, "
+        "or leave path empty to download it"
+      )
     return content
 
   def _download(self, name: str) -> bytes:

@@ -147,14 +147,17 @@ def load_tu(name: str = "MUTAG", path: str = "") -> GraphData:
   archive = f"{name}.zip"
   if archive in MOLECULES.files:
     if place.is_file():
-      remedy = f"give the folder of {archive}, or --config.data.tu.name= for your own"
-      raise InputError(f"config.data.tu.path is the file {path}: {remedy} graphs")
+      raise InputError(
+        f"config.data.tu.path is the file {path}: give the folder of {archive}, "
+        "or --config.data.tu.name= for your own graphs"
+      )
     content = io.BytesIO(MOLECULES.read(archive, path))
     return read_folder(zipfile.Path(content, f"{name}/"), name)
   if not path:
     known = " or ".join(name.removesuffix(".zip") for name in MOLECULES.files)
-    remedy = f"give the path of its folder, or {known}"
-    raise InputError(f"unknown data set {name!r}: {remedy}")
+    raise InputError(
+      f"unknown data set {name!r}: give the path of its folder, or {known}"
+    )
   if zipfile.is_zipfile(place):
     return read_folder(_open_archive(place, name), name)
   if place.is_dir():
@@ -171,8 +174,9 @@ def split_folds(data: GraphData, fold: int, num_folds: int) -> GraphData:
   """
   graphs = data.splits["all"]
   if len(graphs) < num_folds:
-    problem = f"{num_folds} folds of {len(graphs)} graphs"
-    raise InputError(f"{problem}: lower config.data.tu.num_folds")
+    raise InputError(
+      f"{num_folds} folds of {len(graphs)} graphs: lower config.data.tu.num_folds"
+    )
   classes = np.array([graph.target for graph in graphs])
   shuffled = np.random.Generator(np.random.Philox(key=0)).permutation(len(graphs))
   by_class = shuffled[np.argsort(classes[shuffled], kind="stable")]
@@ -186,8 +190,10 @@ def split_folds(data: GraphData, fold: int, num_folds: int) -> GraphData:
     ("test", test),
   ):
     splits[name] = [graphs[index] for index in part]
-  folds_named = f"{fold} is for testing, {(fold + 1) % num_folds} for validation"
-  note = f"of {num_folds} folds, {folds_named}"
+  note = (
+    f"of {num_folds} folds, {fold} is for testing, "
+    f"{(fold + 1) % num_folds} for validation"
+  )
   return data._replace(splits=splits, notes=(*data.notes, note))
 
 
@@ -262,14 +268,18 @@ def _check_members(
   if not number:
     raise InputError(f"{start}_graph_labels.txt has no graphs; {_WANTED}")
   if not np.array_equal(np.unique(graph_of), np.arange(number)):
-    problem = f"want graphs from 1 to {number}, each with a node or more"
-    raise InputError(f"{start}_graph_indicator.txt: {problem}")
+    raise InputError(
+      f"{start}_graph_indicator.txt: want graphs from 1 to {number}, "
+      "each with a node or more"
+    )
   ends = np.clip(edges, 0, len(graph_of) - 1)
   start_graphs, end_graphs = graph_of[ends].T
   is_edge = (ends == edges).all(1) & (start_graphs == end_graphs)
   if not is_edge.all():
-    problem = f"want two nodes of one graph, from 1 to {len(graph_of)}"
-    raise InputError(f"{start}_A.txt, line {np.argmin(is_edge) + 1}: {problem}")
+    raise InputError(
+      f"{start}_A.txt, line {np.argmin(is_edge) + 1}: "
+      f"want two nodes of one graph, from 1 to {len(graph_of)}"
+    )
 
 
 def _open_archive(file: pathlib.Path, name: str) -> zipfile.Path:
@@ -283,8 +293,9 @@ def _open_archive(file: pathlib.Path, name: str) -> zipfile.Path:
       folders.add(folder + slash)
   if len(folders) > 1:
     names = ", ".join(sorted(folders))
-    remedy = "unpack it and give the folder of one"
-    raise InputError(f"{file} has data sets in {names}: {remedy}")
+    raise InputError(
+      f"{file} has data sets in {names}: unpack it and give the folder of one"
+    )
   return zipfile.Path(archive, folders.pop() if folders else "")
 
 

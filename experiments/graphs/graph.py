@@ -55,9 +55,10 @@ class Graph(NamedTuple):
     node_features = np.asarray(node_features, np.float32)
     edge_features = np.asarray(edge_features, np.float32)
     if not len(nodes) or len(node_features) != len(nodes) or target.shape:
-      shapes = f"node_features {node_features.shape} and target {target.shape}"
-      wanted = "want a row for each and one target"
-      raise ValueError(f"{len(nodes)} nodes with {shapes}; {wanted}")
+      raise ValueError(
+        f"{len(nodes)} nodes with node_features {node_features.shape} and target "
+        f"{target.shape}; want a row for each and one target"
+      )
     rows = np.column_stack([edges, edge_features])
     _, first = np.unique(rows, axis=0, return_index=True)
     first.sort()

@@ -94,13 +94,15 @@ def read_score(path: str | os.PathLike) -> Score:
   for track in tracks:
     parts += _parts(track, pedals)
   if not parts:
-    remedy = "give a MIDI file with notes other than drums"
-    raise InputError(f"no notes in {path}: {remedy}")
+    raise InputError(
+      f"no notes in {path}: give a MIDI file with notes other than drums"
+    )
   score = Score(parts, file.ticks_per_beat, _tempi(messages))
   last = max(note.end for part in parts for note in part.notes)
   if max(last / file.ticks_per_beat, score.seconds([last])[0]) > _LONGEST:
-    problem = f"{path} lasts more than {_LONGEST:,} seconds or quarter notes"
-    raise InputError(f"{problem}: divide it")
+    raise InputError(
+      f"{path} lasts more than {_LONGEST:,} seconds or quarter notes: divide it"
+    )
   return score
 
 
@@ -111,11 +113,13 @@ def _open(path: str | os.PathLike) -> mido.MidiFile:
   except Exception as error:  # mido raises many kinds for damaged files
     reason = getattr(error, "strerror", None) or str(error)
     reason = reason or "it is truncated or not MIDI"
-    problem = f"cannot read MIDI file {path}: {reason}"
-    raise InputError(f"{problem}; give another file") from None
+    raise InputError(
+      f"cannot read MIDI file {path}: {reason}; give another file"
+    ) from None
   if file.type == 2 or file.ticks_per_beat < 1:
-    problem = f"{path} is of type 2 or counts time in frames"
-    raise InputError(f"{problem}: convert it to type 1")
+    raise InputError(
+      f"{path} is of type 2 or counts time in frames: convert it to type 1"
+    )
   return file
 
 

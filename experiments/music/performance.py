@@ -87,24 +87,20 @@ def decode(tokens: Sequence[int] | np.ndarray) -> list[Note]:
   notes: list[Note] = []
   begun: dict[int, tuple[int, int]] = {}
 
-  def end(pitch: int, step: int) -> None:
-    start, velocity = begun.pop(pitch, (step, 0))
-    if start < step:
-      notes.append(Note(start, step, pitch, velocity))
-
   now, velocity = 0, 62
-  for token in strip_special(tokens).tolist():
+  ends = range(NOTE_OFF, TIME_SHIFT)  # of the notes that still sound
+  for token in [*strip_special(tokens).tolist(), *ends]:
     if token >= VELOCITY:
       velocity = 4 * (token - VELOCITY) + 2
     elif token >= TIME_SHIFT:
       now += token - TIME_SHIFT + 1
     else:
       pitch = (token - NOTE_ON) % 128
-      end(pitch, now)
+      start, last_velocity = begun.pop(pitch, (now, 0))
+      if start < now:
+        notes.append(Note(start, now, pitch, last_velocity))
       if token < NOTE_OFF:
         begun[pitch] = now, velocity
-  for pitch in list(begun):
-    end(pitch, now)
   return sorted(notes)
 
 

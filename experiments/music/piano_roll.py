@@ -92,7 +92,7 @@ def _draw_notes(ax: Any, score: Score, ticks: int) -> float:
   clean(ax)
   lowest, highest = min(pitches, default=60) - 2, max(pitches, default=60) + 2
   ax.set_ylim(lowest, highest)
-  cs = [pitch for pitch in range(0, 128, 12) if lowest <= pitch <= highest]
+  cs = range(12 * -(-lowest // 12), highest + 1, 12)
   ax.set_yticks(cs, [f"C{pitch // 12 - 1}" for pitch in cs])
   ax.set_ylabel("pitch")
   return np.add(starts, lengths).max(initial=0)

@@ -108,10 +108,11 @@ def _choose_parts(score: Score, name: str) -> list[Part]:
     return [by_name.get(voice, Part(voice, [])) for voice in VOICES]
   if len(parts) == len(VOICES):
     return sorted(parts, key=_mean_pitch, reverse=True)
-  problem = f"{name} has {len(parts)} tracks or channels with notes"
-  wanted = f"want four, one per voice, or four of them named {', '.join(VOICES)}"
-  remedy = "train on other music with --config.data.midi.codec=events"
-  raise InputError(f"{problem}; {wanted}; {remedy}")
+  raise InputError(
+    f"{name} has {len(parts)} tracks or channels with notes; want four, one per voice, "
+    f"or four of them named {', '.join(VOICES)}; "
+    "train on other music with --config.data.midi.codec=events"
+  )
 
 
 def _mean_pitch(part: Part) -> float:

@@ -75,8 +75,9 @@ def load_pairs(
   no word.
   """
   if not train:
-    files = 'train="source_file,target_file" or train="file.tsv"'
-    raise InputError(f"no training pairs: give {files}")
+    raise InputError(
+      'no training pairs: give train="source_file,target_file" or train="file.tsv"'
+    )
   tests = dict(test=test) if isinstance(test, str) else test
   for name in tests:
     if name in ("train", "valid") or not re.fullmatch(r"[\w-]+", name):
@@ -103,11 +104,12 @@ def read_splits(files_of: Mapping[str, str]) -> Corpus:
       raise InputError(f"no pairs in {split}: every line of {files} has an empty side")
     if filled[0] == pairs[0] and _starts_with_names(filled):
       header = " and ".join(filled[0])
-      problem = f"line 1 of {files} looks like a header, {header}"
-      notes[f"{problem}: delete it if it is one"] = None
+      note = f"line 1 of {files} looks like a header, {header}: delete it if it is one"
+      notes[note] = None
     if empty:
-      number = f"{len(empty):,} (lines: {_name_lines(empty)})"
-      notes[f"pairs with an empty side skipped in {split}: {number}"] = None
+      number, lines = len(empty), _name_lines(empty)
+      note = f"pairs with an empty side skipped in {split}: {number:,} (lines: {lines})"
+      notes[note] = None
     splits[split], skipped[split] = filled, tuple(empty)
   return Corpus(splits, tuple(notes), skipped)
 
@@ -141,13 +143,15 @@ def read_pairs(files: str) -> tuple[list[tuple[str, str]], list[str]]:
   if len(paths) == 1:
     return _read_table(paths[0])
   if len(paths) > 2:
-    remedy = "give source_file,target_file or file.tsv"
-    raise InputError(f"{len(paths)} files in {files}: {remedy}")
+    raise InputError(
+      f"{len(paths)} files in {files}: give source_file,target_file or file.tsv"
+    )
   source, target = map(read_lines, paths)
   if len(source) != len(target):
-    lengths = f"{paths[0]} has {len(source)} lines and {paths[1]} has {len(target)}"
-    remedy = "line i of one must translate line i of the other"
-    raise InputError(f"misaligned files: {lengths}; {remedy}")
+    raise InputError(
+      f"misaligned files: {paths[0]} has {len(source)} lines and {paths[1]} has "
+      f"{len(target)}; line i of one must translate line i of the other"
+    )
   return list(zip(source, target, strict=True)), []
 
 
@@ -166,9 +170,10 @@ def _read_table(
     if columns is None and len(row) > 2:
       raise InputError(f"{place}: choose two, as {path}:1,2")
     if len(row) < least:
-      remedy = "with tabs, not commas, between them, or give two files as"
-      remedy += " source_file,target_file"
-      raise InputError(f"{place}: want {least} or more, {remedy}")
+      raise InputError(
+        f"{place}: want {least} or more, with tabs, not commas, between them, "
+        "or give two files as source_file,target_file"
+      )
     pairs.append((row[source - 1], row[target - 1]))
   return pairs, notes
 
@@ -225,8 +230,9 @@ def read_lines(path: pathlib.Path) -> list[str]:
     text = read_content(path).decode("utf-8-sig")
   except UnicodeDecodeError as error:
     line = error.object.count(b"\n", 0, error.start) + 1
-    place = f"{path}, line {line}"
-    raise InputError(f"invalid UTF-8 in {place}: convert the file to UTF-8") from None
+    raise InputError(
+      f"invalid UTF-8 in {path}, line {line}: convert the file to UTF-8"
+    ) from None
   lines = text.removesuffix("\n").split("\n")
   return [line.removesuffix("\r") for line in lines] if text else []
 
