@@ -1,4 +1,4 @@
-"""Batches of examples of similar size, each a function of the seed and the step alone."""
+"""Batches of examples of similar size, each determined by the seed and the step."""
 
 import functools
 import math
@@ -68,8 +68,8 @@ class Schedule:
     sizes = np.maximum.reduce(sides)
     if not (sizes <= self._longest).any():
       raise InputError(
-        f"none of {len(sizes)} examples is at most {self._longest} long, as the longest "
-        "in training: train on longer ones, or give shorter ones to validate"
+        f"none of {len(sizes)} examples is at most {self._longest} long, as the "
+        "longest in training: train on longer ones, or give shorter ones to validate"
       )
     bucket_of = np.searchsorted(boundaries, sizes)
     self.buckets, self._batches, shapes, num_cells = [], [], [], 0
@@ -102,7 +102,7 @@ class Schedule:
     return examples[bucket][part], bucket
 
   def first_steps(self, start: int, stop: int) -> list[int]:
-    """Returns the first step with a batch of each shape, of those from `start` to `stop` - 1."""
+    """Returns the first step of each shape, from `start` to `stop` - 1."""
     steps: dict[int, int] = {}
     for step in range(start, min(stop, start + 2 * self.num_per_epoch)):
       _, bucket = self.chosen(step)

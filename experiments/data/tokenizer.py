@@ -88,7 +88,7 @@ class Ragged(Sequence):
   def padded(
     self, rows: Int[np.ndarray, "rows"], shape: tuple[int, int], padding: int
   ) -> Int[np.ndarray, "B L"]:
-    """Returns an int32 array of the chosen rows, padded on the right and below to a shape."""
+    """Returns the chosen rows in int32, padded on the right and below to a shape."""
     result = np.full(shape, padding, np.int32)
     starts, ends = self.offsets[rows, None], self.offsets[rows + 1, None]
     positions = starts + np.arange(shape[1])
@@ -207,7 +207,7 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> list[str]:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-  """Reads the tokenizer of a run directory; raises InputError if it is missing or damaged."""
+  """Reads the tokenizer of a run directory. Raises InputError."""
   path = folder / FILE
   if not path.exists():
     raise InputError(

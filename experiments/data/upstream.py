@@ -1,4 +1,4 @@
-"""Data sets by split, and their files as published: a user's copies, or downloads that are kept."""
+"""Data sets by split, and their published files: copies of users, or downloads."""
 
 import contextlib
 import hashlib

@@ -1,4 +1,4 @@
-"""Graph data sets: kinship of CLUTRR, molecules, and users' own, in TU format or JSON."""
+"""Graph data sets: CLUTRR, molecules, and users' own in TU format or JSON."""
 
 import ast
 import codecs
@@ -116,7 +116,7 @@ def _hash(graph: Graph) -> float:
 
 
 # TU format
-# ---------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------
 
 MOLECULES = Upstream(
   "tu",
@@ -306,7 +306,7 @@ def _read_numbers(
   number: int | None = None,
   dtype: type = int,
 ) -> np.ndarray:
-  """Reads the numbers [lines, columns] of a file; one with a known number may be missing."""
+  """Reads numbers [lines, columns]; with a known number, the file may be missing."""
   if number is not None and not file.exists():
     return np.empty((number, 0), dtype)
   numbers = np.empty((0, columns or 1))
@@ -319,8 +319,10 @@ def _read_numbers(
   num_lines, num_columns = numbers.shape
   shape = num_lines if number is None else number, columns or num_columns
   if numbers.shape != shape:
-    wanted = f"want {shape[0]} lines of {shape[1]} numbers"
-    raise InputError(f"{file} has {num_lines} lines of {num_columns} numbers; {wanted}")
+    raise InputError(
+      f"{file} has {num_lines} lines of {num_columns} numbers; "
+      f"want {shape[0]} lines of {shape[1]} numbers"
+    )
   _check_numbers(numbers, dtype, file)
   return numbers.astype(dtype)
 
@@ -339,7 +341,7 @@ def _check_numbers(numbers: np.ndarray, dtype: type, file: Any) -> None:
 
 
 def _as_labels(numbers: np.ndarray, default: str | None = None) -> list:
-  """Returns a label for each line: the tuple of its integers, or the default if it has none."""
+  """Returns the integers of each line as a tuple, or the default if it has none."""
   return [tuple(line) or default for line in numbers.tolist()]
 
 
@@ -382,7 +384,7 @@ def read_lines(file: pathlib.Path) -> GraphData:
 def _parse_edges(
   edges: Sequence[Sequence[Any]], num_nodes: int
 ) -> Iterator[tuple[int, int, str | None]]:
-  """Yields the ends of each edge and its label, or None; raises ValueError if one is wrong."""
+  """Yields the ends of each edge, and its label or None; raises ValueError."""
   nodes = range(num_nodes)
   problem = ValueError(f"{num_nodes} nodes do not fit the edges")
   if not nodes:
@@ -395,7 +397,7 @@ def _parse_edges(
 
 
 def _read_objects(file: pathlib.Path) -> Iterator[tuple[str, Any]]:
-  """Yields the objects of a file in JSON and their places: those of an array, or of its lines."""
+  """Yields the places of objects in JSON, in an array or on lines, and the objects."""
   content = read_content(file).removeprefix(codecs.BOM_UTF8)
   if content.lstrip().startswith(b"["):
     for number, row in enumerate(_parse(content, str(file)), start=1):
@@ -415,7 +417,7 @@ def _parse(content: bytes, place: str) -> Any:
 
 
 def _to_label(value: Any) -> str:
-  """Returns a label as text, 1.0 as 1; raises ValueError for what is no word and no integer."""
+  """Returns a word or an integer as text, 1.0 as 1; raises ValueError for others."""
   if isinstance(value, float) and value.is_integer():
     value = int(value)
   if not isinstance(value, str | int):
@@ -433,7 +435,7 @@ def _make_data(
   node_features: Float[np.ndarray, "nodes features"],
   edge_features: Float[np.ndarray, "edges F"],
 ) -> GraphData:
-  """Makes graphs of the nodes and edges of all of them, with labels numbered in their order.
+  """Makes graphs from the nodes and edges of all; numbers labels in their order.
 
   Raises InputError, which names the place, for fewer than two classes.
   """
@@ -463,7 +465,7 @@ def _make_data(
 def _number(
   labels: Sequence[str | tuple | None],
 ) -> tuple[tuple[str, ...], Int[np.ndarray, "labels"]]:
-  """Returns the names of distinct labels in their order, and each label's number; -1 for None."""
+  """Returns the distinct names in order, and each label's number; -1 for None."""
   distinct = sorted({*labels} - {None})
   numbers: dict[Any, int] = {None: -1}
   for number, label in enumerate(distinct):

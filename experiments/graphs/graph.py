@@ -89,7 +89,7 @@ class GraphNames(NamedTuple):
 
 
 class GraphData(NamedTuple):
-  """Graphs by split (train, valid, test, ...), the names of their labels, and notes for the log."""
+  """Graphs by split, the names of their labels, and notes for the log."""
 
   splits: Mapping[str, Sequence[Graph]]
   names: GraphNames

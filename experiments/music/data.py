@@ -1,4 +1,4 @@
-"""Pieces as tokens, by split: Bach's chorales, a folder of MIDI files, and rows for training."""
+"""Pieces as tokens, by split: chorales, folders of MIDI files, rows for training."""
 
 import dataclasses
 import functools
@@ -212,8 +212,8 @@ class MusicRows:
     seed: of slices and transpositions.
     lengths: the largest number of tokens of each row in any epoch.
 
-  >>> rows = MusicRows([np.arange(40, 45)], performance.CODEC, longest=4, random_slices=True,
-  ...                  semitones=3, seed=0)
+  >>> rows = MusicRows([np.arange(40, 45)], performance.CODEC, longest=4,
+  ...                  random_slices=True, semitones=3, seed=0)
   >>> [[row.tolist() for row in rows.in_epoch(epoch)] for epoch in (0, 1)]
   [[[42, 43, 44], [45, 46, 2]], [[42, 43, 44, 45], [46, 2]]]
   """

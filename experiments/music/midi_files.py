@@ -1,4 +1,4 @@
-"""MIDI files as scores of notes, and the interface of codecs between them and tokens."""
+"""MIDI files as scores of notes, and codecs between scores and tokens."""
 
 import bisect
 import collections
@@ -124,7 +124,7 @@ def _open(path: str | os.PathLike) -> mido.MidiFile:
 
 
 def write_score(score: Score, path: str | os.PathLike) -> None:
-  """Writes a MIDI file of type 1: a track of tempi, then a track and a channel per part."""
+  """Writes a MIDI file of type 1: tempi, then a track and a channel for each part."""
   tempi = []
   for tick, seconds in score.tempi:
     tempo = round(seconds * 1e6)
@@ -231,7 +231,7 @@ def _sustained(notes: Sequence[Note], pedal: _Pedal) -> list[Note]:
 
 
 # Codecs
-# -------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------
 
 
 class Codec(NamedTuple):

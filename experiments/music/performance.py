@@ -52,7 +52,9 @@ def on_grid(score: Score) -> list[Note]:
 def encode(notes: Sequence[Note]) -> Int[np.ndarray, "L"]:
   """Returns the canonical stream of notes in steps of 10 ms, as `on_grid` returns them.
 
-  >>> encode([Note(0, 150, pitch=60, velocity=82)]).tolist()  # velocity, on, 1 s, 0.5 s, off
+  Velocity, on, 1 s, 0.5 s, off:
+
+  >>> encode([Note(0, 150, pitch=60, velocity=82)]).tolist()
   [379, 63, 358, 308, 191]
   """
   events = []

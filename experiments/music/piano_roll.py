@@ -79,7 +79,7 @@ def draw(run: Run, piece: Int[np.ndarray, "L"], path: Path, prime: int = 0) -> P
 
 
 def _draw_notes(ax: Any, score: Score, ticks: int) -> float:
-  """Draws a bar for each note, in the colour of its part; returns where the last ends."""
+  """Draws notes as bars in the colours of their parts; returns the last end."""
   starts, lengths, pitches, colours = [], [], [], []
   for voice, part in enumerate(score.parts):
     for note in part.notes:

@@ -98,7 +98,7 @@ def grid_of(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]
 
 
 def _choose_parts(score: Score, name: str) -> list[Part]:
-  """Returns the part of each voice, without notes if it is silent. Raises InputError."""
+  """Returns the part of each voice, empty if it is silent. Raises InputError."""
   parts = [part for part in score.parts if part.notes]
   names = [part.name.strip().capitalize() for part in parts]
   by_name = dict(zip(names, parts, strict=True))

@@ -1,4 +1,4 @@
-"""Sentence pairs by split, from one of several sources, and their normalisation as by Moses."""
+"""Sentence pairs by split, from several sources, and their normalisation by Moses."""
 
 import csv
 import dataclasses
@@ -211,7 +211,7 @@ def _is_csv(text: str) -> bool:
 
 
 def _starts_with_names(pairs: Sequence[tuple[str, str]]) -> bool:
-  """Returns whether the first pair, and hardly any other, is of two words, as a header is."""
+  """Returns whether the first pair, and hardly any other, is two words, as in headers."""
   are_words = [bool(re.fullmatch(r"[\w-]+\t[\w-]+", "\t".join(pair))) for pair in pairs]
   few = max(1, len(pairs) // 100)
   return len(pairs) > 1 and are_words[0] and sum(are_words) <= few
@@ -276,7 +276,7 @@ def _moses(language: str) -> tuple[Callable[[str], str], Callable[..., Any]]:
 
 
 # Multi30k
-# ----------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------
 
 # Names and sha256 of the upstream files: the captions, and the text of the baseline.
 _SUMS = """
@@ -338,7 +338,7 @@ def load_multi30k(
 
 
 # SCAN
-# --------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------
 
 SCAN = Upstream(
   "scan",

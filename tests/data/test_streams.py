@@ -1,4 +1,4 @@
-"""Token streams and batches are the ones of earlier versions: runs that resume need them."""
+"""Token streams and batches stay the same over versions: resumed runs need them."""
 
 import hashlib
 from collections.abc import Iterable
