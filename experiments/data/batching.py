@@ -1,4 +1,4 @@
-"""Batches of examples of similar size, each a function of the seed and the step alone."""
+"""Batches of examples of similar size, each determined by the seed and the step."""
 
 import functools
 import math
@@ -67,27 +67,27 @@ class Schedule:
     self._seed, self._longest = seed, boundaries[-1]
     sizes = np.maximum.reduce(sides)
     if not (sizes <= self._longest).any():
-      problem = f"none of {len(sizes)} examples is at most {self._longest} long"
-      remedy = "train on longer ones, or give shorter ones to validate"
-      raise InputError(f"{problem}, as the longest in training: {remedy}")
+      raise InputError(
+        f"none of {len(sizes)} examples is at most {self._longest} long, as the "
+        "longest in training: train on longer ones, or give shorter ones to validate"
+      )
     bucket_of = np.searchsorted(boundaries, sizes)
-    self.buckets, self._batches, shapes = [], [], []
+    self.buckets, self._batches, shapes, num_cells = [], [], [], 0
     for index, boundary in enumerate(boundaries):
       num_rows = budget // boundary
       examples = np.flatnonzero(bucket_of == index).astype(np.int32)
-      if len(examples):
-        starts = range(0, len(examples), num_rows)
-        self._batches += [
-          (len(shapes), slice(start, start + num_rows)) for start in starts
-        ]
-        padded_length = round_up(boundary, length_multiple_of)
-        shapes.append((round_up(num_rows, multiple_of), padded_length))
-        self.buckets.append(examples)
+      if not len(examples):
+        continue
+      shape = round_up(num_rows, multiple_of), round_up(boundary, length_multiple_of)
+      for start in range(0, len(examples), num_rows):
+        self._batches.append((len(shapes), slice(start, start + num_rows)))
+        num_cells += math.prod(shape) * len(sides)
+      shapes.append(shape)
+      self.buckets.append(examples)
     self.shapes, self.num_per_epoch = tuple(shapes), len(self._batches)
-    self.dropped = len(sizes) - sum(map(len, self.buckets))
-    cells = len(sides) * sum(math.prod(shapes[bucket]) for bucket, _ in self._batches)
-    filled = sum(side[examples].sum() for side in sides for examples in self.buckets)
-    self.padding = float(1 - filled / cells)
+    scheduled = np.concatenate(self.buckets)
+    self.dropped = len(sizes) - len(scheduled)
+    self.padding = float(1 - sum(side[scheduled].sum() for side in sides) / num_cells)
     self._plan = functools.lru_cache(maxsize=1)(self._shuffled)
 
   def order(self, step: SupportsIndex) -> Int[np.ndarray, "examples"]:
@@ -102,13 +102,14 @@ class Schedule:
     return examples[bucket][part], bucket
 
   def first_steps(self, start: int, stop: int) -> list[int]:
-    """Returns the first step with a batch of each shape, of those from `start` to `stop` - 1."""
-    found: dict[int, int] = {}
+    """Returns the first step of each shape, from `start` to `stop` - 1."""
+    steps: dict[int, int] = {}
     for step in range(start, min(stop, start + 2 * self.num_per_epoch)):
-      found.setdefault(self.chosen(step)[1], step)
-      if len(found) == len(self.shapes):  # soon, as a rule
+      _, bucket = self.chosen(step)
+      steps.setdefault(bucket, step)
+      if len(steps) == len(self.shapes):  # soon, as a rule
         break
-    return [*found.values()]
+    return [*steps.values()]
 
   def _shuffled(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
     """Returns the examples of each bucket and the batches, in the order of an epoch."""
@@ -121,10 +122,10 @@ class Schedule:
 
   def __str__(self) -> str:
     shapes = " ".join(f"{rows}x{boundary}" for rows, boundary, *_ in self.shapes)
-    dropped = (
+    return (
+      f"shapes {shapes}, batches per epoch: {self.num_per_epoch:,}, "
       f"dropped (above {self._longest}): {self.dropped:,}, padding: {self.padding:.0%}"
     )
-    return f"shapes {shapes}, batches per epoch: {self.num_per_epoch:,}, {dropped}"
 
 
 class Batches(Schedule):
@@ -143,24 +144,25 @@ class Batches(Schedule):
     rows of an epoch as `Ragged`, and `lengths`, the largest length of each row in any
     epoch.
     """
-    self._sides, self._kind = sides, Batch if len(sides) == 2 else Tokens
+    self._sides = sides
     super().__init__(*(side.lengths for side in sides), **options)
 
   def __getitem__(self, step: SupportsIndex) -> Any:
     rows, bucket = self.chosen(step)
-    sides = [
-      side.in_epoch(operator.index(step) // self.num_per_epoch) for side in self._sides
-    ]
-    return self._kind(*(side.padded(rows, self.shapes[bucket], PAD) for side in sides))
+    epoch = operator.index(step) // self.num_per_epoch
+    arrays = []
+    for side in self._sides:
+      arrays.append(side.in_epoch(epoch).padded(rows, self.shapes[bucket], PAD))
+    return Batch(*arrays) if len(arrays) == 2 else Tokens(*arrays)
 
   @property
   def examples(self) -> list[np.ndarray]:
     """Returns the rows of all sides in the first epoch, before they are batched."""
-    return [
-      x
-      for side in self._sides
-      for x in (side.in_epoch(0).values, side.in_epoch(0).offsets)
-    ]
+    arrays = []
+    for side in self._sides:
+      rows = side.in_epoch(0)
+      arrays += [rows.values, rows.offsets]
+    return arrays
 
 
 def round_up(number: int, multiple_of: int) -> int:
@@ -194,24 +196,25 @@ def bucket_boundaries(
     remedy = "give shorter ones or raise config.batches.max_length"
     if len(lengths):
       remedy += f", to {lengths.min()} for the shortest or {lengths.max()} for all"
-    problem = f"none of {len(lengths)} examples is at most {max_length} long"
-    raise InputError(f"{problem}: {remedy}")
-  ends, counts = np.unique(-(-short // multiple_of) * multiple_of, return_counts=True)
-  ends, examples = np.concatenate([[0], ends]), np.concatenate([[0], np.cumsum(counts)])
-  # cells[j]: the fewest tokens, with padding, of the examples up to length ends[j].
-  # Each iteration adds a bucket, which holds the lengths i + 1 to j.
-  cells, previous = np.where(examples, np.inf, 0.0), []
-  none = np.tri(len(ends), dtype=bool)
-  for _ in range(min(number, len(counts))):
-    table_ij = np.where(
-      none, np.inf, cells[:, None] + (examples - examples[:, None]) * ends
+    raise InputError(
+      f"none of {len(lengths)} examples is at most {max_length} long: {remedy}"
     )
-    cells = table_ij.min(0)
-    previous.append(table_ij.argmin(0))
+  ends, counts = np.unique(-(-short // multiple_of) * multiple_of, return_counts=True)
+  ends, num_up_to = np.append(0, ends), np.append(0, np.cumsum(counts))
+  # num_tokens[j]: the fewest, with padding, of the examples up to length ends[j]. Each
+  # iteration adds a bucket, which holds the lengths above ends[i] up to ends[j].
+  in_bucket_ij = (num_up_to - num_up_to[:, None]) * ends
+  in_bucket_ij = np.where(np.tri(len(ends), dtype=bool), np.inf, in_bucket_ij)
+  num_tokens = np.where(num_up_to, np.inf, 0.0)
+  starts = []
+  for _ in range(min(number, len(counts))):
+    total_ij = num_tokens[:, None] + in_bucket_ij
+    num_tokens = total_ij.min(0)
+    starts.append(total_ij.argmin(0))
   boundaries, j = [], len(counts)
-  for bucket in reversed(previous):
+  for start in reversed(starts):
     boundaries.append(int(ends[j]))
-    j = bucket[j]
+    j = start[j]
   return tuple(reversed(boundaries))
 
 
@@ -219,7 +222,6 @@ def prefetch(batches: Any, start: int, stop: int) -> Iterator[Any]:
   """Yields `batches[start]` to `batches[stop - 1]`, made ahead in a thread."""
   import grain  # here: translating and sampling do without
 
+  options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
   steps = grain.MapDataset.range(start, stop).map(batches.__getitem__)
-  return iter(
-    steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4))
-  )
+  return iter(steps.to_iter_dataset(options))

@@ -9,7 +9,7 @@ The kind "words" is for text in tokens separated by white space. Those that are 
 the vocabulary, or spell a special token, are unknown.
 """
 
-import collections
+import array
 import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
@@ -39,8 +39,9 @@ _WORDS = (
   r"'(?:s|t|re|ve|m|ll|d)(?![\p{L}\p{M}])"
   r"| ?[\p{L}\p{M}]{1,N}| ?\p{N}{1,N}| ?[^\s\p{L}\p{M}\p{N}]{1,N}|\s{1,N}(?!\S)|\s"
 ).replace("1,N", "1,64")
+# Special tokens that text spells.
+_SPELT = Regex(rf"(?<!\S)(?:{'|'.join(_SPECIAL)})(?!\S)")
 _LINES_AT_ONCE = 16_384
-_END = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", EOS)])
 FILE = "tokenizer.json"  # of a run directory
 
 
@@ -58,16 +59,16 @@ class Ragged(Sequence):
   def of(cls, rows: Iterable[Sequence[int] | np.ndarray]) -> "Ragged":
     """Concatenates rows."""
     arrays = [np.asarray(row, np.int32) for row in rows]
-    return cls.joined(
-      np.concatenate([np.empty(0, np.int32), *arrays]), [*map(len, arrays)]
-    )
+    values = np.concatenate([np.empty(0, np.int32), *arrays])
+    return cls.joined(values, [len(array) for array in arrays])
 
   @classmethod
   def joined(
     cls, values: Integer[np.ndarray, "n"], lengths: Sequence | np.ndarray
   ) -> "Ragged":
     """Splits values into rows of these lengths."""
-    return cls(values, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+    ends = np.cumsum(lengths, dtype=np.int64)
+    return cls(values, np.append(0, ends))
 
   @property
   def lengths(self) -> Int[np.ndarray, "rows"]:
@@ -87,7 +88,7 @@ class Ragged(Sequence):
   def padded(
     self, rows: Int[np.ndarray, "rows"], shape: tuple[int, int], padding: int
   ) -> Int[np.ndarray, "B L"]:
-    """Returns an int32 array of the chosen rows, padded on the right and below to a shape."""
+    """Returns the chosen rows in int32, padded on the right and below to a shape."""
     result = np.full(shape, padding, np.int32)
     starts, ends = self.offsets[rows, None], self.offsets[rows + 1, None]
     positions = starts + np.arange(shape[1])
@@ -108,42 +109,42 @@ def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
 
   Raises InputError: the size is too small for the special tokens and the bytes.
   """
+  options = dict(vocab_size=size, special_tokens=_SPECIAL, show_progress=False)
   if kind == "words":
-    return _train_words(lines, size)
-  if size < (smallest := len(_SPECIAL) + len(_ALPHABET)):
-    raise InputError(
-      f"vocabulary size {size}: choose at least {smallest}, for tokens of all bytes"
+    learner = _pipeline(models.WordLevel(unk_token=_SPECIAL[UNK]))
+    learner.normalizer = normalizers.Replace(_SPELT, "")
+    trainer = trainers.WordLevelTrainer(min_frequency=1, **options)
+  else:
+    smallest = len(_SPECIAL) + len(_ALPHABET)
+    if size < smallest:
+      raise InputError(
+        f"vocabulary size {size}: choose at least {smallest}, for tokens of all bytes"
+      )
+    learner = _pipeline(models.BPE())
+    trainer = trainers.BpeTrainer(
+      min_frequency=2, initial_alphabet=_ALPHABET, **options
     )
-  options = dict(vocab_size=size, min_frequency=2, show_progress=False)
-  options |= dict(special_tokens=_SPECIAL, initial_alphabet=_ALPHABET)
-  learner = _pipeline(models.BPE())
-  learner.train_from_iterator(lines, trainers.BpeTrainer(**options))
+  learner.train_from_iterator(lines, trainer)
   # A new pipeline: the trained one would find special tokens in text.
   return _pipeline(learner.model)
 
 
 def _pipeline(model: models.Model) -> Tokenizer:
+  """Returns the tokenizer of a model: of words, or of subwords of bytes."""
   tokenizer = Tokenizer(model)
+  tokenizer.post_processor = processors.TemplateProcessing(
+    single="$A </s>", special_tokens=[("</s>", EOS)]
+  )
+  if isinstance(model, models.WordLevel):
+    tokenizer.normalizer = normalizers.Replace(_SPELT, _SPECIAL[UNK])
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
   tokenizer.normalizer = normalizers.Prepend(" ")
   words = pre_tokenizers.Split(Regex(_WORDS), "isolated")
   in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
   tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, in_bytes])
-  tokenizer.post_processor = _END
-  tokenizer.decoder = decoders.Sequence(
-    [decoders.ByteLevel(), decoders.Strip(" ", 1, 0)]
-  )
-  return tokenizer
-
-
-def _train_words(lines: Iterable[str], size: int) -> Tokenizer:
-  counts = collections.Counter(word for line in lines for word in line.split())
-  words = sorted(counts.keys() - {*_SPECIAL}, key=lambda word: (-counts[word], word))
-  vocabulary = {entry: i for i, entry in enumerate([*_SPECIAL, *words][:size])}
-  tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=_SPECIAL[UNK]))
-  special = Regex(rf"(?<!\S)(?:{'|'.join(_SPECIAL)})(?!\S)")
-  tokenizer.normalizer = normalizers.Replace(special, _SPECIAL[UNK])
-  tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-  tokenizer.post_processor = _END
+  without_space = decoders.Strip(" ", 1, 0)
+  tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), without_space])
   return tokenizer
 
 
@@ -153,23 +154,31 @@ def encode(tokenizer: Tokenizer, lines: Iterable[str]) -> Ragged:
   Lines are read lazily, and stored in two bytes per token (four if the vocabulary has
   more than 65,536 entries). Runs on all cores unless TOKENIZERS_PARALLELISM=false.
   """
-  dtype = np.uint16 if tokenizer.get_vocab_size() <= 2**16 else np.int32
-  values, lengths = [np.empty(0, dtype)], []
+  is_small = tokenizer.get_vocab_size() <= 2**16
+  tokens = array.array("H" if is_small else "i")
+  lengths = []
   remaining = iter(lines)
-  while chunk := list(itertools.islice(remaining, _LINES_AT_ONCE)):
-    rows = [encoding.ids for encoding in tokenizer.encode_batch_fast(chunk)]
-    values.append(np.fromiter(itertools.chain.from_iterable(rows), dtype))
-    lengths += map(len, rows)
-  return Ragged.joined(np.concatenate(values), lengths)
+  for chunk in iter(lambda: [*itertools.islice(remaining, _LINES_AT_ONCE)], []):
+    for encoding in tokenizer.encode_batch_fast(chunk):
+      tokens.extend(encoding.ids)
+      lengths.append(len(encoding.ids))
+  return Ragged.joined(np.asarray(tokens), lengths)
 
 
 def encode_pairs(
   tokenizer: Tokenizer, pairs: Iterable[tuple[str, str]]
 ) -> tuple[Ragged, Ragged]:
   """Returns the token ids of both sides, without the white space around lines."""
-  return tuple(
-    encode(tokenizer, (pair[side].strip() for pair in pairs)) for side in (0, 1)
-  )
+  sources = encode(tokenizer, (source.strip() for source, _ in pairs))
+  targets = encode(tokenizer, (target.strip() for _, target in pairs))
+  return sources, targets
+
+
+def strip_special(tokens: Sequence[int] | np.ndarray) -> Int[np.ndarray, "_"]:
+  """Returns tokens without BOS and PAD, and without the first EOS and all after it."""
+  row = np.asarray(tokens, int)
+  row = row[np.cumsum(row == EOS) == 0]
+  return row[(row != PAD) & (row != BOS)]
 
 
 def decode(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> str:
@@ -178,9 +187,7 @@ def decode(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> str:
   For subwords, decoding inverts encoding, including all spaces. Bytes that form no
   character become U+FFFD. Words are joined by one space.
   """
-  until_eos = itertools.takewhile(lambda token: token != EOS, np.asarray(ids).tolist())
-  text = [token for token in until_eos if token not in (PAD, BOS)]
-  return tokenizer.decode(text, skip_special_tokens=False)
+  return tokenizer.decode(strip_special(ids).tolist(), skip_special_tokens=False)
 
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> list[str]:
@@ -192,8 +199,11 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> list[str]:
   tokens = [tokenizer.id_to_token(token) for token in np.asarray(ids).tolist()]
   if isinstance(tokenizer.model, models.WordLevel):
     return tokens
-  decode_bytes = decoders.ByteLevel().decode
-  return [x if x in _SPECIAL else decode_bytes([x]).replace(" ", "▁") for x in tokens]
+  byte_level = decoders.ByteLevel()
+  for index, token in enumerate(tokens):
+    if token not in _SPECIAL:
+      tokens[index] = byte_level.decode([token]).replace(" ", "▁")
+  return tokens
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
@@ -203,7 +213,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-  """Reads the tokenizer of a run directory; raises InputError if it is missing or damaged."""
+  """Reads the tokenizer of a run directory. Raises InputError."""
   path = folder / FILE
   if not path.exists():
     raise InputError(

@@ -1,4 +1,4 @@
-"""Data sets by split, and their files as published: a user's copies, or downloads that are kept."""
+"""Data sets by split, and their published files: copies of users, or downloads."""
 
 import contextlib
 import hashlib
@@ -33,19 +33,17 @@ class Corpus(NamedTuple):
 
 def write_skipped(data: Any, workdir: Path) -> None:
   """Writes the list of skipped files into a run directory, if there are any."""
+  (workdir / SKIPPED).unlink(missing_ok=True)  # of an earlier start of the run
   lines = getattr(data, "bad_files", ())  # graphs have none
   if lines:
     write_whole(workdir / SKIPPED, "".join(f"{line}\n" for line in lines))
-  else:
-    (workdir / SKIPPED).unlink(missing_ok=True)  # of an earlier start of the run
 
 
 class Upstream(NamedTuple):
   """A folder of published files, each known by its SHA-256."""
 
-  key: (
-    str  # of the data set in `config.data`, whose `path` may be a folder with the files
-  )
+  # Of the data set in `config.data`; its `path` may be a folder with the files.
+  key: str
   where: str  # the folder in words
   url: str  # the folder's address, which the name of a file completes
   files: Mapping[str, str]  # SHA-256 by name
@@ -64,7 +62,8 @@ class Upstream(NamedTuple):
       return self._copy(pathlib.Path(path, name).expanduser())
     kept = pathlib.Path(CACHE, self.key, name).expanduser()
     with contextlib.suppress(OSError):
-      if _sha256(content := kept.read_bytes()) == self.files[name]:
+      content = kept.read_bytes()
+      if _sha256(content) == self.files[name]:
         return content
     content = self._download(name)
     with contextlib.suppress(OSError):
@@ -79,14 +78,15 @@ class Upstream(NamedTuple):
       content = read_content(packed) if packed.exists() else file.read_bytes()
     except OSError as error:
       raise InputError(
-        f"cannot read {file}: {error.strerror}; path must be a folder with {self.where}, "
-        "or empty to download it"
+        f"cannot read {file}: {error.strerror}; path must be a folder with "
+        f"{self.where}, or empty to download it"
       ) from None
-    found, wanted = _sha256(content), self.files[file.name]
-    if found != wanted:
+    digest, wanted = _sha256(content), self.files[file.name]
+    if digest != wanted:
       raise InputError(
-        f"wrong file {file}: its sha256 is {found[:12]}..., upstream's is {wanted[:12]}...; copy "
-        f"it again from {self.where}, or leave path empty to download it"
+        f"wrong file {file}: its sha256 is {digest[:12]}..., upstream's is "
+        f"{wanted[:12]}...; copy it again from {self.where}, "
+        "or leave path empty to download it"
       )
     return content
 
@@ -101,9 +101,9 @@ class Upstream(NamedTuple):
       answer = requests.get(url, timeout=20)
       if answer.ok and _sha256(answer.content) == self.files[name]:
         return answer.content
-      reason = (
-        "it is not the file published" if answer.ok else f"status {answer.status_code}"
-      )
+      reason = f"status {answer.status_code}"
+      if answer.ok:
+        reason = "it is not the file published"
     except requests.RequestException as error:
       reason = f"no answer from {urlsplit(url).hostname} ({type(error).__name__})"
     raise InputError(f"cannot download {url}: {reason}; {remedy}")

@@ -1,17 +1,19 @@
-"""Graph data sets: kinship of CLUTRR, molecules, and users' own, in TU format or JSON."""
+"""Graph data sets: CLUTRR, molecules, and users' own in TU format or JSON."""
 
 import ast
 import codecs
 import collections
 import csv
+import fnmatch
+import glob
 import hashlib
 import io
 import json
 import pathlib
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +21,7 @@ from experiments.data.upstream import Upstream
 from experiments.errors import InputError
 from experiments.files import read_content
 from experiments.graphs.graph import Graph, GraphData, GraphNames
-from relpos_jax.typing import Int
+from relpos_jax.typing import Float, Int
 
 RELATIONS = (
   "aunt", "brother", "daughter", "father", "granddaughter", "grandfather", "grandmother",
@@ -66,55 +68,55 @@ def load_clutrr(path: str = "", valid_share: float = 0.1) -> GraphData:
 
   Raises InputError for a missing or wrong file, or no network.
   """
-  splits = _read_clutrr(path)
-  is_valid = [(graph, _hash(graph) < valid_share) for graph in splits["train"]]
-  train, valid = (
-    [graph for graph, held in is_valid if held is part] for part in (False, True)
-  )
-  note = (
-    f"CLUTRR: {len(valid):,} of {len(is_valid):,} training graphs are for validation"
-  )
+  splits = {split: [] for split in SPLITS.values()}
+  for name, graph in _read_clutrr(path):
+    splits[SPLITS[name]].append(graph)
+  chains = splits["train"]
+  splits["train"], splits["valid"] = [], []
+  for graph in chains:
+    split = "valid" if _hash(graph) < valid_share else "train"
+    splits[split].append(graph)
+  counts = f"{len(splits['valid']):,} of {len(chains):,}"
+  note = f"CLUTRR: {counts} training graphs are for validation"
   names = GraphNames(("person",), RELATIONS, ANSWERS)
-  return GraphData(splits | dict(train=train, valid=valid), names, (note,))
+  return GraphData(splits, names, (note,))
 
 
-def _read_clutrr(path: str) -> dict[str, list[Graph]]:
-  """Returns the graphs by split."""
-  splits = {name: [] for name in SPLITS.values()}
+def _read_clutrr(path: str) -> Iterator[tuple[str, Graph]]:
+  """Yields upstream's split of each graph, and the graph."""
   if path and (pathlib.Path(path).expanduser() / f"{_GRAPHS}.gz").exists():
-    for row in map(json.loads, CLUTRR.read(_GRAPHS, path).decode().splitlines()):
-      splits[SPLITS[row["split"]]].append(_graph(row))
-    return splits
-  columns = dict(story_edges="edges", edge_types="labels", query_edge="query")
+    for line in CLUTRR.read(_GRAPHS, path).decode().splitlines():
+      row = json.loads(line)
+      graph = _graph(row["edges"], row["labels"], row["query"], row["target"])
+      yield row["split"], graph
+    return
   with zipfile.ZipFile(io.BytesIO(CLUTRR.read(_ZIP, path))) as archive:
-    for name, split in SPLITS.items():
-      for row in csv.DictReader(
-        io.StringIO(archive.read(f"{name}.csv").decode(), newline="")
-      ):
-        values = {
-          ours: ast.literal_eval(row[theirs]) for theirs, ours in columns.items()
-        }
-        splits[split].append(_graph(row | values))
-  return splits
+    for split in SPLITS:
+      text = archive.read(f"{split}.csv").decode()
+      for row in csv.DictReader(io.StringIO(text, newline="")):
+        cells = row["story_edges"], row["edge_types"], row["query_edge"]
+        edges, labels, query = map(ast.literal_eval, cells)
+        yield split, _graph(edges, labels, query, row["target"])
 
 
-def _graph(row: Mapping[str, Any]) -> Graph:
-  labels = map(RELATIONS.index, row["labels"])
-  edges = [(*edge, label) for edge, label in zip(row["edges"], labels, strict=True)]
-  number = int(np.array(edges)[:, :2].max()) + 1
-  target = ANSWERS.index(row["target"])
-  return Graph.of([0] * number, edges, target=target, query=row["query"])
+def _graph(edges: Any, labels: Sequence[str], query: Any, target: str) -> Graph:
+  """Returns a chain of kinship."""
+  relations = [RELATIONS.index(label) for label in labels]
+  nodes = [0] * (int(np.max(edges)) + 1)
+  rows = np.column_stack([edges, relations])
+  return Graph.of(nodes, rows, target=ANSWERS.index(target), query=query)
 
 
 def _hash(graph: Graph) -> float:
   """Hashes a graph to a number below 1; copies of a graph have the same."""
   parts = graph.senders, graph.receivers, graph.labels, graph.query
   text = json.dumps([part.tolist() for part in parts])
-  return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
+  digest = hashlib.sha256(text.encode()).digest()
+  return int.from_bytes(digest[:8], "big") / 2**64
 
 
 # TU format
-# ---------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------
 
 MOLECULES = Upstream(
   "tu",
@@ -142,22 +144,25 @@ def load_tu(name: str = "MUTAG", path: str = "") -> GraphData:
   network.
   """
   place = pathlib.Path(path).expanduser()
-  if (archive := f"{name}.zip") in MOLECULES.files:
+  archive = f"{name}.zip"
+  if archive in MOLECULES.files:
     if place.is_file():
-      remedy = (
-        f"give the folder of {archive}, or --config.data.tu.name= for your own graphs"
+      raise InputError(
+        f"config.data.tu.path is the file {path}: give the folder of {archive}, "
+        "or --config.data.tu.name= for your own graphs"
       )
-      raise InputError(f"config.data.tu.path is the file {path}: {remedy}")
-    folder = zipfile.Path(io.BytesIO(MOLECULES.read(archive, path)), f"{name}/")
-    return read_folder(folder, name)
+    content = io.BytesIO(MOLECULES.read(archive, path))
+    return read_folder(zipfile.Path(content, f"{name}/"), name)
+  if not path:
+    known = " or ".join(name.removesuffix(".zip") for name in MOLECULES.files)
+    raise InputError(
+      f"unknown data set {name!r}: give the path of its folder, or {known}"
+    )
   if zipfile.is_zipfile(place):
     return read_folder(_open_archive(place, name), name)
-  if path:
-    return read_folder(place, name) if place.is_dir() else read_lines(place)
-  known = " or ".join(name.removesuffix(".zip") for name in MOLECULES.files)
-  raise InputError(
-    f"unknown data set {name!r}: give the path of its folder, or {known}"
-  )
+  if place.is_dir():
+    return read_folder(place, name)
+  return read_lines(place)
 
 
 def split_folds(data: GraphData, fold: int, num_folds: int) -> GraphData:
@@ -176,16 +181,24 @@ def split_folds(data: GraphData, fold: int, num_folds: int) -> GraphData:
   shuffled = np.random.Generator(np.random.Philox(key=0)).permutation(len(graphs))
   by_class = shuffled[np.argsort(classes[shuffled], kind="stable")]
   folds = [np.sort(by_class[number::num_folds]) for number in range(num_folds)]
-  parts = dict(test=folds.pop(fold), valid=folds.pop(fold % len(folds)))
-  parts["train"] = np.concatenate(folds)
-  splits = {
-    name: [graphs[i] for i in parts[name]] for name in ("train", "valid", "test")
-  }
-  note = f"of {num_folds} folds, {fold} is for testing, {(fold + 1) % num_folds} for validation"
+  test = folds.pop(fold)
+  valid = folds.pop(fold % len(folds))
+  splits = {}
+  for name, part in (
+    ("train", np.concatenate(folds)),
+    ("valid", valid),
+    ("test", test),
+  ):
+    splits[name] = [graphs[index] for index in part]
+  note = (
+    f"of {num_folds} folds, {fold} is for testing, "
+    f"{(fold + 1) % num_folds} for validation"
+  )
   return data._replace(splits=splits, notes=(*data.notes, note))
 
 
 _NAMED_CLASSES = 10
+_EDGES = "[!.]*_A.txt"  # not macOS's attributes of a file, ._NAME_A.txt
 _WANTED = (
   "want a folder with NAME_A.txt, NAME_graph_indicator.txt and NAME_graph_labels.txt"
 )
@@ -213,39 +226,32 @@ def read_folder(folder: pathlib.Path | zipfile.Path, name: str = "") -> GraphDat
 
   edges = read("A", columns=2) - 1
   graph_of = read("graph_indicator", columns=1)[:, 0] - 1
-  classes = read("graph_labels", columns=1)[:, 0]
+  classes = _as_labels(read("graph_labels", columns=1))
   _check_members(edges, graph_of, len(classes), folder / name)
-  node_labels = _as_labels(read("node_labels", number=len(graph_of)))
-  edge_labels = _as_labels(read("edge_labels", number=len(edges)))
-  node_features = read("node_attributes", number=len(graph_of), dtype=float)
-  edge_features = read("edge_attributes", number=len(edges), dtype=float)
-
-  rows = []
-  nodes_of = _members(graph_of, len(classes))
-  edges_of = _members(graph_of[edges[:, 0]], len(classes))
-  for nodes, its_edges, target in zip(
-    nodes_of, edges_of, classes.tolist(), strict=True
-  ):
-    labels = [node_labels[node] if node_labels else "node" for node in nodes]
-    labelled = np.searchsorted(nodes, edges[its_edges]).tolist()
-    if edge_labels:
-      labelled = [
-        (*ends, edge_labels[i]) for ends, i in zip(labelled, its_edges, strict=True)
-      ]
-    rows.append(
-      _Row(labels, labelled, target, node_features[nodes], edge_features[its_edges])
-    )
-  return _numbered(rows, folder)
+  num_nodes, num_edges = len(graph_of), len(edges)
+  node_labels = _as_labels(read("node_labels", number=num_nodes), "node")
+  edge_labels = _as_labels(read("edge_labels", number=num_edges))
+  features = (
+    read("node_attributes", number=num_nodes, dtype=float),
+    read("edge_attributes", number=num_edges, dtype=float),
+  )
+  return _make_data(
+    folder, classes, graph_of, edges, node_labels, edge_labels, *features
+  )
 
 
 def _find_name(folder: pathlib.Path | zipfile.Path) -> str:
   """Returns the name of the only data set in a folder."""
-  files = [file.name for file in folder.iterdir()] if folder.is_dir() else []
-  found = sorted(file.removesuffix("_A.txt") for file in files if _is_edges(file))
-  if len(found) != 1:
-    which = f" ({', '.join(found)}): give the name of one" if found else f": {_WANTED}"
-    raise InputError(f"{folder} has {len(found)} data sets in TU format{which}")
-  return found[0]
+  names = []
+  for file in folder.iterdir():
+    if fnmatch.fnmatchcase(file.name, _EDGES):
+      names.append(file.name.removesuffix("_A.txt"))
+  problem = f"{folder} has {len(names)} data sets in TU format"
+  if not names:
+    raise InputError(f"{problem}: {_WANTED}")
+  if len(names) > 1:
+    raise InputError(f"{problem} ({', '.join(sorted(names))}): give the name of one")
+  return names[0]
 
 
 def _check_members(
@@ -262,32 +268,33 @@ def _check_members(
   if not number:
     raise InputError(f"{start}_graph_labels.txt has no graphs; {_WANTED}")
   if not np.array_equal(np.unique(graph_of), np.arange(number)):
-    problem = f"want graphs from 1 to {number}, each with a node or more"
-    raise InputError(f"{start}_graph_indicator.txt: {problem}")
-  is_node = ((edges >= 0) & (edges < len(graph_of))).all(1)
-  is_edge = is_node & np.equal(*graph_of[edges * is_node[:, None]].T)
+    raise InputError(
+      f"{start}_graph_indicator.txt: want graphs from 1 to {number}, "
+      "each with a node or more"
+    )
+  ends = np.clip(edges, 0, len(graph_of) - 1)
+  start_graphs, end_graphs = graph_of[ends].T
+  is_edge = (ends == edges).all(1) & (start_graphs == end_graphs)
   if not is_edge.all():
-    problem = f"want two nodes of one graph, from 1 to {len(graph_of)}"
-    raise InputError(f"{start}_A.txt, line {np.argmin(is_edge) + 1}: {problem}")
-
-
-def _is_edges(file: str) -> bool:
-  """Returns whether a file is the NAME_A.txt of a data set, not macOS's attributes of one."""
-  return file.endswith("_A.txt") and not file.startswith("._")
+    raise InputError(
+      f"{start}_A.txt, line {np.argmin(is_edge) + 1}: "
+      f"want two nodes of one graph, from 1 to {len(graph_of)}"
+    )
 
 
 def _open_archive(file: pathlib.Path, name: str) -> zipfile.Path:
   """Returns the folder of a zip archive that holds a data set; its top if none does."""
-  archive, folders = zipfile.ZipFile(file), set()
+  archive = zipfile.ZipFile(file)
+  pattern = f"{glob.escape(name)}_A.txt" if name else _EDGES
+  folders = set()
   for member in archive.namelist():
-    folder, slash, member = member.rpartition("/")
-    is_wanted = member == f"{name}_A.txt" if name else _is_edges(member)
-    if is_wanted:
+    folder, slash, member_name = member.rpartition("/")
+    if fnmatch.fnmatchcase(member_name, pattern):
       folders.add(folder + slash)
   if len(folders) > 1:
-    found = ", ".join(sorted(folders))
+    names = ", ".join(sorted(folders))
     raise InputError(
-      f"{file} has data sets in {found}: unpack it and give the folder of one"
+      f"{file} has data sets in {names}: unpack it and give the folder of one"
     )
   return zipfile.Path(archive, folders.pop() if folders else "")
 
@@ -299,28 +306,29 @@ def _read_numbers(
   number: int | None = None,
   dtype: type = int,
 ) -> np.ndarray:
-  """Reads the numbers [lines, columns] of a file; one with a known number may be missing."""
+  """Reads numbers [lines, columns]; with a known number, the file may be missing."""
   if number is not None and not file.exists():
     return np.empty((number, 0), dtype)
+  numbers = np.empty((0, columns or 1))
   try:
     lines = file.read_text(encoding="ascii").splitlines()
-    numbers = np.empty((0, columns or 1))
     if any(lines):
       numbers = np.loadtxt(lines, float, comments=None, delimiter=",", ndmin=2)
   except (OSError, ValueError, zlib.error, zipfile.BadZipFile) as error:
     raise InputError(f"cannot read {file}: {error}; {_WANTED}") from None
-  wanted = len(numbers) if number is None else number, columns or numbers.shape[1]
-  if numbers.shape != wanted:
-    has, want = (
-      f"{lines} lines of {of} numbers" for lines, of in (numbers.shape, wanted)
+  num_lines, num_columns = numbers.shape
+  shape = num_lines if number is None else number, columns or num_columns
+  if numbers.shape != shape:
+    raise InputError(
+      f"{file} has {num_lines} lines of {num_columns} numbers; "
+      f"want {shape[0]} lines of {shape[1]} numbers"
     )
-    raise InputError(f"{file} has {has}; want {want}")
   _check_numbers(numbers, dtype, file)
   return numbers.astype(dtype)
 
 
 def _check_numbers(numbers: np.ndarray, dtype: type, file: Any) -> None:
-  """Raises InputError for the first number that does not fit integers, or floats of 32 bits."""
+  """Raises InputError for the first number that no float32, or no integer, can be."""
   is_right = np.abs(numbers) <= np.finfo(np.float32).max  # False for NaN
   problem = "not finite in float32: replace it by a number"
   if dtype is int:
@@ -328,14 +336,13 @@ def _check_numbers(numbers: np.ndarray, dtype: type, file: Any) -> None:
     problem = "no integer, which labels, classes and indices are"
   if not is_right.all():
     line, column = np.argwhere(~is_right)[0]
-    raise InputError(f"{file}, line {line + 1}: {numbers[line, column]:g} is {problem}")
+    number = numbers[line, column]
+    raise InputError(f"{file}, line {line + 1}: {number:g} is {problem}")
 
 
-def _as_labels(numbers: np.ndarray) -> list:
-  """Returns a label for each line: its integer, or the tuple of several; none without columns."""
-  if numbers.shape[1] == 1:
-    return numbers[:, 0].tolist()
-  return [tuple(line) for line in numbers.tolist() if line]
+def _as_labels(numbers: np.ndarray, default: str | None = None) -> list:
+  """Returns the integers of each line as a tuple, or the default if it has none."""
+  return [tuple(line) or default for line in numbers.tolist()]
 
 
 _WANTED_OBJECT = (
@@ -354,28 +361,43 @@ def read_lines(file: pathlib.Path) -> GraphData:
   Raises InputError, which names the line, for one of another form, and for fewer than
   two classes.
   """
-  rows = []
+  classes, graph_of, node_labels, edges, edge_labels = [], [], [], [], []
   for place, row in _read_objects(file):
+    first = len(node_labels)
     try:
-      nodes = [_to_label(label) for label in row["nodes"]]
-      edges = [
-        (start, end, *map(_to_label, labels)) for start, end, *labels in row["edges"]
-      ]
-      places = range(len(nodes))
-      if not nodes or not all(
-        x[0] in places and x[1] in places and len(x) < 4 for x in edges
-      ):
-        raise ValueError(f"{len(nodes)} nodes do not fit the edges")
-      rows.append(_Row(nodes, edges, _to_label(row["class"])))
+      node_labels += [_to_label(label) for label in row["nodes"]]
+      num_nodes = len(node_labels) - first
+      for start, end, label in _parse_edges(row["edges"], num_nodes):
+        edges.append((first + start, first + end))
+        edge_labels.append(label)
+      graph_of += [len(classes)] * num_nodes
+      classes.append(_to_label(row["class"]))
     except KeyError as error:
       raise InputError(f'{place}: no "{error.args[0]}"; {_WANTED_OBJECT}') from None
     except (TypeError, ValueError) as error:
       raise InputError(f"{place}: {error}; {_WANTED_OBJECT}") from None
-  return _numbered(rows, file)
+  members, ends = np.array(graph_of, int), np.array(edges, int).reshape(-1, 2)
+  features = np.empty((len(members), 0)), np.empty((len(ends), 0))
+  return _make_data(file, classes, members, ends, node_labels, edge_labels, *features)
+
+
+def _parse_edges(
+  edges: Sequence[Sequence[Any]], num_nodes: int
+) -> Iterator[tuple[int, int, str | None]]:
+  """Yields the ends of each edge, and its label or None; raises ValueError."""
+  nodes = range(num_nodes)
+  problem = ValueError(f"{num_nodes} nodes do not fit the edges")
+  if not nodes:
+    raise problem
+  for start, end, *labels in edges:
+    label = _to_label(labels[0]) if labels else None
+    if len(labels) > 1 or start not in nodes or end not in nodes:
+      raise problem
+    yield start, end, label
 
 
 def _read_objects(file: pathlib.Path) -> Iterator[tuple[str, Any]]:
-  """Yields the objects of a file in JSON and their places: those of an array, or of its lines."""
+  """Yields the places of objects in JSON, in an array or on lines, and the objects."""
   content = read_content(file).removeprefix(codecs.BOM_UTF8)
   if content.lstrip().startswith(b"["):
     for number, row in enumerate(_parse(content, str(file)), start=1):
@@ -395,7 +417,7 @@ def _parse(content: bytes, place: str) -> Any:
 
 
 def _to_label(value: Any) -> str:
-  """Returns a label as text, 1.0 as 1; raises ValueError for what is no word and no integer."""
+  """Returns a word or an integer as text, 1.0 as 1; raises ValueError for others."""
   if isinstance(value, float) and value.is_integer():
     value = int(value)
   if not isinstance(value, str | int):
@@ -403,65 +425,72 @@ def _to_label(value: Any) -> str:
   return str(value)
 
 
-class _Row(NamedTuple):
-  """The labels of a graph's nodes, its edges as (start, end) or (start, end, label), its class."""
+def _make_data(
+  place: Any,
+  classes: Sequence[str | tuple],
+  graph_of: Int[np.ndarray, "nodes"],
+  edges: Int[np.ndarray, "edges 2"],
+  node_labels: Sequence[str | tuple],
+  edge_labels: Sequence[str | tuple | None],
+  node_features: Float[np.ndarray, "nodes features"],
+  edge_features: Float[np.ndarray, "edges F"],
+) -> GraphData:
+  """Makes graphs from the nodes and edges of all; numbers labels in their order.
 
-  nodes: Sequence[Any]
-  edges: Sequence[Sequence[Any]]
-  target: Any
-  node_features: np.ndarray | None = None
-  edge_features: np.ndarray | None = None
-
-
-def _numbered(rows: Sequence[_Row], place: Any) -> GraphData:
-  """Numbers labels and classes, each in their order."""
-  node_labels, edge_labels = set(), set()
-  for row in rows:
-    node_labels.update(row.nodes)
-    edge_labels.update(edge[2] for edge in row.edges if len(edge) > 2)
-  targets = [row.target for row in rows]
-  node, edge, class_ = map(_number, (node_labels, edge_labels, targets))
-  if len(class_) < 2:
+  Raises InputError, which names the place, for fewer than two classes.
+  """
+  class_names, targets = _number(classes)
+  if len(class_names) < 2:
     raise InputError(f"{place}: want graphs of two classes or more")
+  node_names, node_numbers = _number(node_labels)
+  edge_names, edge_numbers = _number(edge_labels)
   graphs = []
-  for row in rows:
-    edges = [
-      (start, end, edge[labels[0]] if labels else -1)
-      for start, end, *labels in row.edges
-    ]
-    nodes = [node[label] for label in row.nodes]
-    features = dict(node_features=row.node_features, edge_features=row.edge_features)
-    graphs.append(Graph.of(nodes, edges, target=class_[row.target], **features))
-  widths = graphs[0].node_features.shape[1], graphs[0].edge_features.shape[1]
-  texts = (tuple(map(_to_text, labels)) for labels in (node, edge, class_))
-  return GraphData(
-    dict(all=graphs), GraphNames(*texts, *widths), (_count_classes(targets),)
-  )
+  nodes_of = _members(graph_of, len(classes))
+  edges_of = _members(graph_of[edges[:, 0]], len(classes))
+  for nodes, own, target in zip(nodes_of, edges_of, targets, strict=True):
+    ends = np.searchsorted(nodes, edges[own])
+    graph = Graph.of(
+      node_numbers[nodes],
+      np.column_stack([ends, edge_numbers[own]]),
+      target=target,
+      node_features=node_features[nodes],
+      edge_features=edge_features[own],
+    )
+    graphs.append(graph)
+  widths = node_features.shape[1], edge_features.shape[1]
+  names = GraphNames(node_names, edge_names, class_names, *widths)
+  return GraphData(dict(all=graphs), names, (_count_classes(classes),))
 
 
-def _number(labels: Iterable[Any]) -> dict[Any, int]:
-  """Returns the numbers of labels, each once and in their order."""
-  return {label: number for number, label in enumerate(sorted(set(labels)))}
+def _number(
+  labels: Sequence[str | tuple | None],
+) -> tuple[tuple[str, ...], Int[np.ndarray, "labels"]]:
+  """Returns the distinct names in order, and each label's number; -1 for None."""
+  distinct = sorted({*labels} - {None})
+  numbers: dict[Any, int] = {None: -1}
+  for number, label in enumerate(distinct):
+    numbers[label] = number
+  names = tuple(map(_to_text, distinct))
+  return names, np.array([numbers[label] for label in labels], np.int32)
 
 
-def _to_text(label: Any) -> str:
+def _to_text(label: str | tuple) -> str:
   """Returns the name of a label; that of several integers has commas."""
-  return ",".join(map(str, label)) if isinstance(label, tuple) else str(label)
+  return label if isinstance(label, str) else ",".join(map(str, label))
 
 
-def _count_classes(targets: Sequence[Any]) -> str:
+def _count_classes(classes: Sequence[str | tuple]) -> str:
   """Says how many graphs each class has, the most frequent first."""
-  counts = collections.Counter(targets)
-  texts = [
-    f"{name} ({number:,})" for name, number in counts.most_common(_NAMED_CLASSES)
-  ]
+  counts = collections.Counter(classes)
+  texts = []
+  for label, number in counts.most_common(_NAMED_CLASSES):
+    texts.append(f"{_to_text(label)} ({number:,})")
   if len(counts) > _NAMED_CLASSES:
     texts.append(f"and {len(counts) - _NAMED_CLASSES:,} more")
-  is_many = len(counts) > max(_NAMED_CLASSES, len(targets) / 2)
-  question = " is this a regression?" if is_many else ""
-  return (
-    f"{len(counts):,} classes of {len(targets):,} graphs:{question} {', '.join(texts)}"
-  )
+  summary = f"{len(counts):,} classes of {len(classes):,} graphs:"
+  if len(counts) > max(_NAMED_CLASSES, len(classes) / 2):
+    summary += " is this a regression?"
+  return f"{summary} {', '.join(texts)}"
 
 
 def _members(

@@ -46,33 +46,32 @@ class Graph(NamedTuple):
     Edges with equal rows and equal features become one edge. Raises ValueError for
     shapes that do not fit the nodes.
     """
-    nodes, edges = (
-      np.asarray(nodes, np.int32),
-      np.asarray(edges, np.int32).reshape(-1, 3),
-    )
-
-    def floats(x, rows):
-      return np.asarray(np.empty((rows, 0)) if x is None else x, np.float32)
-
-    edge_features = floats(edge_features, len(edges))
-    node_features, target = (
-      floats(node_features, len(nodes)),
-      np.asarray(target, np.int32),
-    )
+    nodes, target = np.asarray(nodes, np.int32), np.asarray(target, np.int32)
+    edges = np.asarray(edges, np.int32).reshape(-1, 3)
+    if node_features is None:
+      node_features = np.empty((len(nodes), 0))
+    if edge_features is None:
+      edge_features = np.empty((len(edges), 0))
+    node_features = np.asarray(node_features, np.float32)
+    edge_features = np.asarray(edge_features, np.float32)
     if not len(nodes) or len(node_features) != len(nodes) or target.shape:
-      shapes = f"node_features {node_features.shape} and target {target.shape}"
       raise ValueError(
-        f"{len(nodes)} nodes with {shapes}; want a row for each and one target"
+        f"{len(nodes)} nodes with node_features {node_features.shape} and target "
+        f"{target.shape}; want a row for each and one target"
       )
     rows = np.column_stack([edges, edge_features])
-    first = np.sort(np.unique(rows, axis=0, return_index=True)[1])
+    _, first = np.unique(rows, axis=0, return_index=True)
+    first.sort()
+    senders, receivers, labels = edges[first].T
     return cls(
       nodes,
-      *edges[first].T,
-      node_features=node_features,
-      edge_features=edge_features[first],
-      target=target,
-      query=np.asarray(query, np.int32),
+      senders,
+      receivers,
+      labels,
+      node_features,
+      edge_features[first],
+      target,
+      np.asarray(query, np.int32),
     )
 
 
@@ -90,7 +89,7 @@ class GraphNames(NamedTuple):
 
 
 class GraphData(NamedTuple):
-  """Graphs by split (train, valid, test, ...), the names of their labels, and notes for the log."""
+  """Graphs by split, the names of their labels, and notes for the log."""
 
   splits: Mapping[str, Sequence[Graph]]
   names: GraphNames
@@ -120,29 +119,21 @@ class GraphBatches(Schedule):
   def __init__(self, graphs: Sequence[Graph], **options: Any):
     self.examples = graphs
     super().__init__(num_nodes(graphs), **options)
-    num_edges = np.array([len(graph.senders) for graph in graphs], int)
-    self.shapes = tuple(  # at least one edge: no array has size zero
-      (*shape, max(1, int(num_edges[bucket].max())))
-      for shape, bucket in zip(self.shapes, self.buckets, strict=True)
-    )
+    shapes = []
+    for (rows, nodes), bucket in zip(self.shapes, self.buckets, strict=True):
+      num_edges = max(len(graphs[index].senders) for index in bucket)
+      shapes.append((rows, nodes, max(1, num_edges)))  # no array has size zero
+    self.shapes = tuple(shapes)
 
   def __getitem__(self, step: SupportsIndex) -> GraphBatch:
     chosen, bucket = self.chosen(step)
     first = self.examples[chosen[0]]
     widths = first.node_features.shape[1], first.edge_features.shape[1]
     batch = empty_batch(self.shapes[bucket], widths)
-    for row, graph in enumerate(self.examples[index] for index in chosen):
-      for name in (
-        "nodes",
-        "node_features",
-        "senders",
-        "receivers",
-        "labels",
-        "edge_features",
-      ):
-        values = getattr(graph, name)
-        getattr(batch, name)[row, : len(values)] = values
-      batch.query[row], batch.target[row] = graph.query, graph.target
+    for row, index in enumerate(chosen):
+      for name, values in self.examples[index]._asdict().items():
+        place = (row, *map(slice, values.shape))
+        getattr(batch, name)[place] = values
     return batch
 
 
@@ -157,17 +148,13 @@ def empty_batch(shape: tuple[int, ...], widths: tuple[int, int] = (0, 0)) -> Gra
   `widths` are those of the features of nodes and edges.
   """
   rows, nodes, edges = shape
-
-  def full(*shape):
-    return np.full((rows, *shape), PAD, np.int32)
-
   return GraphBatch(
-    nodes=full(nodes),
+    nodes=np.full((rows, nodes), PAD, np.int32),
     node_features=np.zeros((rows, nodes, widths[0]), np.float32),
-    senders=full(edges),
-    receivers=full(edges),
-    labels=full(edges),
+    senders=np.full((rows, edges), PAD, np.int32),
+    receivers=np.full((rows, edges), PAD, np.int32),
+    labels=np.full((rows, edges), PAD, np.int32),
     edge_features=np.zeros((rows, edges, widths[1]), np.float32),
-    query=full(2),
-    target=full(),
+    query=np.full((rows, 2), PAD, np.int32),
+    target=np.full(rows, PAD, np.int32),
   )

@@ -1,4 +1,4 @@
-"""Pieces as tokens, by split: Bach's chorales, a folder of MIDI files, and rows for training."""
+"""Pieces as tokens, by split: chorales, folders of MIDI files, rows for training."""
 
 import dataclasses
 import functools
@@ -46,9 +46,10 @@ def load_chorales(path: str = "") -> Corpus:
   Raises InputError: a file is missing or wrong, or there is no network.
   """
   grids = json.loads(CHORALES.read(_CHORALES, path))
-  return Corpus(
-    {split: [voices.encode(np.array(x)) for x in grids[split]] for split in SPLITS}
-  )
+  splits = {}
+  for split in SPLITS:
+    splits[split] = [voices.encode(np.array(grid)) for grid in grids[split]]
+  return Corpus(splits)
 
 
 def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
@@ -62,28 +63,16 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
   Raises InputError: the folder is missing, has no good file for training or validation,
   or more than half of its files are bad.
   """
-  if not path:
-    raise InputError("no folder of MIDI files: give --config.data.midi.path")
-  folder = pathlib.Path(path).expanduser()
-  if folder.is_file():
-    raise InputError(f"{folder} is a file: give the folder that it is in")
-  if not folder.is_dir():
-    raise InputError(f"no folder {folder}: check the name")
+  folder = _check_folder(path)
   files = find_midi_files(folder)
-  for split in ("train", "valid"):
-    if not any(file.split == split for file in files):
-      remedy = f"put .mid or .midi files into {folder / split}"
-      if not _has_splits(folder):
-        remedy += f", or more into {folder}, whose pieces are split by name"
-      raise InputError(f"no MIDI file for {split}: {remedy}")
-
+  _check_splits(files, folder)
   tokens, skipped = _read(files, CODECS[codec], path)
   splits, counts = {}, []
   for split in SPLITS:
-    of_split = [file for file in tokens if file.split == split]
-    if of_split:
-      splits[split] = [tokens[file] for file in of_split]
-      counts.append(_count(split, of_split))
+    good = [file for file in tokens if file.split == split]
+    if good:
+      splits[split] = [tokens[file] for file in good]
+      counts.append(_count(split, good))
     elif split != "test":
       reason = next(skipped[file] for file in skipped if file.split == split)
       raise InputError(f"no good MIDI file for {split}: {reason}")
@@ -93,6 +82,18 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
     some = f"{len(reasons):,} of {len(files):,} MIDI files skipped"
     notes.append(f"{some}, see {SKIPPED}: {reasons[0]}")
   return Corpus(splits, tuple(notes), bad_files=reasons)
+
+
+def _check_folder(path: str) -> pathlib.Path:
+  """Returns the folder; raises InputError for another path."""
+  folder = pathlib.Path(path).expanduser()
+  if not path:
+    raise InputError("no folder of MIDI files: give --config.data.midi.path")
+  if folder.is_file():
+    raise InputError(f"{folder} is a file: give the folder that it is in")
+  if not folder.is_dir():
+    raise InputError(f"no folder {folder}: check the name")
+  return folder
 
 
 class MidiFile(NamedTuple):
@@ -119,10 +120,10 @@ def find_midi_files(folder: pathlib.Path) -> list[MidiFile]:
     if path.suffix.lower() in (".mid", ".midi") and not is_hidden:
       names.append(parts)
   has_splits = _has_splits(folder)
-  depth = None if has_splits else _depth_of_pieces(names)
+  depth = _depth_of_pieces(names)
   files = []
   for parts in names:
-    piece = "/".join(parts[:depth])
+    piece = "/".join(parts if has_splits else parts[:depth])
     split = parts[0] if has_splits else split_of(piece)
     if split in SPLITS:
       files.append(MidiFile(folder.joinpath(*parts), split, piece))
@@ -131,6 +132,18 @@ def find_midi_files(folder: pathlib.Path) -> list[MidiFile]:
 
 def _has_splits(folder: pathlib.Path) -> bool:
   return any((folder / split).is_dir() for split in SPLITS)
+
+
+def _check_splits(files: Sequence[MidiFile], folder: pathlib.Path) -> None:
+  """Raises InputError unless a folder has files for training and validation."""
+  splits = {file.split for file in files}
+  for split in ("train", "valid"):
+    if split in splits:
+      continue
+    remedy = f"put .mid or .midi files into {folder / split}"
+    if not _has_splits(folder):
+      remedy += f", or more into {folder}, whose pieces are split by name"
+    raise InputError(f"no MIDI file for {split}: {remedy}")
 
 
 def _read(
@@ -165,15 +178,20 @@ def _depth_of_pieces(names: Sequence[tuple[str, ...]]) -> int | None:
 
 def _count(split: str, files: Sequence[MidiFile]) -> str:
   """Says how many files a split has, and how many pieces if they are fewer."""
+  count = f"{len(files):,} {split}"
   pieces = {file.piece for file in files}
-  of_pieces = f" ({len(pieces):,} pieces)" if len(pieces) < len(files) else ""
-  return f"{len(files):,} {split}{of_pieces}"
+  if len(pieces) < len(files):
+    count += f" ({len(pieces):,} pieces)"
+  return count
 
 
 def split_of(name: str) -> str:
   """Returns the split of a piece with this name."""
-  percent = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % 100
-  return "train" if percent < 80 else "valid" if percent < 90 else "test"
+  digest = hashlib.sha256(name.encode()).digest()
+  percent = int.from_bytes(digest[:8], "big") % 100
+  if percent < 80:
+    return "train"
+  return "valid" if percent < 90 else "test"
 
 
 @dataclasses.dataclass(eq=False)
@@ -194,8 +212,8 @@ class MusicRows:
     seed: of slices and transpositions.
     lengths: the largest number of tokens of each row in any epoch.
 
-  >>> rows = MusicRows([np.arange(40, 45)], performance.CODEC, longest=4, random_slices=True,
-  ...                  semitones=3, seed=0)
+  >>> rows = MusicRows([np.arange(40, 45)], performance.CODEC, longest=4,
+  ...                  random_slices=True, semitones=3, seed=0)
   >>> [[row.tolist() for row in rows.in_epoch(epoch)] for epoch in (0, 1)]
   [[[42, 43, 44], [45, 46, 2]], [[42, 43, 44, 45], [46, 2]]]
   """
@@ -210,11 +228,12 @@ class MusicRows:
 
   def __post_init__(self):
     self._size = self.longest // self.codec.alignment * self.codec.alignment
-    lengths = [self._slice(len(piece), 0.0) for piece in self.pieces]
-    if self.random_slices:
-      lengths = [
-        np.full(len(row), self._size) if len(row) > 1 else row for row in lengths
-      ]
+    lengths = []
+    for piece in self.pieces:
+      rows = self._slice(len(piece), 0.0)
+      if self.random_slices and len(rows) > 1:
+        rows = np.full(len(rows), self._size)
+      lengths.append(rows)
     self.lengths = np.concatenate(lengths)
     self.in_epoch = functools.lru_cache(maxsize=2)(self.in_epoch)
 
@@ -223,16 +242,13 @@ class MusicRows:
     key = np.array([self.seed % 2**64, epoch], np.uint64)
     generator = np.random.Generator(np.random.Philox(key=key, counter=_COUNTER))
     moves = generator.integers(-self.semitones, self.semitones + 1, len(self.pieces))
-    phases = generator.random(len(self.pieces)) * float(self.random_slices)
+    phases = generator.random(len(self.pieces)) * self.random_slices
     tokens, lengths = [], []
-    for piece, semitones, phase in zip(
-      self.pieces, moves.tolist(), phases.tolist(), strict=True
-    ):
-      tokens += [self.codec.transpose(piece, semitones), [EOS]]
-      lengths.append(self._slice(len(piece), phase))
-    return Ragged.joined(
-      np.concatenate(tokens).astype(np.int32), np.concatenate(lengths)
-    )
+    for piece, semitones, phase in zip(self.pieces, moves, phases, strict=True):
+      tokens += [self.codec.transpose(piece, int(semitones)), [EOS]]
+      lengths.append(self._slice(len(piece), float(phase)))
+    values = np.concatenate(tokens).astype(np.int32)
+    return Ragged.joined(values, np.concatenate(lengths))
 
   def _slice(self, num_tokens: int, phase: float) -> Int[np.ndarray, "_"]:
     """Returns the lengths of a piece's rows; `phase` in [0, 1) shortens the first row.

@@ -1,4 +1,4 @@
-"""MIDI files as scores of notes, and the interface of codecs between them and tokens."""
+"""MIDI files as scores of notes, and codecs between scores and tokens."""
 
 import bisect
 import collections
@@ -10,15 +10,13 @@ from typing import NamedTuple
 import mido
 import numpy as np
 
-from experiments.data.tokenizer import BOS, EOS, PAD
 from experiments.errors import InputError
 from experiments.files import to_path, whole_file
 from relpos_jax.typing import Float, Int
 
 _DRUMS, _PEDAL = 9, 64  # channel and controller, counted from 0
-_LONGEST = (
-  86_400  # seconds, and quarter notes: a damaged file of 44 bytes may last for years
-)
+# Seconds, and quarter notes: a damaged file of 44 bytes may last for years.
+_LONGEST = 86_400
 _DEFAULT_TEMPO = 500_000  # microseconds per quarter note, by the standard
 
 
@@ -56,14 +54,16 @@ class Score(NamedTuple):
     [0.5, 1.0, 2.0]
     """
     starts, rates = np.array(self.tempi, float).T
-    at_starts = np.cumsum([0.0, *np.diff(starts) * rates[:-1]]) / self.ticks_per_quarter
+    # Division comes last: rounding to a grid depends on it.
+    durations = np.diff(starts) * rates[:-1]
+    at_starts = np.append(0.0, np.cumsum(durations)) / self.ticks_per_quarter
     index = np.searchsorted(starts, ticks, side="right") - 1
     since = (np.asarray(ticks) - starts[index]) * rates[index] / self.ticks_per_quarter
     return at_starts[index] + since
 
 
 # Messages and their ticks; and when a pedal goes down and up again, in order.
-_Track = Sequence[tuple[int, mido.Message | mido.MetaMessage]]
+_Messages = Sequence[tuple[int, mido.Message | mido.MetaMessage]]
 _Pedal = list[tuple[int, int]]
 
 
@@ -82,12 +82,37 @@ def read_score(path: str | os.PathLike) -> Score:
   Raises InputError: the file is missing, not MIDI, damaged, of type 2, too long, or has
   no notes.
   """
+  file = _open(path)
+  tracks = []
+  for track in file.tracks:
+    ticks = itertools.accumulate(message.time for message in track)
+    tracks.append([*zip(ticks, track, strict=True)])
+  messages = [*itertools.chain.from_iterable(tracks)]
+  messages.sort(key=lambda message: message[0])  # at one tick they stay in order
+  pedals = _pedals(messages)
+  parts = []
+  for track in tracks:
+    parts += _parts(track, pedals)
+  if not parts:
+    raise InputError(
+      f"no notes in {path}: give a MIDI file with notes other than drums"
+    )
+  score = Score(parts, file.ticks_per_beat, _tempi(messages))
+  last = max(note.end for part in parts for note in part.notes)
+  if max(last / file.ticks_per_beat, score.seconds([last])[0]) > _LONGEST:
+    raise InputError(
+      f"{path} lasts more than {_LONGEST:,} seconds or quarter notes: divide it"
+    )
+  return score
+
+
+def _open(path: str | os.PathLike) -> mido.MidiFile:
+  """Opens a MIDI file. Raises InputError if it cannot be used."""
   try:
     file = mido.MidiFile(path)
   except Exception as error:  # mido raises many kinds for damaged files
-    reason = (
-      getattr(error, "strerror", None) or str(error) or "it is truncated or not MIDI"
-    )
+    reason = getattr(error, "strerror", None) or str(error)
+    reason = reason or "it is truncated or not MIDI"
     raise InputError(
       f"cannot read MIDI file {path}: {reason}; give another file"
     ) from None
@@ -95,104 +120,82 @@ def read_score(path: str | os.PathLike) -> Score:
     raise InputError(
       f"{path} is of type 2 or counts time in frames: convert it to type 1"
     )
-  tracks = [[*_with_ticks(track)] for track in file.tracks]
-  pedals = _pedals(tracks)
-  parts = [part for track in tracks for part in _parts(track, pedals)]
-  if not parts:
-    raise InputError(
-      f"no notes in {path}: give a MIDI file with notes other than drums"
-    )
-  messages = itertools.chain.from_iterable(tracks)
-  tempi = {
-    tick: message.tempo for tick, message in messages if message.type == "set_tempo"
-  }
-  tempi = sorted(({0: _DEFAULT_TEMPO} | tempi).items())
-  score = Score(
-    parts, file.ticks_per_beat, [(tick, tempo / 1e6) for tick, tempo in tempi]
-  )
-  last = max(note.end for part in parts for note in part.notes)
-  if last > _LONGEST * file.ticks_per_beat or score.seconds([last])[0] > _LONGEST:
-    raise InputError(
-      f"{path} lasts more than {_LONGEST:,} seconds or quarter notes: divide it"
-    )
-  return score
+  return file
 
 
 def write_score(score: Score, path: str | os.PathLike) -> None:
-  """Writes a MIDI file of type 1: a track of tempi, then a track and a channel per part."""
-  tracks = [
-    [
-      mido.MetaMessage("set_tempo", tempo=round(x * 1e6), time=tick)
-      for tick, x in score.tempi
-    ]
-  ]
+  """Writes a MIDI file of type 1: tempi, then a track and a channel for each part."""
+  tempi = []
+  for tick, seconds in score.tempi:
+    tempo = round(seconds * 1e6)
+    tempi.append(mido.MetaMessage("set_tempo", tempo=tempo, time=tick))
+  tracks = [mido.MidiTrack(tempi)]
   channels = [channel for channel in range(16) if channel != _DRUMS]
   for part, channel in zip(score.parts, itertools.cycle(channels), strict=False):
     messages = []
     for start, end, pitch, velocity in part.notes:
-      at = dict(channel=channel, note=pitch)
-      messages.append(mido.Message("note_on", velocity=velocity, time=start, **at))
-      messages.append(mido.Message("note_off", velocity=0, time=end, **at))
+      key = dict(channel=channel, note=pitch)
+      messages.append(mido.Message("note_on", velocity=velocity, time=start, **key))
+      messages.append(mido.Message("note_off", velocity=0, time=end, **key))
     # At one tick, note offs come first.
     messages.sort(key=lambda message: (message.time, message.type == "note_on"))
-    tracks.append([mido.MetaMessage("track_name", name=part.name), *messages])
-  file = mido.MidiFile(type=1, ticks_per_beat=score.ticks_per_quarter)
+    name = mido.MetaMessage("track_name", name=part.name)
+    tracks.append(mido.MidiTrack([name, *messages]))
   for track in tracks:
-    since = np.diff([message.time for message in track], prepend=0).tolist()
-    file.tracks.append(
-      mido.MidiTrack(x.copy(time=t) for x, t in zip(track, since, strict=True))
-    )
+    before = 0
+    for message in track:
+      tick = message.time
+      message.time = tick - before
+      before = tick
+  file = mido.MidiFile(ticks_per_beat=score.ticks_per_quarter, tracks=tracks)
   with whole_file(to_path(path)) as content:
     file.save(file=content)
 
 
-def _with_ticks(track: mido.MidiTrack) -> Iterator[tuple[int, mido.Message]]:
-  return zip(
-    itertools.accumulate(message.time for message in track), track, strict=True
-  )
+def _tempi(messages: _Messages) -> list[tuple[int, float]]:
+  """Returns the seconds per quarter note from each tick on."""
+  tempi = {0: _DEFAULT_TEMPO / 1e6}
+  for tick, message in messages:
+    if message.type == "set_tempo":
+      tempi[tick] = message.tempo / 1e6
+  return sorted(tempi.items())
 
 
-def _pedals(tracks: Sequence[_Track]) -> dict[int, _Pedal]:
-  """Returns the sustain pedal of each channel that has one."""
-  moves = [
-    (tick, message)
-    for tick, message in itertools.chain.from_iterable(tracks)
-    if message.type == "control_change" and message.control == _PEDAL
-  ]
-  moves.sort(key=lambda move: move[0])  # at one tick they stay in order
+def _pedals(messages: _Messages) -> dict[int, _Pedal]:
+  """Returns the sustain pedal of each channel; `messages` are those of all tracks."""
   pedals: dict[int, _Pedal] = collections.defaultdict(list)
   down: dict[int, int] = {}  # by channel: since when
-  for tick, message in moves:
+  for tick, message in messages:
+    if not message.is_cc(_PEDAL):
+      continue
     if message.value >= 64:
       down.setdefault(message.channel, tick)
     elif message.channel in down:
       pedals[message.channel].append((down.pop(message.channel), tick))
   for channel, tick in down.items():
-    pedals[channel].append((tick, max(map(_last_tick, tracks))))
+    last_tick, _ = messages[-1]
+    pedals[channel].append((tick, last_tick))
   return pedals
 
 
-def _parts(track: _Track, pedals: Mapping[int, _Pedal]) -> Iterator[Part]:
+def _parts(track: _Messages, pedals: Mapping[int, _Pedal]) -> Iterator[Part]:
   """Yields a part for each channel with notes in a track."""
-  names = [message.name for _, message in track if message.type == "track_name"]
+  name = ""
   by_channel = collections.defaultdict(list)
   for tick, message in track:
-    if message.type in ("note_on", "note_off"):
+    if message.type == "track_name":
+      name = name or message.name
+    elif message.type in ("note_on", "note_off") and message.channel != _DRUMS:
       by_channel[message.channel].append((tick, message))
   for channel, messages in sorted(by_channel.items()):
-    if channel == _DRUMS:
-      continue
-    notes = _sustained(_notes(messages, _last_tick(track)), pedals.get(channel, []))
+    last_tick, _ = track[-1]
+    notes = _sustained(_notes(messages, last_tick), pedals[channel])
     notes = sorted(note for note in notes if note.start < note.end)
     if notes:
-      yield Part(names[0] if names else "", notes)
+      yield Part(name, notes)
 
 
-def _last_tick(track: _Track) -> int:
-  return track[-1][0] if track else 0
-
-
-def _notes(messages: _Track, last_tick: int) -> list[Note]:
+def _notes(messages: _Messages, last_tick: int) -> list[Note]:
   """Returns the notes of one channel, from key down to key up: first in, first out."""
   notes: list[Note] = []
   begun = collections.defaultdict(collections.deque)  # by pitch: ticks and velocities
@@ -218,16 +221,17 @@ def _sustained(notes: Sequence[Note], pedal: _Pedal) -> list[Note]:
   sustained = []
   for note in notes:
     presses = bisect.bisect(downs, note.end)  # until the key is up
-    lifted = pedal[presses - 1][1] if presses else 0
+    _, lifted = pedal[presses - 1] if presses else (0, 0)
     if lifted > note.end:
       again = bisect.bisect_left(onsets[note.pitch], max(note.end, note.start + 1))
-      note = note._replace(end=min([lifted, *onsets[note.pitch][again : again + 1]]))
+      ends = [lifted, *onsets[note.pitch][again : again + 1]]
+      note = note._replace(end=min(ends))
     sustained.append(note)
   return sustained
 
 
 # Codecs
-# -------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------
 
 
 class Codec(NamedTuple):
@@ -271,10 +275,3 @@ class Codec(NamedTuple):
   def write(self, tokens: Sequence[int] | np.ndarray, path: str | os.PathLike) -> None:
     """Writes tokens to a MIDI file."""
     write_score(self.decode_score(tokens), path)
-
-
-def strip_special(tokens: Sequence[int] | np.ndarray) -> Int[np.ndarray, "_"]:
-  """Returns the tokens of one piece without begin, padding, and the end and all after it."""
-  row = np.asarray(tokens, int)
-  row = row[np.cumsum(row == EOS) == 0]
-  return row[(row != PAD) & (row != BOS)]

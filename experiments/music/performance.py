@@ -15,7 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.music.midi_files import Codec, Note, Part, Score, strip_special
+from experiments.data.tokenizer import strip_special
+from experiments.music.midi_files import Codec, Note, Part, Score
 from relpos_jax.typing import Float, Int
 
 STEPS_PER_SECOND = 100
@@ -38,35 +39,42 @@ def on_grid(score: Score) -> list[Note]:
   notes = np.array([note for part in score.parts for note in part.notes]).reshape(-1, 4)
   steps = np.floor(score.seconds(notes[:, :2]) * STEPS_PER_SECOND + 0.5).astype(int)
   rows = sorted(np.column_stack([notes[:, 2], steps, notes[:, 3]]).tolist())
-  found: list[Note] = []
+  rounded: list[Note] = []
   for (pitch, start), together in itertools.groupby(rows, lambda row: row[:2]):
-    *_, ends, velocities = zip(*together, strict=True)
-    if found and found[-1].pitch == pitch:
-      found[-1] = found[-1]._replace(end=min(found[-1].end, start))
+    if rounded and rounded[-1].pitch == pitch:
+      rounded[-1] = rounded[-1]._replace(end=min(rounded[-1].end, start))
+    _, _, ends, velocities = zip(*together, strict=True)
     middle = (max(velocities) - 1) // 4 * 4 + 2
-    found.append(Note(start, max(start + 1, *ends), pitch, middle))
-  return sorted(found)
+    rounded.append(Note(start, max(start + 1, *ends), pitch, middle))
+  return sorted(rounded)
 
 
 def encode(notes: Sequence[Note]) -> Int[np.ndarray, "L"]:
   """Returns the canonical stream of notes in steps of 10 ms, as `on_grid` returns them.
 
-  >>> encode([Note(0, 150, pitch=60, velocity=82)]).tolist()  # velocity, on, 1 s, 0.5 s, off
+  Velocity, on, 1 s, 0.5 s, off:
+
+  >>> encode([Note(0, 150, pitch=60, velocity=82)]).tolist()
   [379, 63, 358, 308, 191]
   """
-  events = [(note.end, False, note.pitch, 0) for note in notes]
-  events += [(note.start, True, note.pitch, (note.velocity - 1) // 4) for note in notes]
+  events = []
+  for start, end, pitch, velocity in notes:
+    events.append((start, True, pitch, VELOCITY + (velocity - 1) // 4))
+    events.append((end, False, pitch, None))
   tokens, now, last_velocity = [], 0, None
   for step, is_on, pitch, velocity in sorted(events):
     seconds, rest = divmod(step - now, LONGEST)
-    tokens += [TIME_SHIFT + LONGEST - 1] * seconds + [TIME_SHIFT + rest - 1] * bool(
-      rest
-    )
     now = step
-    if is_on and velocity != last_velocity:
-      tokens.append(VELOCITY + velocity)
-      last_velocity = velocity
-    tokens.append(pitch + (NOTE_ON if is_on else NOTE_OFF))
+    tokens += [TIME_SHIFT + LONGEST - 1] * seconds
+    if rest:
+      tokens.append(TIME_SHIFT + rest - 1)
+    if not is_on:
+      tokens.append(NOTE_OFF + pitch)
+      continue
+    if velocity != last_velocity:
+      tokens.append(velocity)
+    tokens.append(NOTE_ON + pitch)
+    last_velocity = velocity
   return np.array(tokens, int)
 
 
@@ -81,24 +89,20 @@ def decode(tokens: Sequence[int] | np.ndarray) -> list[Note]:
   notes: list[Note] = []
   begun: dict[int, tuple[int, int]] = {}
 
-  def end(pitch: int, step: int) -> None:
-    start, velocity = begun.pop(pitch, (step, 0))
-    if start < step:
-      notes.append(Note(start, step, pitch, velocity))
-
   now, velocity = 0, 62
-  for token in strip_special(tokens).tolist():
+  ends = range(NOTE_OFF, TIME_SHIFT)  # of the notes that still sound
+  for token in [*strip_special(tokens).tolist(), *ends]:
     if token >= VELOCITY:
       velocity = 4 * (token - VELOCITY) + 2
     elif token >= TIME_SHIFT:
       now += token - TIME_SHIFT + 1
     else:
       pitch = (token - NOTE_ON) % 128
-      end(pitch, now)
+      start, last_velocity = begun.pop(pitch, (now, 0))
+      if start < now:
+        notes.append(Note(start, now, pitch, last_velocity))
       if token < NOTE_OFF:
         begun[pitch] = now, velocity
-  for pitch in list(begun):
-    end(pitch, now)
   return sorted(notes)
 
 

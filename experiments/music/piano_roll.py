@@ -1,7 +1,6 @@
 """Piano rolls: the notes of a piece over time, and what the model attends to."""
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ from flax import nnx
 from experiments.data.tokenizer import BOS, PAD
 from experiments.evaluation.pictures import COLOURS, GREY, clean, make_figure, save
 from experiments.files import Path
+from experiments.music.midi_files import Score
 from experiments.training.run import Run, own_copies
 from relpos_jax.decoding.sampling import prefill
 from relpos_jax.models.layers import decoding_model
@@ -38,11 +38,11 @@ def last_weights(
     _, cache = prefill(model.decode, cache, before, pad=PAD)
   model.set_attributes(sow_weights=True, raise_if_not_found=False)
   _, sown = nnx.capture(model.decode, nnx.Intermediate)(last, cache)
-  layers = sown["layers"]
-  weights = [layers[n]["self_attention"]["weights"][0] for n in range(len(layers))]
-  return jnp.stack(
-    [jnp.mean(weights_1N1L[0, :, 0], axis=0) for weights_1N1L in weights]
-  )
+  layers = []
+  for number in range(len(sown["layers"])):
+    (weights_1N1L,) = sown["layers"][number]["self_attention"]["weights"]
+    layers.append(jnp.mean(weights_1N1L[0, :, 0], axis=0))
+  return jnp.stack(layers)
 
 
 def draw(run: Run, piece: Int[np.ndarray, "L"], path: Path, prime: int = 0) -> Path:
@@ -54,26 +54,23 @@ def draw(run: Run, piece: Int[np.ndarray, "L"], path: Path, prime: int = 0) -> P
   that hold half and nine tenths of the weight. The first `prime` tokens have a grey
   background.
   """
-  codec, tokens = run.vocabulary, jnp.asarray(np.concatenate([[BOS], piece]))[None]
+  codec = run.vocabulary
+  tokens = jnp.asarray([[BOS, *piece.tolist()]])
   weights = np.asarray(last_weights(run.graphdef, own_copies(run.params), tokens))
-  times, parts = codec.times(piece), codec.decode_score(piece).parts
-  spans = np.array(
-    [(*note[:3], i) for i, part in enumerate(parts) for note in part.notes], int
-  )
-  starts, ends, pitches, voices = spans.reshape(-1, 4).T
-  starts, ends = starts / codec.ticks, ends / codec.ticks
+  times = codec.times(piece)
   heights = [3.4, 0.4 + 0.2 * len(weights)]
   figure = make_figure(10.0, 0.5 + sum(heights))
   notes, below = figure.subplots(2, sharex=True, height_ratios=heights)
-  _draw_notes(notes, starts, ends, pitches, [_VOICE_COLOURS[voice] for voice in voices])
-  # At least one step, for an empty piece.
-  end = max(1.0, times[-1], ends.max(initial=0))
+  last = _draw_notes(notes, codec.decode_score(piece), codec.ticks)
+  end = max(1.0, times[-1], last)  # at least one step, for an empty piece
   notes.set_xlim(0, end)
-  if begun := times[prime]:
+  begun = times[prime]
+  if begun:
     notes.axvspan(0, begun, color=GREY, alpha=0.15, linewidth=0, zorder=0)
-    for text, side in (("prime ", "right"), (" model", "left")):
-      options = dict(ha=side, va="bottom", color=GREY, fontsize=9)
-      notes.text(begun, 1.01, text, transform=notes.get_xaxis_transform(), **options)
+    options = dict(va="bottom", color=GREY, fontsize=9)
+    options |= dict(transform=notes.get_xaxis_transform())
+    notes.text(begun, 1.01, "prime ", ha="right", **options)
+    notes.text(begun, 1.01, " model", ha="left", **options)
   _draw_attention(below, weights, times, end)
   for ax in (notes, below):
     ax.axvline(times[-1], color=GREY, linestyle="--", linewidth=1)
@@ -81,15 +78,24 @@ def draw(run: Run, piece: Int[np.ndarray, "L"], path: Path, prime: int = 0) -> P
   return save(figure, path)
 
 
-def _draw_notes(ax: Any, starts, ends, pitches, colours: Sequence[str]) -> None:
+def _draw_notes(ax: Any, score: Score, ticks: int) -> float:
+  """Draws notes as bars in the colours of their parts; returns the last end."""
+  starts, lengths, pitches, colours = [], [], [], []
+  for voice, part in enumerate(score.parts):
+    for note in part.notes:
+      starts.append(note.start / ticks)
+      lengths.append((note.end - note.start) / ticks)
+      pitches.append(note.pitch)
+      colours.append(_VOICE_COLOURS[voice])
   edges = dict(height=0.85, edgecolor=GREY, linewidth=0.4, zorder=2)
-  ax.barh(pitches, ends - starts, left=starts, color=colours, **edges)
+  ax.barh(pitches, lengths, left=starts, color=colours, **edges)
   clean(ax)
   lowest, highest = min(pitches, default=60) - 2, max(pitches, default=60) + 2
   ax.set_ylim(lowest, highest)
-  cs = [pitch for pitch in range(0, 128, 12) if lowest <= pitch <= highest]
+  cs = range(12 * -(-lowest // 12), highest + 1, 12)
   ax.set_yticks(cs, [f"C{pitch // 12 - 1}" for pitch in cs])
   ax.set_ylabel("pitch")
+  return np.add(starts, lengths).max(initial=0)
 
 
 def _draw_attention(
@@ -98,30 +104,25 @@ def _draw_attention(
   """Draws a row per layer, the first on top, each scaled to its own maximum."""
   from matplotlib.colors import LinearSegmentedColormap
 
-  colours = LinearSegmentedColormap.from_list(
-    "weights", [f"{GREY}00", GREY]
-  )  # from transparent
+  transparent = f"{GREY}00"
+  colours = LinearSegmentedColormap.from_list("weights", [transparent, GREY])
   edges = np.linspace(0, end, int(min(_MAX_COLUMNS, end)) + 1)
-  layers, now = len(weights_of), times[-1]
-  at = np.append(0.0, times[:-1])  # the begin token is at the first step
+  token_times = np.append(0.0, times[:-1])  # the begin token is at the first step
+  latest_first = np.argsort(-token_times, kind="stable")
+  options = dict(transform=ax.get_yaxis_transform(), va="center", fontsize=8)
   for layer, weights in enumerate(weights_of):
-    sums, _ = np.histogram(at, edges, weights=weights)
+    sums, _ = np.histogram(token_times, edges, weights=weights)
     # Square roots make small weights visible.
     row = [layer - 0.45, layer + 0.45]
     ax.pcolormesh(edges, row, np.sqrt(sums)[None], cmap=colours, vmin=0)
-    order = np.argsort(-at, kind="stable")
-    held = np.cumsum(weights[order])
-    last = np.minimum(np.searchsorted(held, (0.5, 0.9)), len(held) - 1)
-    half, most = now - at[order[last]]
-    options = dict(
-      transform=ax.get_yaxis_transform(), va="center", fontsize=8, color=GREY
-    )
-    ax.text(1.005, layer, f"{half:,.0f} / {most:,.0f}", **options)
+    held = np.cumsum(weights[latest_first])
+    last = np.searchsorted(held, (0.5, 0.9)).clip(max=len(held) - 1)
+    half, most = times[-1] - token_times[latest_first[last]]
+    ax.text(1.005, layer, f"{half:,.0f} / {most:,.0f}", color=GREY, **options)
+  layers = len(weights_of)
   ax.set_ylim(layers - 0.5, -0.5)
-  ax.set_yticks(range(layers), [str(layer + 1) for layer in range(layers)], fontsize=8)
+  ax.set_yticks(range(layers), range(1, layers + 1), fontsize=8)
   ax.set_ylabel("layer")
   ax.spines[["top", "right"]].set_visible(False)
-  title = (
-    "attention at the dashed line; right: distances that hold 50% / 90% of the weight"
-  )
-  ax.set_title(title, loc="left", fontsize=9)
+  title = "attention at the dashed line; right: distances that hold 50% / 90%"
+  ax.set_title(f"{title} of the weight", loc="left", fontsize=9)

@@ -1,9 +1,9 @@
 """The sound of scores, as WAV files: a decaying tone with overtones for each note."""
 
 import os
-import wave
 
 import numpy as np
+from scipy.io import wavfile
 
 from experiments.files import to_path, whole_file
 from experiments.music.midi_files import Score
@@ -11,27 +11,23 @@ from relpos_jax.typing import Float
 
 RATE = 22_050  # samples a second
 _PARTIALS = 4
-_ATTACK, _DECAY, _RELEASE = (
-  0.01,
-  1.5,
-  0.08,
-)  # seconds; without the first and last, tones click
+# Seconds; without attack and release, tones click.
+_ATTACK, _DECAY, _RELEASE = 0.01, 1.5, 0.08
 _PEAK = 0.9  # of 1, where samples would be clipped
 
 
 def synthesize(score: Score) -> Float[np.ndarray, "_"]:
   """Returns the samples of a score, between -1 and 1, `RATE` a second."""
   notes = [note for part in score.parts for note in part.notes]
-  starts = score.seconds([note.start for note in notes])
-  ends = score.seconds([note.end for note in notes])
-  length = ends.max(initial=0) + _RELEASE
+  spans = np.array([(note.start, note.end) for note in notes]).reshape(-1, 2)
+  seconds = score.seconds(spans)
+  length = seconds.max(initial=0) + _RELEASE
   sound = np.zeros(int(length * RATE) + 2)
-  for note, start, end in zip(notes, starts, ends, strict=True):
+  for note, (start, end) in zip(notes, seconds, strict=True):
     tone = note.velocity * _tone(note.pitch, end - start)
     first = int(start * RATE)
     sound[first : first + len(tone)] += tone
-  loudest = np.abs(sound).max()
-  return _PEAK * sound / max(loudest, 1)
+  return _PEAK * sound / max(np.abs(sound).max(), 1)
 
 
 def _tone(pitch: int, seconds: float) -> Float[np.ndarray, "_"]:
@@ -41,8 +37,9 @@ def _tone(pitch: int, seconds: float) -> Float[np.ndarray, "_"]:
   frequency = 440 * 2 ** ((pitch - 69) / 12)
   tone = np.zeros(len(time))
   for partial in range(1, _PARTIALS + 1):
-    if partial * frequency < RATE / 2:  # others would sound at wrong pitches
-      tone += np.sin(2 * np.pi * partial * frequency * time) / partial**2
+    overtone = partial * frequency
+    if overtone < RATE / 2:  # others would sound at wrong pitches
+      tone += np.sin(2 * np.pi * overtone * time) / partial**2
   attack = np.minimum(1, time / _ATTACK)
   release = np.minimum(1, (length - time) / _RELEASE)
   return tone * attack * release * np.exp(-time / _DECAY)
@@ -51,8 +48,5 @@ def _tone(pitch: int, seconds: float) -> Float[np.ndarray, "_"]:
 def write_wav(score: Score, path: str | os.PathLike) -> None:
   """Writes the sound of a score to a WAV file: one channel of 16 bits."""
   samples = np.round(32_767 * synthesize(score)).astype("<i2")
-  with whole_file(to_path(path)) as content, wave.open(content, "wb") as file:
-    file.setnchannels(1)
-    file.setsampwidth(2)
-    file.setframerate(RATE)
-    file.writeframes(samples.tobytes())
+  with whole_file(to_path(path)) as content:
+    wavfile.write(content, RATE, samples)

@@ -10,12 +10,14 @@ transposed.
 """
 
 import itertools
+import statistics
 from collections.abc import Sequence
 
 import numpy as np
 
+from experiments.data.tokenizer import strip_special
 from experiments.errors import InputError
-from experiments.music.midi_files import Codec, Note, Part, Score, strip_special
+from experiments.music.midi_files import Codec, Note, Part, Score
 from relpos_jax.typing import Float, Int, Integer
 
 VOICES = ("Soprano", "Alto", "Tenor", "Bass")
@@ -45,7 +47,8 @@ def decode(tokens: Sequence[int] | np.ndarray) -> Int[np.ndarray, "steps 4"]:
   [[67, 64, 60, 48], [67, 65, -1, 50]]
   """
   row = strip_special(tokens)
-  steps = row[: len(row) // len(VOICES) * len(VOICES)].reshape(-1, len(VOICES))
+  num_steps = len(row) // len(VOICES)
+  steps = np.resize(row, (num_steps, len(VOICES)))
   return np.where(steps == SILENCE, -1, steps - FIRST_PITCH)
 
 
@@ -64,10 +67,10 @@ def score(grid: Integer[np.ndarray, "steps 4"]) -> Score:
   for part, pitches in zip(parts, grid.T, strict=True):
     changes = np.flatnonzero(np.diff(pitches, prepend=-2, append=-2)).tolist()
     for start, end in itertools.pairwise(changes):
-      if (pitch := int(pitches[start])) >= 0:
-        part.notes.append(
-          Note(start * _TICKS_PER_STEP, end * _TICKS_PER_STEP, pitch, velocity=80)
-        )
+      pitch = int(pitches[start])
+      if pitch >= 0:
+        ticks = start * _TICKS_PER_STEP, end * _TICKS_PER_STEP
+        part.notes.append(Note(*ticks, pitch, velocity=80))
   return Score(parts, _STEPS_PER_QUARTER * _TICKS_PER_STEP, [(0, 60 / 80)])
 
 
@@ -82,29 +85,9 @@ def grid_of(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]
   Raises InputError, with `name` in the message: the score has not four parts, nor named
   ones.
   """
-  parts = [part for part in score.parts if part.notes]
-  names = [part.name.strip().capitalize() for part in parts]
-  pairs = zip(names, parts, strict=True)
-  named = [(name, part) for name, part in pairs if name in VOICES]
-  by_name = dict(named)
-  if by_name and len(by_name) == len(named) and len(named) in (len(parts), len(VOICES)):
-    parts = [by_name.get(voice, Part(voice, [])) for voice in VOICES]
-  elif len(parts) == len(VOICES):
-    parts = sorted(
-      parts, key=lambda part: -np.mean([note.pitch for note in part.notes])
-    )
-  else:
-    problem = (
-      f"{name} has {len(parts)} tracks or channels with notes; want four, one per voice"
-    )
-    problem += f", or four of them named {', '.join(VOICES)}"
-    raise InputError(
-      f"{problem}; train on other music with --config.data.midi.codec=events"
-    )
-
-  notes = [
-    (*note, voice) for voice, part in enumerate(parts) for note in sorted(part.notes)
-  ]
+  notes = []
+  for voice, part in enumerate(_choose_parts(score, name)):
+    notes += [(*note, voice) for note in sorted(part.notes)]
   steps = np.array(notes)[:, :2] * _STEPS_PER_QUARTER / score.ticks_per_quarter
   starts, ends = np.floor(steps + 0.5).astype(int).T
   ends = np.maximum(ends, starts + 1)
@@ -112,6 +95,28 @@ def grid_of(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]
   for (*_, pitch, _, voice), start, end in zip(notes, starts, ends, strict=True):
     grid[start:end, voice] = pitch
   return grid
+
+
+def _choose_parts(score: Score, name: str) -> list[Part]:
+  """Returns the part of each voice, empty if it is silent. Raises InputError."""
+  parts = [part for part in score.parts if part.notes]
+  names = [part.name.strip().capitalize() for part in parts]
+  by_name = dict(zip(names, parts, strict=True))
+  num_named = sum(map(VOICES.count, names))
+  is_unique = num_named == len(by_name.keys() & VOICES)
+  if num_named and is_unique and num_named in (len(parts), len(VOICES)):
+    return [by_name.get(voice, Part(voice, [])) for voice in VOICES]
+  if len(parts) == len(VOICES):
+    return sorted(parts, key=_mean_pitch, reverse=True)
+  raise InputError(
+    f"{name} has {len(parts)} tracks or channels with notes; want four, one per voice, "
+    f"or four of them named {', '.join(VOICES)}; "
+    "train on other music with --config.data.midi.codec=events"
+  )
+
+
+def _mean_pitch(part: Part) -> float:
+  return statistics.fmean(note.pitch for note in part.notes)
 
 
 CODEC = Codec(

@@ -1,4 +1,4 @@
-"""Sentence pairs by split, from one of several sources, and their normalisation as by Moses."""
+"""Sentence pairs by split, from several sources, and their normalisation by Moses."""
 
 import csv
 import dataclasses
@@ -6,7 +6,6 @@ import functools
 import gzip
 import hashlib
 import io
-import itertools
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,11 +41,15 @@ class LazyPairs(Sequence):
     return self.function(self.items[index])
 
   def __iter__(self) -> Iterator[Any]:
-    items, indices = self.items, range(len(self))
-    if in_bulk := getattr(items, "__getitems__", None):
-      chunks = ([*indices[i : i + _READ_AHEAD]] for i in indices[::_READ_AHEAD])
-      items = itertools.chain.from_iterable(map(in_bulk, chunks))
+    items = self.items
+    if hasattr(items, "__getitems__"):
+      items = self._read_in_bulk()
     return map(self.function, items)
+
+  def _read_in_bulk(self) -> Iterator[Any]:
+    for start in range(0, len(self), _READ_AHEAD):
+      stop = min(start + _READ_AHEAD, len(self))
+      yield from self.items.__getitems__([*range(start, stop)])
 
 
 def load_embedded(train_size: int = 20_000) -> Corpus:
@@ -55,11 +58,12 @@ def load_embedded(train_size: int = 20_000) -> Corpus:
   Sentences have 3 to 30 words, those of the split `long` 31 to 60. No sentence of
   either language occurs twice. `train_size` takes the first pairs of train.
   """
-  splits = {
-    name: [tuple(line.split("\t")) for line in read_lines(_EMBEDDED / f"{name}.tsv.xz")]
-    for name in ("train", "valid", "test", "long")
-  }
-  return Corpus(splits | dict(train=splits["train"][:train_size]))
+  splits = {}
+  for split in ("train", "valid", "test", "long"):
+    lines = read_lines(_EMBEDDED / f"{split}.tsv.xz")
+    splits[split] = [tuple(line.split("\t")) for line in lines]
+  del splits["train"][train_size:]
+  return Corpus(splits)
 
 
 def load_pairs(
@@ -78,11 +82,11 @@ def load_pairs(
   for name in tests:
     if name in ("train", "valid") or not re.fullmatch(r"[\w-]+", name):
       raise InputError(f"config.data.pairs.test.{name}: give the test set another name")
-  named = dict(train=train, valid=valid) | tests
-  return read_splits({split: files for split, files in named.items() if files})
+  splits = dict(train=train, valid=valid) | tests
+  return read_splits({split: files for split, files in splits.items() if files})
 
 
-def read_splits(named: Mapping[str, str]) -> Corpus:
+def read_splits(files_of: Mapping[str, str]) -> Corpus:
   """Reads splits of pairs: each is "source_file,target_file" or a table, see
   `read_pairs`.
 
@@ -90,30 +94,24 @@ def read_splits(named: Mapping[str, str]) -> Corpus:
 
   Raises InputError as `read_pairs` does, and for a split without pairs.
   """
-  splits, skipped, notes = {}, {}, []
-  for split, files in named.items():
+  splits, skipped, notes = {}, {}, {}  # notes without repetition
+  for split, files in files_of.items():
     pairs, file_notes = read_pairs(files)
-    notes += file_notes
-    filled, empty = [], []
-    for index, (source, target) in enumerate(pairs):
-      if source.strip() and target.strip():
-        filled.append((source, target))
-      else:
-        empty.append(index)
+    notes |= dict.fromkeys(file_notes)
+    empty = [i for i, pair in enumerate(pairs) if not all(map(str.strip, pair))]
+    filled = [pair for pair in pairs if all(map(str.strip, pair))]
     if not filled:
       raise InputError(f"no pairs in {split}: every line of {files} has an empty side")
-    if empty[:1] != [0] and _starts_with_names(filled):
-      names = " and ".join(filled[0])
-      notes.append(
-        f"line 1 of {files} looks like a header, {names}: delete it if it is one"
-      )
+    if filled[0] == pairs[0] and _starts_with_names(filled):
+      header = " and ".join(filled[0])
+      note = f"line 1 of {files} looks like a header, {header}: delete it if it is one"
+      notes[note] = None
     if empty:
       number, lines = len(empty), _name_lines(empty)
-      notes.append(
-        f"pairs with an empty side skipped in {split}: {number:,} (lines: {lines})"
-      )
+      note = f"pairs with an empty side skipped in {split}: {number:,} (lines: {lines})"
+      notes[note] = None
     splits[split], skipped[split] = filled, tuple(empty)
-  return Corpus(splits, tuple(dict.fromkeys(notes)), skipped)
+  return Corpus(splits, tuple(notes), skipped)
 
 
 def _name_lines(indices: Sequence[int]) -> str:
@@ -137,20 +135,22 @@ def read_pairs(files: str) -> tuple[list[tuple[str, str]], list[str]]:
   Raises InputError: a file is missing, unreadable or not UTF-8, two files differ in
   length, or a line lacks a column or has one too many.
   """
-  if table := re.fullmatch(r"(.+):([1-9]\d*),([1-9]\d*)", files.strip()):
-    return _read_table(to_path(table[1].strip()), (int(table[2]), int(table[3])))
+  table = re.fullmatch(r"(.+):([1-9]\d*),([1-9]\d*)", files.strip())
+  if table:
+    name, source, target = table.groups()
+    return _read_table(to_path(name.strip()), (int(source), int(target)))
   paths = [to_path(name.strip()) for name in files.split(",")]
+  if len(paths) == 1:
+    return _read_table(paths[0])
   if len(paths) > 2:
     raise InputError(
       f"{len(paths)} files in {files}: give source_file,target_file or file.tsv"
     )
-  if len(paths) == 1:
-    return _read_table(paths[0])
   source, target = map(read_lines, paths)
   if len(source) != len(target):
     raise InputError(
-      f"misaligned files: {paths[0]} has {len(source)} lines and {paths[1]} has {len(target)}; "
-      "line i of one must translate line i of the other"
+      f"misaligned files: {paths[0]} has {len(source)} lines and {paths[1]} has "
+      f"{len(target)}; line i of one must translate line i of the other"
     )
   return list(zip(source, target, strict=True)), []
 
@@ -158,35 +158,38 @@ def read_pairs(files: str) -> tuple[list[tuple[str, str]], list[str]]:
 def _read_table(
   path: pathlib.Path, columns: tuple[int, int] | None = None
 ) -> tuple[list[tuple[str, str]], list[str]]:
-  """Reads two columns of a table, counted from 1, by default the only two; see `read_pairs`."""
+  """Reads two columns of a table, by default the only two; see `read_pairs`."""
   rows, notes = _read_rows(path)
-  source, target = columns or (1, 2)
+  source, target = columns or (1, 2)  # counted from 1
   least = max(source, target)
   pairs = []
   for number, row in enumerate(rows, start=1):
-    place = f"{len(row)} column{'s' * (len(row) > 1)} in {path}, line {number}"
     if not "".join(row).strip():
       row = [""] * least
+    place = f"{len(row)} column{'s' * (len(row) > 1)} in {path}, line {number}"
     if columns is None and len(row) > 2:
       raise InputError(f"{place}: choose two, as {path}:1,2")
     if len(row) < least:
-      remedy = "with tabs, not commas, between them, or give two files as source_file,target_file"
-      raise InputError(f"{place}: want {least} or more, {remedy}")
+      raise InputError(
+        f"{place}: want {least} or more, with tabs, not commas, between them, "
+        "or give two files as source_file,target_file"
+      )
     pairs.append((row[source - 1], row[target - 1]))
   return pairs, notes
 
 
 def _read_rows(path: pathlib.Path) -> tuple[list[list[str]], list[str]]:
-  """Reads the cells of each line, without the quotes of csv writers, and a note on these."""
+  """Reads the cells of each line, and a note if quotes of csv writers are removed."""
   lines = read_lines(path)
   text = "\n".join(lines)
   if text.startswith("IN: ") and "\t" not in lines[0]:
     return [_split_scan(line) for line in lines], []
-  if _is_csv(text):
-    return _read_csv(text), [
-      f"{path} is read as csv: the quotes around its cells are removed"
-    ]
-  return [line.split("\t") for line in lines], []
+  if not _is_csv(text):
+    return [line.split("\t") for line in lines], []
+  rows = []
+  for row in csv.reader(io.StringIO(text, newline="\n"), "excel-tab", strict=True):
+    rows.append([re.sub(r"[\r\n]+", " ", cell) for cell in row])
+  return rows, [f"{path} is read as csv: the quotes around its cells are removed"]
 
 
 # A cell as written by csv writers, with each quote inside doubled; and a cell without
@@ -203,29 +206,15 @@ def _is_csv(text: str) -> bool:
 
   Csv writers quote each cell that has a quote, and double it, or they quote all cells.
   """
-  if '""' in text and _SOME_QUOTED.fullmatch(text):
-    return True
-  return bool(_ALL_QUOTED.fullmatch(text))
-
-
-def _read_csv(text: str) -> list[list[str]]:
-  """Reads the cells of a table in csv; a cell of several lines becomes one."""
-  rows = []
-  for row in csv.reader(io.StringIO(text, newline="\n"), "excel-tab", strict=True):
-    rows.append([re.sub(r"[\r\n]+", " ", cell) for cell in row])
-  return rows
+  pattern = _SOME_QUOTED if '""' in text else _ALL_QUOTED
+  return bool(pattern.fullmatch(text))
 
 
 def _starts_with_names(pairs: Sequence[tuple[str, str]]) -> bool:
-  """Returns whether the first pair, and hardly any other, is of two words, as a header is."""
-  words = [
-    pair for pair in pairs if all(re.fullmatch(r"[\w-]+", side) for side in pair)
-  ]
-  return (
-    len(pairs) > 1
-    and words[:1] == pairs[:1]
-    and len(words) <= max(1, len(pairs) // 100)
-  )
+  """Returns whether the first pair, and hardly any other, is two words, as in headers."""
+  are_words = [bool(re.fullmatch(r"[\w-]+\t[\w-]+", "\t".join(pair))) for pair in pairs]
+  few = max(1, len(pairs) // 100)
+  return len(pairs) > 1 and are_words[0] and sum(are_words) <= few
 
 
 def read_lines(path: pathlib.Path) -> list[str]:
@@ -262,15 +251,18 @@ def normalize_lines(
   `lowercase` converts to lower case first. Without `moses`, punctuation and tokens
   stay.
   """
-  cased = [line.lower() if lowercase else line for line in lines]
+  if lowercase:
+    lines = map(str.lower, lines)
   if not moses:
-    return cased
+    return list(lines)
   normalise, tokenise = _moses(language)
-  # Some rules of the Perl script match the newline, such as that for '."' at the end of
-  # a line.
-  return [
-    tokenise(normalise(line + "\n"), return_str=True, escape=False) for line in cased
-  ]
+  normalised = []
+  for line in lines:
+    # Some rules of the Perl script match the newline, such as the one for '."' at the
+    # end of a line.
+    line = normalise(f"{line}\n")
+    normalised.append(tokenise(line, return_str=True, escape=False))
+  return normalised
 
 
 @functools.cache
@@ -284,7 +276,7 @@ def _moses(language: str) -> tuple[Callable[[str], str], Callable[..., Any]]:
 
 
 # Multi30k
-# ----------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------
 
 # Names and sha256 of the upstream files: the captions, and the text of the baseline.
 _SUMS = """
@@ -333,24 +325,20 @@ def load_multi30k(
   Moses tokens and joint BPE of 10,000 merges, where "@@" ends a subword inside a word.
   """
   upstream, names = (PREPARED, _PREPARED) if prepared else (CAPTIONS, _CAPTIONS)
-
-  def pairs(name: str) -> list[tuple[str, ...]]:
-    contents = [
-      upstream.read(name.format(language), path) for language in languages.split("-")
-    ]
-    texts = contents if prepared else map(gzip.decompress, contents)
-    # str.splitlines splits at U+2028 too.
-    return list(
-      zip(
-        *(text.decode().removesuffix("\n").split("\n") for text in texts), strict=True
-      )
-    )
-
-  return Corpus({split: pairs(name) for split, name in names.items()})
+  splits = {}
+  for split, name in names.items():
+    sides = []
+    for language in languages.split("-"):
+      content = upstream.read(name.format(language), path)
+      text = content if prepared else gzip.decompress(content)
+      # Not str.splitlines, which splits at U+2028 too.
+      sides.append(text.decode().removesuffix("\n").split("\n"))
+    splits[split] = list(zip(*sides, strict=True))
+  return Corpus(splits)
 
 
 # SCAN
-# --------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------
 
 SCAN = Upstream(
   "scan",
@@ -374,14 +362,22 @@ def load_scan(path: str = "") -> Corpus:
   `Upstream`, also for errors.
   """
 
-  def read(name: str) -> list[tuple[str, str]]:
-    lines = SCAN.read(name, path).decode().splitlines()
-    lines.sort(key=lambda line: hashlib.sha256(line.encode()).digest())
-    return [tuple(_split_scan(line)) for line in lines]
+  pairs, n = _read_scan("tasks_train_length.txt", path), _SCAN_HELD_OUT
+  return Corpus(
+    dict(
+      train=pairs[2 * n :],
+      valid=pairs[:n],
+      within=pairs[n : 2 * n],
+      test=_read_scan("tasks_test_length.txt", path),
+    )
+  )
 
-  pairs, n = read("tasks_train_length.txt"), _SCAN_HELD_OUT
-  splits = dict(train=pairs[2 * n :], valid=pairs[:n], within=pairs[n : 2 * n])
-  return Corpus(splits | dict(test=read("tasks_test_length.txt")))
+
+def _read_scan(name: str, path: str) -> list[tuple[str, ...]]:
+  """Reads the pairs of a file in the order of their hashes."""
+  lines = SCAN.read(name, path).decode().splitlines()
+  lines.sort(key=lambda line: hashlib.sha256(line.encode()).digest())
+  return [tuple(_split_scan(line)) for line in lines]
 
 
 def _split_scan(line: str) -> list[str]:

@@ -32,7 +32,8 @@ def load(languages: str = "en-de") -> Corpus:
     train, valid, test = map(builder.as_data_source, ("train", "validation", "test"))
   except NotImplementedError:
     raise InputError(
-      f"{builder.data_path} is not in array_record format: set TFDS_DATA_DIR to another folder"
+      f"{builder.data_path} is not in array_record format: "
+      "set TFDS_DATA_DIR to another folder"
     ) from None
   splits = dict(train=train, valid=valid, test=test)
   return Corpus({split: LazyPairs(source, text) for split, source in splits.items()})
@@ -80,7 +81,8 @@ def _prepare(config: str) -> Any:
   try:
     builder.download_and_prepare(download_config=options, file_format="array_record")
   except Exception as error:  # TFDS has many kinds
-    if (again := make()).is_prepared():
+    again = make()
+    if again.is_prepared():
       return again
     if isinstance(error, OSError) and not isinstance(error, requests.RequestException):
       remedy = "set TFDS_DATA_DIR to a folder with room that you may write to"
