@@ -1,5 +1,6 @@
 """Tables and pictures of the sweeps of each task, from their records."""
 
+import itertools
 import json
 import pathlib
 import statistics
@@ -11,9 +12,9 @@ import numpy as np
 from experiments.evaluation.pictures import SpreadPanel, small_multiples, spread_curves
 from experiments.evaluation.records import Record, Rows
 from experiments.evaluation.tables import (
-  column_table,
   format_interval,
   mean_and_interval,
+  row_table,
   student_interval,
 )
 from experiments.graphs import task as graphs
@@ -55,7 +56,7 @@ _GUESS = "most frequent class in training"
 _MOST_PAIRED = 8  # rows in a table of all pairs
 _MOST_BANDS = 6  # in a picture: more have a small one each
 
-Cells = Mapping[str, str]  # a column of a table, by row
+Table = dict[str, dict[str, object]]  # cells by row and column
 
 
 def block_of(task: str, sweep: str, rows: Rows, folder: pathlib.Path) -> str:
@@ -90,7 +91,7 @@ def _section(rows: Rows, parts: Sequence[str], facts: Mapping[str, object]) -> s
 
 def _run_facts(rows: Rows) -> dict[str, str]:
   """Returns the budget, machine, code and versions of the runs."""
-  runs = [run for runs in rows.values() for run in runs]
+  runs = list(itertools.chain(*rows.values()))
   minutes = statistics.median(run["budget"]["minutes"] for run in runs)
   values: dict[str, set[str]] = {}
   for run in runs:
@@ -116,15 +117,15 @@ def _run_facts(rows: Rows) -> dict[str, str]:
 def _config_table(rows: Rows) -> str:
   """Returns a table of the config values, but for the seed, that differ between rows."""
   configs = {row: runs[0]["config"] for row, runs in rows.items()}
-  keys = set().union(*configs.values()) - {"seed"}
-  columns = {}
-  for key in sorted(keys):
+  table: Table = {row: {} for row in rows}
+  for key in sorted(set().union(*configs.values()) - {"seed"}):
     cells = {}
     for row, config in configs.items():
       cells[row] = _format_value(config[key]) if key in config else "-"
     if len(set(cells.values())) > 1:
-      columns[key] = cells
-  return column_table("config", rows, columns) if columns else ""
+      for row, cell in cells.items():
+        table[row][key] = cell
+  return row_table("config", table) if any(table.values()) else ""
 
 
 def _format_value(value: object) -> str:
@@ -133,23 +134,25 @@ def _format_value(value: object) -> str:
   return f"`{value if is_word else json.dumps(value).removesuffix('.0')}`"
 
 
-def _seeds(rows: Rows) -> Cells:
-  return {
-    row: ", ".join(str(run["seed"]) for run in runs) for row, runs in rows.items()
-  }
+def _mean(runs: Sequence[Record], score: Callable, digits: int = 2) -> str:
+  """Formats the mean of a score over the seeds, and its interval."""
+  return mean_and_interval([*map(score, runs)], digits)
 
 
-def _means(rows: Rows, score: Callable[[Record], Any], digits: int = 2) -> Cells:
-  """Returns the mean of a score over the seeds, and its interval, by row."""
-  return {
-    row: mean_and_interval([*map(score, runs)], digits) for row, runs in rows.items()
-  }
+def _seeds(runs: Sequence[Record]) -> str:
+  return ", ".join(str(run["seed"]) for run in runs)
 
 
-def _first_columns(rows: Rows) -> dict[str, Cells]:
+def _last_loss(run: Record) -> float:
+  return run["curve"][-1][1]
+
+
+def _begin_table(rows: Rows) -> Table:
   """Returns the first columns of a sweep's table: seeds, and the last valid loss."""
-  losses = _means(rows, lambda run: run["curve"][-1][1], 3)
-  return {"seeds": _seeds(rows), "valid loss": losses}
+  table: Table = {}
+  for row, runs in rows.items():
+    table[row] = {"seeds": _seeds(runs), "valid loss": _mean(runs, _last_loss, 3)}
+  return table
 
 
 def _differences(
@@ -165,19 +168,26 @@ def _differences(
   """
   if len(rows) < 2:
     return ""
-  scores: dict[str, dict[int, float]] = {}  # by row and seed
-  for row, runs in rows.items():
-    by_seed = {run["seed"]: score(run) for run in runs}
-    scores[row] = {seed: x for seed, x in by_seed.items() if np.isfinite(x)}
+  scores = {row: _finite_scores(runs, score) for row, runs in rows.items()}
   others = [*rows] if len(rows) <= _MOST_PAIRED else [*rows][:1]
-  columns = {}
-  for other in others:
-    columns[other] = {
-      row: _difference(scores[row], scores[other], digits, is_paired)
-      for row in rows
-      if row != other
-    }
-  return column_table(f"{title}, row - column", rows, columns)
+  table: Table = {row: dict.fromkeys(others, "-") for row in rows}
+  for row, cells in table.items():
+    for other in others:
+      if row != other:
+        cells[other] = _difference(scores[row], scores[other], digits, is_paired)
+  return row_table(f"{title}, row - column", table)
+
+
+def _finite_scores(
+  runs: Sequence[Record], score: Callable[[Record], float]
+) -> dict[int, float]:
+  """Returns the scores by seed."""
+  scores = {}
+  for run in runs:
+    value = score(run)
+    if np.isfinite(value):
+      scores[run["seed"]] = value
+  return scores
 
 
 def _difference(
@@ -260,43 +270,44 @@ def _curve(
 
 def _translation(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   first = _first(rows)
-  config = first["config"]
-  main_split = "test" if "test" in first["scores"] else next(iter(first["scores"]))
-  columns = _first_columns(rows) | _score_columns(rows, main_split)
-  for name, published in _PAPER.get(sweep.partition("-")[0], {}).items():
-    columns[name] = {row: f"{bleu:.1f}" for row, bleu in published.items()}
+  config, splits = first["config"], list(first["scores"])
+  if "test" in splits:
+    splits.remove("test")
+    splits.insert(0, "test")
+  table = _begin_table(rows)
+  scores = _find_scores(rows, splits)
+  published = _PAPER.get(sweep.partition("-")[0], {})
+  for row, cells in table.items():
+    for name, (split, kind) in scores.items():
+      cells[name] = _mean(rows[row], lambda run: run["scores"][split][kind])  # noqa: B023
+    for name, bleu in published.items():
+      cells[name] = bleu.get(row, "-")
   facts = {"data": f"{config['data.source']} {config['data.languages']}"}
   for split, sentences in first["sentences"].items():
     facts[f"sentences of {split}"] = f"{len(sentences):,}"
+  main_split = splits[0]
   signatures = first["scores"][main_split]["signatures"]
   facts["sacreBLEU"] = signatures["sacrebleu"]
   facts["paper's BLEU"] = signatures["paper_bleu"]
+  title = f"sacreBLEU of {main_split}"
   parts = [
-    column_table(sweep, rows, columns),
-    _differences(
-      f"sacreBLEU of {main_split}",
-      rows,
-      lambda run: run["scores"][main_split]["sacrebleu"],
-    ),
+    row_table(sweep, table),
+    _differences(title, rows, lambda run: run["scores"][main_split]["sacrebleu"]),
     _draw_curves(sweep, rows, ["loss (nats per token)", "BLEU"], folder),
   ]
   return _section(rows, parts, facts)
 
 
-def _score_columns(rows: Rows, main_split: str) -> dict[str, Cells]:
-  """Returns the scores of every split; the paper's BLEU of the main split alone."""
+def _find_scores(rows: Rows, splits: Sequence[str]) -> dict[str, tuple[str, str]]:
+  """Returns the split and kind of each column: the scores that no run lacks, as old ones do.
+
+  The paper's BLEU is shown for the first split alone.
+  """
   columns = {}
-  splits = sorted(_first(rows)["scores"], key=lambda split: split != main_split)
   for kind, title in translation.TITLES.items():
     for split in splits[:1] if kind == "paper_bleu" else splits:
-      scores = {
-        row: [run["scores"][split].get(kind) for run in runs]
-        for row, runs in rows.items()
-      }
-      if any(None in values for values in scores.values()):
-        continue  # old records lack some
-      name = title if split == main_split else f"{title}, {split}"
-      columns[name] = {row: mean_and_interval(values) for row, values in scores.items()}
+      if all(kind in run["scores"][split] for run in itertools.chain(*rows.values())):
+        columns[title if split == splits[0] else f"{title}, {split}"] = split, kind
   return columns
 
 
@@ -333,15 +344,15 @@ def _lengths(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
 
 def _at_level(sweep: str, rows: Rows, level: float) -> str:
   """Returns the table of exact matches at the first step whose valid ones reach a level."""
-  columns: dict[str, dict[str, str]] = {"seeds": {**_seeds(rows)}, "reached": {}}
+  table: Table = {}
   for row, runs in rows.items():
-    reached = [*filter(None, (_exact_at(run, level) for run in runs))]
-    columns["reached"][row] = f"{len(reached)} of {len(runs)}"
+    reached = [exact for exact in (_exact_at(run, level) for run in runs) if exact]
+    cells = {"seeds": _seeds(runs), "reached": f"{len(reached)} of {len(runs)}"}
     for name in reached[0] if reached else ():
       values = [exact[name] for exact in reached]
-      cell = mean_and_interval(values, 0 if name == "updates" else 1)
-      columns.setdefault(name, {})[row] = cell
-  return column_table(f"{sweep}: valid first at {level}%", rows, columns)
+      cells[name] = mean_and_interval(values, 0 if name == "updates" else 1)
+    table[row] = cells
+  return row_table(f"{sweep}: valid first at {level}%", table)
 
 
 def _exact_at(run: Record, level: float) -> dict[str, float]:
@@ -356,13 +367,16 @@ def _exact_at(run: Record, level: float) -> dict[str, float]:
 def _exact_by_length(title: str, rows: Rows, splits: Sequence[str]) -> str:
   """Returns the table of the exact matches (%) at the end, by length in tokens."""
   lengths = _sentences(_first(rows), splits)[:, 0]
-  columns = {"valid": _means(rows, lambda run: run["exact"]["valid"][-1][1], 1)}
   trained, *longer = _bands(rows, splits, num_trained=1, num_longer=4)
-  for band in (trained, *longer, ~trained):
-    inside = lengths[band]
-    name = f"{inside.min()} to {inside.max()} ({len(inside):,})"
-    columns[name] = _means(rows, _accuracy(splits, band), 1)
-  return column_table(title, rows, columns)
+  table: Table = {}
+  for row, runs in rows.items():
+    cells = table[row] = {}
+    cells["valid"] = _mean(runs, lambda run: run["exact"]["valid"][-1][1], 1)
+    for band in (trained, *longer, ~trained):
+      inside = lengths[band]
+      name = f"{inside.min()} to {inside.max()} ({len(inside):,})"
+      cells[name] = _mean(runs, _accuracy(splits, band), 1)
+  return row_table(title, table)
 
 
 def _bands(
@@ -421,17 +435,20 @@ def _music(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   facts = {f"pieces of {split}": len(of) for split, of in first["sentences"].items()}
   for name in ("num_layers", "width", "num_heads"):
     facts[name] = config[f"model.{name}"]
-  columns = _first_columns(rows)
-  for split in first["scores"]:
-    columns[f"{split}, a token"] = _means(rows, _likelihood(split), 3)
   # In a sweep of positions `relative` is another scheme.
-  if config["data.source"] == "chorales" and not sweep.startswith("positions"):
-    published = {row: str(nats) for row, nats in music.PUBLISHED.items()}
-    columns["published (second hand), valid, a token"] = published
+  is_positions = sweep.startswith("positions")
+  has_published = config["data.source"] == "chorales" and not is_positions
+  table = _begin_table(rows)
+  for row, cells in table.items():
+    for split in first["scores"]:
+      cells[f"{split}, a token"] = _mean(rows[row], _likelihood(split), 3)
+    if has_published:
+      nats = music.PUBLISHED.get(row, "-")
+      cells["published (second hand), valid, a token"] = nats
   # The fall of the loss in the first tenth of the updates would hide the rest.
   start = first["budget"]["updates"] / 10
   parts = [
-    column_table(sweep, rows, columns),
+    row_table(sweep, table),
     _differences(f"{main_split}, a token", rows, _likelihood(main_split), 3),
     _draw_curves(sweep, rows, ["loss (nats per token)"], folder, start),
   ]
@@ -447,48 +464,48 @@ def _likelihood(split: str) -> Callable[[Record], float]:
 # --------------------------------------------------------------------------------------
 
 
-def _accuracies(rows: Rows, *splits: str) -> Cells:
-  """Returns the accuracy of each row, and of the most frequent class."""
+def _add_accuracy(table: Table, name: str, rows: Rows, *splits: str) -> None:
+  """Adds a column: the accuracy of each row, and of the most frequent class."""
+  for row, runs in rows.items():
+    table[row][name] = _mean(runs, _accuracy(splits), 1)
   runs = next(iter(rows.values()))
-  if _first(rows)["config"]["data.source"] != "tu":
+  if runs[0]["config"]["data.source"] != "tu":
     runs = runs[:1]  # only a fold, which is a seed, has its own most frequent class
   guesses = []
   for run in runs:
     sizes = [len(run["sentences"][split]) for split in splits]
     shares = [run["scores"][split]["majority"] for split in splits]
     guesses.append(float(np.average(shares, weights=sizes)))
-  cells = _means(rows, _accuracy(splits), 1)
-  return {**cells, _GUESS: mean_and_interval(guesses, 1)}
+  table[_GUESS][name] = mean_and_interval(guesses, 1)
 
 
 def _chains(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   sentences, longest = _first(rows)["sentences"], graphs.LONGEST_TRAINED
-  tests = {k: f"test_{k}" for k in graphs.CTP}
-  longer = [k for k in tests if k > longest]
   is_longest = np.array(sentences["valid"])[:, 0] == longest
   of_longest = _accuracy(["valid"], is_longest)
-  longer_tests = [tests[k] for k in longer]
-  columns = _first_columns(rows)
-  columns["valid"] = _accuracies(rows, "valid")
-  columns[f"valid, {longest}"] = _means(rows, of_longest, 1)
-  columns[f"test, {longest}"] = _accuracies(rows, tests[longest])
-  name = f"test, {longer[0]} to {longer[-1]}"
-  columns[name] = _accuracies(rows, *longer_tests)
-  by_length = {}
+  longer = [k for k in graphs.CTP if k > longest]
+  longer_tests = [f"test_{k}" for k in longer]
+  table = {**_begin_table(rows), _GUESS: {}}
+  _add_accuracy(table, "valid", rows, "valid")
+  for row, runs in rows.items():
+    table[row][f"valid, {longest}"] = _mean(runs, of_longest, 1)
+  _add_accuracy(table, f"test, {longest}", rows, f"test_{longest}")
+  _add_accuracy(table, f"test, {longer[0]} to {longer[-1]}", rows, *longer_tests)
+  by_length: Table = {row: {} for row in (*rows, graphs.NAME, _GUESS)}
   curves: dict[str, dict[int, list[float]]] = {row: {} for row in rows}
-  for k, test in tests.items():
+  for k, published in graphs.CTP.items():
+    test = f"test_{k}"
     name = f"{k} ({len(sentences[test])}; {_DISTINCT[k]})"
-    published = {graphs.NAME: f"{graphs.CTP[k]:.1f}"}
-    by_length[name] = {**_accuracies(rows, test), **published}
+    _add_accuracy(by_length, name, rows, test)
+    by_length[graphs.NAME][name] = published
     for row, runs in rows.items():
       curves[row][k] = [*map(_accuracy([test]), runs)]
   picture = folder / f"{sweep}-lengths.png"
   graphs.draw_lengths(curves, picture, _picture_title(rows))
-  names = [*rows, graphs.NAME, _GUESS]
   parts = [
-    column_table(sweep, [*rows, _GUESS], columns),
+    row_table(sweep, table),
     _differences(f"valid, {longest}", rows, of_longest, is_paired=True),
-    column_table("test, relations (graphs)", names, by_length),
+    row_table("test, relations (graphs)", by_length),
     _link("Accuracy over length", picture),
   ]
   return _section(rows, parts, {})
@@ -496,12 +513,10 @@ def _chains(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
 
 def _folds(sweep: str, rows: Rows) -> str:
   config = _first(rows)["config"]
-  columns = {
-    "seeds": _seeds(rows),
-    "valid": _accuracies(rows, "valid"),
-    "test": _accuracies(rows, "test"),
-  }
+  table: Table = {row: {"seeds": _seeds(runs)} for row, runs in rows.items()}
+  table[_GUESS] = {}
+  for split in ("valid", "test"):
+    _add_accuracy(table, split, rows, split)
   title = f"{sweep}: {config['data.tu.name']}, {config['data.tu.num_folds']} folds"
-  table = column_table(title, [*rows, _GUESS], columns)
   differences = _differences("test", rows, _accuracy(["test"]), is_paired=True)
-  return _section(rows, [table, differences], {})
+  return _section(rows, [row_table(title, table), differences], {})

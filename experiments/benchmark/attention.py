@@ -18,7 +18,7 @@ from experiments.benchmark import timing
 from experiments.benchmark.timing import Program, Record
 from experiments.errors import InputError
 from experiments.evaluation.pictures import CostPanel, cost_curves
-from experiments.evaluation.tables import column_table, markdown_table
+from experiments.evaluation.tables import row_table
 from experiments.files import write_whole
 from experiments.training.environment import environment
 from relpos_jax import RelativePositions, dot_product_attention
@@ -124,8 +124,7 @@ def _compile(
   function = functools.partial(attention, case, **options)
   if case.backward:
     function = functools.partial(_with_gradients, function)
-  shapes = jax.eval_shape(functools.partial(arguments.__wrapped__, case))
-  compiled = jax.jit(function).lower(*shapes).compile()
+  compiled = jax.jit(function).lower(*arguments(case)).compile()
   memory = compiled.memory_analysis()
   temporary_bytes = memory.temp_size_in_bytes
   other_bytes = memory.argument_size_in_bytes + memory.output_size_in_bytes
@@ -312,13 +311,14 @@ def draw_block(results: Record) -> str:
   for case in cases:
     kinds.setdefault(_kind(case), []).append(case)
   picture = results["path"].with_suffix(".png")
-  dashed, rows = [], []
+  dashed, table = [], {}
   for name, contestant in contestants.items():
     relations = contestant["relations"]
     if relations != "keys and values":
       dashed.append(name)
     refused = [case["contestants"].get(name, {}).get("refused") for case in cases]
-    rows.append([name, relations, "; ".join(filter(None, dict.fromkeys(refused)))])
+    reasons = "; ".join(filter(None, dict.fromkeys(refused)))
+    table[name] = {"relations": relations, "reason for missing figures": reasons}
   cost_curves(_panels(kinds, settings["tokens"]), dashed, picture)
   return "\n\n".join(
     [
@@ -330,7 +330,7 @@ def draw_block(results: Record) -> str:
       *_tables("Time", kinds, _times),
       *_tables("Temporary memory", kinds, _memory),
       "### Contestants",
-      markdown_table(["", "relations", "reason for missing figures"], rows),
+      row_table("", table),
     ]
   )
 
@@ -343,21 +343,23 @@ def _tables(
   """Returns a heading and a table of the cells of each length for each kind of case."""
   parts = []
   for kind, cases in kinds.items():
-    columns = {f"T = {case['length']:,}": cells(case) for case in cases}
-    names = dict.fromkeys(itertools.chain(*columns.values()))
-    parts += [f"### {title}, {kind}", column_table("", names, columns)]
+    table: dict[str, dict[str, str]] = {}
+    for case in cases:
+      for name, cell in cells(case).items():
+        table.setdefault(name, {})[f"T = {case['length']:,}"] = cell
+    parts += [f"### {title}, {kind}", row_table("", table)]
   return parts
 
 
 def _times(case: Record) -> dict[str, str]:
   """Returns jax.nn's median time, and the median and quartiles of each pair's ratio."""
-  cells = {}
+  times, cells = _milliseconds(case), {}
+  if times:
+    cells[STOCK] = f"{times[STOCK]:,.1f} ms"
   for pair in case["pairs"]:
     low, median, high = _ratios(pair)
     name = pair["name"]
-    if pair["against"] == STOCK:
-      cells[STOCK] = f"{_milliseconds(case)[STOCK]:,.1f} ms"
-    else:
+    if pair["against"] != STOCK:
       name += f" / {pair['against']}"
     cells[name] = f"{median:.2f} ({low:.2f} to {high:.2f})"
   return cells

@@ -15,7 +15,7 @@ from experiments.benchmark import attention, timing
 from experiments.data.tokenizer import UNK
 from experiments.errors import InputError
 from experiments.evaluation.records import digest
-from experiments.evaluation.tables import markdown_table
+from experiments.evaluation.tables import row_table
 from experiments.files import write_whole
 from experiments.run import build, own_values, parse_config
 from experiments.training.environment import environment
@@ -29,12 +29,11 @@ _PREFIXES = dict(steps="", positions="cost-")
 def time_steps(config: ConfigDict, length: int, repetitions: int, out: str) -> None:
   """Times the training steps of three models in turns."""
   relative = config.model.get("positions")  # which a config of graphs has not
-  positions = {BASELINE: BASELINE, AGAIN: BASELINE, relative: relative}
-  if len(positions) < 3:
-    raise InputError(
-      f"config.model.positions is {BASELINE}, the baseline: give relative"
-    )
-  models = {name: {"model.positions": kind} for name, kind in positions.items()}
+  if relative == BASELINE:
+    problem = f"config.model.positions is {BASELINE}, the baseline"
+    raise InputError(f"{problem}: give relative")
+  models = {name: {"model.positions": BASELINE} for name in (BASELINE, AGAIN)}
+  models[relative] = {"model.positions": relative}
   _time_models(config, models, length, repetitions, out, "steps")
 
 
@@ -105,44 +104,31 @@ def make_stepper(
   return step, dict(parameters=parameters, temporary_bytes=temporary_bytes)
 
 
-_HEADER = (
-  "positions",
-  "parameters",
-  "temporary memory",
-  "ms a step, median",
-  "tokens a second",
-  "ratio (quartiles)",
-  "95% interval of the ratio",
-)
-
-
 def block_of_steps(results: timing.Record) -> str:
   """Returns the provenance and the table of steps: medians, and ratios to the baseline."""
   (rows, length), seconds = results["shape"], results["seconds"]
   baseline = np.mean([seconds[BASELINE], seconds[AGAIN]], axis=0)
-  lines = []
+  table = {}
   for name, figures in results["models"].items():
-    ratios = "", ""
+    ratio = interval = ""
     if name == AGAIN:
-      ratios = _ratio(seconds[name], seconds[BASELINE])
+      ratio, interval = _ratio(seconds[name], seconds[BASELINE])
     elif name != BASELINE:
-      ratios = _ratio(seconds[name], baseline)
+      ratio, interval = _ratio(seconds[name], baseline)
     median = np.median(seconds[name])
-    lines.append(
-      [
-        name,
-        f"{figures['parameters']:,}",
-        f"{figures['temporary_bytes'] / 2**20:,.1f} MiB",
-        f"{1e3 * median:,.1f}",
-        f"{rows * length / median:,.0f}",
-        *ratios,
-      ]
-    )
+    table[name] = {
+      "parameters": f"{figures['parameters']:,}",
+      "temporary memory": f"{figures['temporary_bytes'] / 2**20:,.1f} MiB",
+      "ms a step, median": f"{1e3 * median:,.1f}",
+      "tokens a second": f"{rows * length / median:,.0f}",
+      "ratio (quartiles)": ratio,
+      "95% interval of the ratio": interval,
+    }
   return (
     f"{timing.provenance(results, ['jax'])}\n"
     f"{results['name']}: width {results['width']}, {rows} x {length} tokens, "
     f"{results['dtype']}, {len(baseline)} rounds, config {results['digest']}.\n\n"
-    f"{markdown_table(_HEADER, lines)}"
+    f"{row_table('positions', table)}"
   )
 
 

@@ -1,5 +1,6 @@
 """Confidence intervals over seeds, and Markdown tables."""
 
+import itertools
 import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,14 +53,12 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
   return "\n".join(lines)
 
 
-def column_table(
-  title: str, rows: Iterable[str], columns: Mapping[str, Mapping[str, str]]
-) -> str:
-  """Returns a table of columns of cells by row; a dash for a missing cell."""
+def row_table(title: str, rows: Mapping[str, Mapping[str, object]]) -> str:
+  """Returns a table of rows of cells by column; a dash for a missing cell."""
+  columns = dict.fromkeys(itertools.chain(*rows.values()))
   lines = []
-  for row in rows:
-    cells = [cells.get(row, "-") for cells in columns.values()]
-    lines.append([row, *cells])
+  for name, cells in rows.items():
+    lines.append([name, *(str(cells.get(column, "-")) for column in columns)])
   return markdown_table([title, *columns], lines)
 
 
