@@ -10,6 +10,7 @@ music.md, in positions.md and lengths.md for sweeps NAME-... of these configs, a
 these pages; it keeps the text around the blocks.
 """
 
+import collections
 import importlib
 import pathlib
 import shlex
@@ -45,14 +46,14 @@ def main(results: pathlib.Path) -> list[pathlib.Path]:
   from experiments.evaluation.tables import rewrite_blocks
   from experiments.sections import block_of
 
-  pages: dict[pathlib.Path, dict[str, str]] = {}
+  pages: dict[pathlib.Path, dict[str, str]] = collections.defaultdict(dict)
   for sweep, file in sorted(record_files(runs_folder(results)).items()):
     task, rows = _read_rows(file)
     folder = results / _page_name(sweep, task)
     folder.mkdir(exist_ok=True)
     section = block_of(task, sweep, rows, folder)
-    sections = pages.setdefault(folder.with_suffix(".md"), {})
-    sections[sweep] = f"{repetition(sweep, rows)}\n\n{section}"
+    page = folder.with_suffix(".md")
+    pages[page][sweep] = f"{repetition(sweep, rows)}\n\n{section}"
   if not pages:
     raise InputError(
       f"no records in {results}/runs/*.jsonl: run a sweep first, with "

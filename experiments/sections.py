@@ -1,5 +1,6 @@
 """Tables and pictures of the sweeps of each task, from their records."""
 
+import collections
 import itertools
 import json
 import pathlib
@@ -93,7 +94,7 @@ def _run_facts(rows: Rows) -> dict[str, str]:
   """Returns the budget, machine, code and versions of the runs."""
   runs = list(itertools.chain(*rows.values()))
   minutes = statistics.median(run["budget"]["minutes"] for run in runs)
-  values: dict[str, set[str]] = {}
+  values: dict[str, set[str]] = collections.defaultdict(set)
   for run in runs:
     budget, packages = run["budget"], run["packages"]
     averaged = len(run.get("checkpoints", ()))
@@ -110,14 +111,14 @@ def _run_facts(rows: Rows) -> dict[str, str]:
       "flax": packages.get("flax"),
     }
     for name, value in facts.items():
-      values.setdefault(name, set()).add(str(value))
+      values[name].add(str(value))
   return {name: ", ".join(sorted(texts)) for name, texts in values.items()}
 
 
 def _config_table(rows: Rows) -> str:
   """Returns a table of the config values, but for the seed, that differ between rows."""
   configs = {row: runs[0]["config"] for row, runs in rows.items()}
-  table: Table = {row: {} for row in rows}
+  table: Table = collections.defaultdict(dict)
   for key in sorted(set().union(*configs.values()) - {"seed"}):
     cells = {}
     for row, config in configs.items():
@@ -125,7 +126,7 @@ def _config_table(rows: Rows) -> str:
     if len(set(cells.values())) > 1:
       for row, cell in cells.items():
         table[row][key] = cell
-  return row_table("config", table) if any(table.values()) else ""
+  return row_table("config", table) if table else ""
 
 
 def _format_value(value: object) -> str:
@@ -149,7 +150,7 @@ def _last_loss(run: Record) -> float:
 
 def _begin_table(rows: Rows) -> Table:
   """Returns the first columns of a sweep's table: seeds, and the last valid loss."""
-  table: Table = {}
+  table: Table = collections.defaultdict(dict)
   for row, runs in rows.items():
     table[row] = {"seeds": _seeds(runs), "valid loss": _mean(runs, _last_loss, 3)}
   return table
@@ -170,11 +171,12 @@ def _differences(
     return ""
   scores = {row: _finite_scores(runs, score) for row, runs in rows.items()}
   others = [*rows] if len(rows) <= _MOST_PAIRED else [*rows][:1]
-  table: Table = {row: dict.fromkeys(others, "-") for row in rows}
-  for row, cells in table.items():
-    for other in others:
-      if row != other:
-        cells[other] = _difference(scores[row], scores[other], digits, is_paired)
+  table: Table = collections.defaultdict(dict)
+  for row, other in itertools.product(rows, others):
+    cell = "-"
+    if row != other:
+      cell = _difference(scores[row], scores[other], digits, is_paired)
+    table[row][other] = cell
   return row_table(f"{title}, row - column", table)
 
 
@@ -255,12 +257,12 @@ def _curve(
   runs: Sequence[Record], column: int, start: float
 ) -> dict[float, list[float]]:
   """Returns the values of a column of the runs' curves by step."""
-  values: dict[float, list[float]] = {}
+  values: dict[float, list[float]] = collections.defaultdict(list)
   for run in runs:
     for line in run["curve"]:
       step, value = line[0], line[column]
       if step >= start and value is not None:
-        values.setdefault(step, []).append(value)
+        values[step].append(value)
   return dict(sorted(values.items()))
 
 
@@ -290,12 +292,11 @@ def _translation(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   facts["sacreBLEU"] = signatures["sacrebleu"]
   facts["paper's BLEU"] = signatures["paper_bleu"]
   title = f"sacreBLEU of {main_split}"
-  parts = [
-    row_table(sweep, table),
-    _differences(title, rows, lambda run: run["scores"][main_split]["sacrebleu"]),
-    _draw_curves(sweep, rows, ["loss (nats per token)", "BLEU"], folder),
-  ]
-  return _section(rows, parts, facts)
+  differences = _differences(
+    title, rows, lambda run: run["scores"][main_split]["sacrebleu"]
+  )
+  curves = _draw_curves(sweep, rows, ["loss (nats per token)", "BLEU"], folder)
+  return _section(rows, [row_table(sweep, table), differences, curves], facts)
 
 
 def _find_scores(rows: Rows, splits: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -411,7 +412,7 @@ def _draw_exact(
   panels, beyond = [], dict.fromkeys(rows, 0.0)
   for end, of_end in splits.items():
     lengths = _sentences(_first(rows), of_end)[:, 0]
-    curves: dict[str, dict[float, list[float]]] = {row: {} for row in rows}
+    curves: dict[str, dict[float, list[float]]] = collections.defaultdict(dict)
     for band in _bands(rows, of_end, num_trained=4, num_longer=8):
       length = lengths[band].mean()
       for row, runs in rows.items():
@@ -447,12 +448,10 @@ def _music(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
       cells["published (second hand), valid, a token"] = nats
   # The fall of the loss in the first tenth of the updates would hide the rest.
   start = first["budget"]["updates"] / 10
-  parts = [
-    row_table(sweep, table),
-    _differences(f"{main_split}, a token", rows, _likelihood(main_split), 3),
-    _draw_curves(sweep, rows, ["loss (nats per token)"], folder, start),
-  ]
-  return _section(rows, parts, facts)
+  title = f"{main_split}, a token"
+  differences = _differences(title, rows, _likelihood(main_split), 3)
+  curves = _draw_curves(sweep, rows, ["loss (nats per token)"], folder, start)
+  return _section(rows, [row_table(sweep, table), differences, curves], facts)
 
 
 def _likelihood(split: str) -> Callable[[Record], float]:
@@ -483,16 +482,16 @@ def _chains(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   sentences, longest = _first(rows)["sentences"], graphs.LONGEST_TRAINED
   is_longest = np.array(sentences["valid"])[:, 0] == longest
   of_longest = _accuracy(["valid"], is_longest)
-  longer = [k for k in graphs.CTP if k > longest]
-  longer_tests = [f"test_{k}" for k in longer]
-  table = {**_begin_table(rows), _GUESS: {}}
+  longer = {k: f"test_{k}" for k in graphs.CTP if k > longest}
+  table = _begin_table(rows)
   _add_accuracy(table, "valid", rows, "valid")
   for row, runs in rows.items():
     table[row][f"valid, {longest}"] = _mean(runs, of_longest, 1)
   _add_accuracy(table, f"test, {longest}", rows, f"test_{longest}")
-  _add_accuracy(table, f"test, {longer[0]} to {longer[-1]}", rows, *longer_tests)
+  name = f"test, {min(longer)} to {max(longer)}"
+  _add_accuracy(table, name, rows, *longer.values())
   by_length: Table = {row: {} for row in (*rows, graphs.NAME, _GUESS)}
-  curves: dict[str, dict[int, list[float]]] = {row: {} for row in rows}
+  curves: dict[str, dict[int, list[float]]] = collections.defaultdict(dict)
   for k, published in graphs.CTP.items():
     test = f"test_{k}"
     name = f"{k} ({len(sentences[test])}; {_DISTINCT[k]})"
@@ -502,9 +501,10 @@ def _chains(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
       curves[row][k] = [*map(_accuracy([test]), runs)]
   picture = folder / f"{sweep}-lengths.png"
   graphs.draw_lengths(curves, picture, _picture_title(rows))
+  differences = _differences(f"valid, {longest}", rows, of_longest, is_paired=True)
   parts = [
     row_table(sweep, table),
-    _differences(f"valid, {longest}", rows, of_longest, is_paired=True),
+    differences,
     row_table("test, relations (graphs)", by_length),
     _link("Accuracy over length", picture),
   ]
@@ -513,8 +513,9 @@ def _chains(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
 
 def _folds(sweep: str, rows: Rows) -> str:
   config = _first(rows)["config"]
-  table: Table = {row: {"seeds": _seeds(runs)} for row, runs in rows.items()}
-  table[_GUESS] = {}
+  table: Table = collections.defaultdict(dict)
+  for row, runs in rows.items():
+    table[row]["seeds"] = _seeds(runs)
   for split in ("valid", "test"):
     _add_accuracy(table, split, rows, split)
   title = f"{sweep}: {config['data.tu.name']}, {config['data.tu.num_folds']} folds"

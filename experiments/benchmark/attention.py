@@ -1,5 +1,6 @@
 """Times every implementation of attention and its peers against jax.nn's attention."""
 
+import collections
 import functools
 import itertools
 import json
@@ -307,9 +308,9 @@ def draw_block(results: Record) -> str:
   """Draws a picture next to the raw results, and returns their section of the page."""
   settings, contestants = results["settings"], results["contestants"]
   cases = sorted(results["cases"], key=lambda case: case["length"])
-  kinds: dict[str, list[Record]] = {}
+  kinds: dict[str, list[Record]] = collections.defaultdict(list)
   for case in cases:
-    kinds.setdefault(_kind(case), []).append(case)
+    kinds[_kind(case)].append(case)
   picture = results["path"].with_suffix(".png")
   dashed, table = [], {}
   for name, contestant in contestants.items():
@@ -320,19 +321,17 @@ def draw_block(results: Record) -> str:
     reasons = "; ".join(filter(None, dict.fromkeys(refused)))
     table[name] = {"relations": relations, "reason for missing figures": reasons}
   cost_curves(_panels(kinds, settings["tokens"]), dashed, picture)
-  return "\n\n".join(
-    [
-      timing.provenance(results, ("jax", "jaxlib", "torch")).strip(),
-      f"{settings['dtype']}, N = {settings['heads']}, H = {settings['width']}, "
-      f"k = {settings['max_distance']}, B T = {settings['tokens']:,}; "
-      f"repetitions: {settings['repetitions']}.",
-      f"![Time and memory over length](attention/{picture.name})",
-      *_tables("Time", kinds, _times),
-      *_tables("Temporary memory", kinds, _memory),
-      "### Contestants",
-      row_table("", table),
-    ]
-  )
+  parts = [
+    timing.provenance(results, ("jax", "jaxlib", "torch")).strip(),
+    f"{settings['dtype']}, N = {settings['heads']}, H = {settings['width']}, "
+    f"k = {settings['max_distance']}, B T = {settings['tokens']:,}; "
+    f"repetitions: {settings['repetitions']}.",
+    f"![Time and memory over length](attention/{picture.name})",
+  ]
+  parts += _tables("Time", kinds, _times)
+  parts += _tables("Temporary memory", kinds, _memory)
+  parts += ["### Contestants", row_table("", table)]
+  return "\n\n".join(parts)
 
 
 def _tables(
@@ -343,10 +342,10 @@ def _tables(
   """Returns a heading and a table of the cells of each length for each kind of case."""
   parts = []
   for kind, cases in kinds.items():
-    table: dict[str, dict[str, str]] = {}
+    table: dict[str, dict[str, str]] = collections.defaultdict(dict)
     for case in cases:
       for name, cell in cells(case).items():
-        table.setdefault(name, {})[f"T = {case['length']:,}"] = cell
+        table[name][f"T = {case['length']:,}"] = cell
     parts += [f"### {title}, {kind}", row_table("", table)]
   return parts
 
@@ -418,11 +417,11 @@ def _curves(
   cases: Sequence[Record], values: Callable[[Record], dict[str, float]]
 ) -> dict[str, list[tuple[float, float]]]:
   """Returns the values over the length for each contestant."""
-  curves: dict[str, list[tuple[float, float]]] = {}
+  curves: dict[str, list[tuple[float, float]]] = collections.defaultdict(list)
   for case in cases:
     for name, value in values(case).items():
       if name != AGAIN:
-        curves.setdefault(name, []).append((case["length"], value))
+        curves[name].append((case["length"], value))
   return curves
 
 

@@ -168,9 +168,7 @@ def spread_curves(
   dashed.
   """
   names = _curve_names(panels)
-  kinds = [_kind(name) for name in names]
-  repeated = [name for i, name in enumerate(names) if kinds[i] in kinds[:i]]
-  styles = _styles(names, repeated)
+  styles = _styles(names)
   height = 3.9 + 0.2 * len(names) / len(panels) + 0.3 * bool(title)
   figure = make_figure(max(5.5, 4.6 * len(panels)), height)
   axes = figure.subplots(1, len(panels), squeeze=False)[0]
@@ -278,20 +276,24 @@ def _kind(name: str) -> str:
 def _styles(
   names: Sequence[str], dashed: Collection[str] = ()
 ) -> dict[str, dict[str, Any]]:
-  """Returns the style of the curve of each name: a colour and a marker for each kind."""
+  """Returns the style of each curve: a colour and a marker for each kind of name.
+
+  Curves of names in `dashed` are dashed, and further ones of a kind.
+  """
   kinds = dict.fromkeys(map(_kind, names))
   numbers = {kind: SCHEMES.index(kind) for kind in kinds if kind in SCHEMES}
   free = sorted({*range(len(COLOURS))} - {*numbers.values()}) or range(len(COLOURS))
   others = [kind for kind in kinds if kind not in SCHEMES]
   numbers.update(zip(others, itertools.cycle(free), strict=False))
-  styles = {}
+  styles, drawn = {}, set()
   for name in names:
-    number = numbers[_kind(name)]
-    style = {"color": COLOURS[number], "marker": _MARKERS[number], "zorder": 3}
-    style |= {"markersize": 3.5, "linewidth": 1.8}
-    if name in dashed:
+    kind = _kind(name)
+    style = {"color": COLOURS[numbers[kind]], "marker": _MARKERS[numbers[kind]]}
+    style |= {"markersize": 3.5, "linewidth": 1.8, "zorder": 3}
+    if name in dashed or kind in drawn:
       style |= {"linestyle": "--", "markerfacecolor": "white", "zorder": 2}
     styles[name] = style
+    drawn.add(kind)
   return styles
 
 

@@ -29,6 +29,7 @@ those whose reference has one length (ref_len; in words if `evaluation.tokenize`
 none). A record holds no text of the data.
 """
 
+import collections
 import hashlib
 import json
 import lzma
@@ -139,13 +140,12 @@ def _budget(
 def _curves(metrics: Iterable[Mapping[str, Any]]) -> tuple[list[list], dict[str, list]]:
   """Returns the `curve` and the `exact` of a record from the lines of metrics.jsonl."""
   curve: list[list] = []
-  exact: dict[str, list] = {}
+  exact: dict[str, list] = collections.defaultdict(list)
   for line in metrics:
     valid_scores = []
     for name, value in line.items():
       if name.endswith("_exact"):
-        points = exact.setdefault(name.removesuffix("_exact"), [])
-        points.append([line["step"], value])
+        exact[name.removesuffix("_exact")].append([line["step"], value])
       if name.startswith("valid_") and name != "valid_loss":
         valid_scores.append(value)
     if "valid_loss" in line:
@@ -215,11 +215,11 @@ def group_rows(path: pathlib.Path, records: Sequence[Record]) -> Rows:
   Raises InputError: two records have the same row and seed, or runs of one table, row
   or seed differ in what they share.
   """
-  rows: dict[str, dict[int, Record]] = {}
+  rows: dict[str, dict[int, Record]] = collections.defaultdict(dict)
   firsts: dict[Any, tuple[int, Any]] = {}
   for number, record in enumerate(records, start=1):
     row, seed, where = record["row"], record["seed"], f"{path}, line {number}"
-    runs = rows.setdefault(row, {})
+    runs = rows[row]
     if seed in runs:
       problem = f"a second record of {row!r}, seed {seed}"
       raise InputError(f"{where}: {problem}: delete one of them")
