@@ -109,7 +109,8 @@ def parse(name: str) -> tuple[str, int]:
     raise InputError(
       f"--topology={name}: give one of {known} and a shape, such as v5e:2x4"
     )
-  return found[1], math.prod(map(int, found[2].split("x")))
+  chip, shape = found.groups()
+  return chip, math.prod(map(int, shape.split("x")))
 
 
 def use_compiler() -> None:
@@ -155,7 +156,8 @@ def figures(chip: Chip, step: "Compiled", num_steps: int) -> dict[str, str]:
   low, high = max(compute_time, memory_time), compute_time + memory_time
   updates = "of any data"
   if num_steps:
-    updates = f"{num_steps / 3600 * low:.1f} to {num_steps / 3600 * high:.1f} h"
+    hours = num_steps / 3600
+    updates = f"{hours * low:.1f} to {hours * high:.1f} h"
   return {
     "memory": f"{_gigabytes(memory.peak_memory_in_bytes)} of {_gigabytes(chip.hbm)}",
     "of which state and batch": _gigabytes(memory.argument_size_in_bytes),

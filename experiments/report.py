@@ -10,10 +10,10 @@ music.md, in positions.md and lengths.md for sweeps NAME-... of these configs, a
 these pages; it keeps the text around the blocks.
 """
 
-import collections
 import importlib
 import pathlib
 import shlex
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,7 +46,7 @@ def main(results: pathlib.Path) -> list[pathlib.Path]:
   from experiments.evaluation.tables import rewrite_blocks
   from experiments.sections import block_of
 
-  pages: dict[pathlib.Path, dict[str, str]] = collections.defaultdict(dict)
+  pages: dict[pathlib.Path, dict[str, str]] = defaultdict(dict)
   for sweep, file in sorted(record_files(runs_folder(results)).items()):
     task, rows = _read_rows(file)
     folder = results / _page_name(sweep, task)

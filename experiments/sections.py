@@ -1,10 +1,10 @@
 """Tables and pictures of the sweeps of each task, from their records."""
 
-import collections
 import itertools
 import json
 import pathlib
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -94,7 +94,7 @@ def _run_facts(rows: Rows) -> dict[str, str]:
   """Returns the budget, machine, code and versions of the runs."""
   runs = list(itertools.chain(*rows.values()))
   minutes = statistics.median(run["budget"]["minutes"] for run in runs)
-  values: dict[str, set[str]] = collections.defaultdict(set)
+  values: dict[str, set[str]] = defaultdict(set)
   for run in runs:
     budget, packages = run["budget"], run["packages"]
     averaged = len(run.get("checkpoints", ()))
@@ -118,7 +118,7 @@ def _run_facts(rows: Rows) -> dict[str, str]:
 def _config_table(rows: Rows) -> str:
   """Returns a table of the config values, but for the seed, that differ between rows."""
   configs = {row: runs[0]["config"] for row, runs in rows.items()}
-  table: Table = collections.defaultdict(dict)
+  table: Table = defaultdict(dict)
   for key in sorted(set().union(*configs.values()) - {"seed"}):
     cells = {}
     for row, config in configs.items():
@@ -150,7 +150,7 @@ def _last_loss(run: Record) -> float:
 
 def _begin_table(rows: Rows) -> Table:
   """Returns the first columns of a sweep's table: seeds, and the last valid loss."""
-  table: Table = collections.defaultdict(dict)
+  table: Table = defaultdict(dict)
   for row, runs in rows.items():
     table[row] = {"seeds": _seeds(runs), "valid loss": _mean(runs, _last_loss, 3)}
   return table
@@ -171,7 +171,7 @@ def _differences(
     return ""
   scores = {row: _finite_scores(runs, score) for row, runs in rows.items()}
   others = [*rows] if len(rows) <= _MOST_PAIRED else [*rows][:1]
-  table: Table = collections.defaultdict(dict)
+  table: Table = defaultdict(dict)
   for row, other in itertools.product(rows, others):
     cell = "-"
     if row != other:
@@ -257,7 +257,7 @@ def _curve(
   runs: Sequence[Record], column: int, start: float
 ) -> dict[float, list[float]]:
   """Returns the values of a column of the runs' curves by step."""
-  values: dict[float, list[float]] = collections.defaultdict(list)
+  values: dict[float, list[float]] = defaultdict(list)
   for run in runs:
     for line in run["curve"]:
       step, value = line[0], line[column]
@@ -412,7 +412,7 @@ def _draw_exact(
   panels, beyond = [], dict.fromkeys(rows, 0.0)
   for end, of_end in splits.items():
     lengths = _sentences(_first(rows), of_end)[:, 0]
-    curves: dict[str, dict[float, list[float]]] = collections.defaultdict(dict)
+    curves: dict[str, dict[float, list[float]]] = defaultdict(dict)
     for band in _bands(rows, of_end, num_trained=4, num_longer=8):
       length = lengths[band].mean()
       for row, runs in rows.items():
@@ -491,7 +491,7 @@ def _chains(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   name = f"test, {min(longer)} to {max(longer)}"
   _add_accuracy(table, name, rows, *longer.values())
   by_length: Table = {row: {} for row in (*rows, graphs.NAME, _GUESS)}
-  curves: dict[str, dict[int, list[float]]] = collections.defaultdict(dict)
+  curves: dict[str, dict[int, list[float]]] = defaultdict(dict)
   for k, published in graphs.CTP.items():
     test = f"test_{k}"
     name = f"{k} ({len(sentences[test])}; {_DISTINCT[k]})"
@@ -513,7 +513,7 @@ def _chains(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
 
 def _folds(sweep: str, rows: Rows) -> str:
   config = _first(rows)["config"]
-  table: Table = collections.defaultdict(dict)
+  table: Table = defaultdict(dict)
   for row, runs in rows.items():
     table[row]["seeds"] = _seeds(runs)
   for split in ("valid", "test"):

@@ -1,6 +1,5 @@
 """Times every implementation of attention and its peers against jax.nn's attention."""
 
-import collections
 import functools
 import itertools
 import json
@@ -8,6 +7,7 @@ import os
 import pathlib
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -308,7 +308,7 @@ def draw_block(results: Record) -> str:
   """Draws a picture next to the raw results, and returns their section of the page."""
   settings, contestants = results["settings"], results["contestants"]
   cases = sorted(results["cases"], key=lambda case: case["length"])
-  kinds: dict[str, list[Record]] = collections.defaultdict(list)
+  kinds: dict[str, list[Record]] = defaultdict(list)
   for case in cases:
     kinds[_kind(case)].append(case)
   picture = results["path"].with_suffix(".png")
@@ -342,7 +342,7 @@ def _tables(
   """Returns a heading and a table of the cells of each length for each kind of case."""
   parts = []
   for kind, cases in kinds.items():
-    table: dict[str, dict[str, str]] = collections.defaultdict(dict)
+    table: dict[str, dict[str, str]] = defaultdict(dict)
     for case in cases:
       for name, cell in cells(case).items():
         table[name][f"T = {case['length']:,}"] = cell
@@ -417,7 +417,7 @@ def _curves(
   cases: Sequence[Record], values: Callable[[Record], dict[str, float]]
 ) -> dict[str, list[tuple[float, float]]]:
   """Returns the values over the length for each contestant."""
-  curves: dict[str, list[tuple[float, float]]] = collections.defaultdict(list)
+  curves: dict[str, list[tuple[float, float]]] = defaultdict(list)
   for case in cases:
     for name, value in values(case).items():
       if name != AGAIN:

@@ -257,9 +257,11 @@ def _finish(ax: Any, panel: SpreadPanel) -> None:
   # Percentages end at 0 and 100, and so does their axis.
   lowest, highest = ax.dataLim.intervaly
   low, high = ax.get_ylim()
-  ax.set_ylim(
-    max(low, 0) if lowest >= 0 else low, min(high, 100) if highest <= 100 else high
-  )
+  if lowest >= 0:
+    low = max(low, 0)
+  if highest <= 100:
+    high = min(high, 100)
+  ax.set_ylim(low, high)
   clean(ax)
 
 

@@ -29,12 +29,12 @@ those whose reference has one length (ref_len; in words if `evaluation.tokenize`
 none). A record holds no text of the data.
 """
 
-import collections
 import hashlib
 import json
 import lzma
 import pathlib
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -140,7 +140,7 @@ def _budget(
 def _curves(metrics: Iterable[Mapping[str, Any]]) -> tuple[list[list], dict[str, list]]:
   """Returns the `curve` and the `exact` of a record from the lines of metrics.jsonl."""
   curve: list[list] = []
-  exact: dict[str, list] = collections.defaultdict(list)
+  exact: dict[str, list] = defaultdict(list)
   for line in metrics:
     valid_scores = []
     for name, value in line.items():
@@ -215,7 +215,7 @@ def group_rows(path: pathlib.Path, records: Sequence[Record]) -> Rows:
   Raises InputError: two records have the same row and seed, or runs of one table, row
   or seed differ in what they share.
   """
-  rows: dict[str, dict[int, Record]] = collections.defaultdict(dict)
+  rows: dict[str, dict[int, Record]] = defaultdict(dict)
   firsts: dict[Any, tuple[int, Any]] = {}
   for number, record in enumerate(records, start=1):
     row, seed, where = record["row"], record["seed"], f"{path}, line {number}"
