@@ -67,7 +67,8 @@ CHIPS = {
 def main(config: ConfigDict, topology: str, effort: str) -> None:
   """Compiles the training step for the longest batches, and prints its table."""
   if effort not in _EFFORTS:
-    raise InputError(f"--effort={effort}: give {' or '.join(_EFFORTS)}")
+    known = " or ".join(_EFFORTS)
+    raise InputError(f"--effort={effort}: give {known}")
   import jax
   from jax.experimental import topologies
 
@@ -80,11 +81,9 @@ def main(config: ConfigDict, topology: str, effort: str) -> None:
   use_compiler()
   config = parse_config(config, num_chips)
   # A chip of v4 has two cores, which are one device as Cloud TPU sets it up.
-  options = dict(chip_config_name="megacore") if chip == "v4" else {}
-  chips = topologies.get_topology_desc(
-    platform="tpu", topology_name=topology, **options
-  ).devices
-  mesh = make_mesh(**config.mesh, devices=chips)
+  options = {"chip_config_name": "megacore"} if chip == "v4" else {}
+  description = topologies.get_topology_desc(topology, platform="tpu", **options)
+  mesh = make_mesh(**config.mesh, devices=description.devices)
   jax.config.update("jax_exec_time_optimization_effort", _EFFORTS[effort])
   shape = longest_shape(config, mesh.shape)
   rows = {"chips": f"{num_chips} x {chip}", "batch": f"{shape[0]} x {shape[1]}"}
@@ -93,10 +92,11 @@ def main(config: ConfigDict, topology: str, effort: str) -> None:
     rows |= figures(CHIPS[chip], step, config.training.num_steps)
     rows["peaks"] = f"docs.cloud.google.com/tpu/docs/{chip}"
   except jax.errors.JaxRuntimeError as error:
-    if not (memory := re.search(_OUT_OF_MEMORY, str(error))):
+    memory = re.search(_OUT_OF_MEMORY, str(error))
+    if not memory:
       raise
     rows["does not fit"] = memory[0]
-  print(markdown_table(["a chip, a step", config.name], [*map(list, rows.items())]))
+  print(markdown_table(["a chip, a step", config.name], rows.items()))
 
 
 def parse(name: str) -> tuple[str, int]:
@@ -107,14 +107,14 @@ def parse(name: str) -> tuple[str, int]:
     raise InputError(
       f"--topology={name}: give one of {known} and a shape, such as v5e:2x4"
     )
-  return found[1], math.prod(map(int, found[2].split("x")))
+  chip, shape = found.groups()
+  return chip, math.prod(map(int, shape.split("x")))
 
 
 def use_compiler() -> None:
-  """Makes JAX compute on the CPU and libtpu look for no TPU; call it before any
-  computation.
+  """Makes JAX compute on the CPU and libtpu look for no TPU.
 
-  Raises InputError: libtpu, the TPU's compiler, is missing.
+  Call it before any computation. Raises InputError: libtpu, the TPU's compiler, is missing.
   """
   if not importlib.util.find_spec("libtpu"):
     raise InputError("no libtpu, the TPU's compiler: pip install -e '.[tpu]'")
@@ -139,9 +139,8 @@ def compile_step(
   system = find_system(config.task)
   steps = system.build(config, system.mock_vocabulary(config), mesh)
   batch = jax.tree.map(shape_of, system.empty_batch(shape))
-  with jax.sharding.use_abstract_mesh(
-    mesh.abstract_mesh
-  ):  # attention is chosen for its platform
+  # Attention is chosen for the platform of the mesh.
+  with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
     return steps.train.lower(steps.shapes, batch).compile()
 
 
@@ -153,18 +152,22 @@ def figures(chip: Chip, step: "Compiled", num_steps: int) -> dict[str, str]:
   """
   memory, cost = step.memory_analysis(), step.cost_analysis()
   flops, traffic = cost["flops"], cost["bytes accessed"]
-  parts = dict(compute=flops / chip.flops, memory=traffic / chip.hbm_bandwidth)
-  low, high, hours = max(parts.values()), sum(parts.values()), num_steps / 3600
+  compute_time = flops / chip.flops
+  memory_time = traffic / chip.hbm_bandwidth
+  low, high = max(compute_time, memory_time), compute_time + memory_time
+  updates = "of any data"
+  if num_steps:
+    hours = num_steps / 3600
+    updates = f"{hours * low:.1f} to {hours * high:.1f} h"
   return {
     "memory": f"{_gigabytes(memory.peak_memory_in_bytes)} of {_gigabytes(chip.hbm)}",
     "of which state and batch": _gigabytes(memory.argument_size_in_bytes),
     "10^12 operations": f"{flops / 1e12:.2f}",
     "memory traffic": _gigabytes(traffic),
-    **{f"time of {name}": f"{1000 * part:.1f} ms" for name, part in parts.items()},
+    "time of compute": f"{1000 * compute_time:.1f} ms",
+    "time of memory": f"{1000 * memory_time:.1f} ms",
     "time without the network": f"{1000 * low:.1f} to {1000 * high:.1f} ms",
-    "all updates": f"{hours * low:.1f} to {hours * high:.1f} h"
-    if num_steps
-    else "of any data",
+    "all updates": updates,
   }
 
 

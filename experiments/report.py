@@ -13,6 +13,9 @@ these pages; it keeps the text around the blocks.
 import importlib
 import pathlib
 import shlex
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
 
 from configs import default
 from experiments import command
@@ -39,35 +42,46 @@ def main(results: pathlib.Path) -> list[pathlib.Path]:
 
   Raises InputError: there are no records, or a damaged one.
   """
-  from experiments.evaluation import (
-    tables,
-  )  # here, as the systems' libraries take a second
+  # Here, as the systems' libraries take a second.
+  from experiments.evaluation.tables import rewrite_blocks
   from experiments.sections import block_of
 
-  pages: dict[pathlib.Path, dict[str, str]] = {}
-  for name, file in sorted(record_files(runs_folder(results)).items()):
-    if not (records := read_records(file)):
-      raise InputError(f"{file} has no record: restore or delete it")
-    task = records[0]["config"].get("task", "translation")
-    values = flatten(default.get_config(task))
-    rows = group_rows(
-      file, [run | dict(config=values | run["config"]) for run in records]
-    )
-    own, _, has_own = name.partition("-")
-    of_task = "report" if task == "translation" else task
-    page = results / (own if own in _OWN and has_own else of_task)
-    page.mkdir(exist_ok=True)
-    block = f"{repetition(name, rows)}\n\n{block_of(task, name, rows, page)}"
-    pages.setdefault(page, {})[name] = block
+  pages: dict[pathlib.Path, dict[str, str]] = defaultdict(dict)
+  for sweep, file in sorted(record_files(runs_folder(results)).items()):
+    task, rows = _read_rows(file)
+    folder = results / _page_name(sweep, task)
+    folder.mkdir(exist_ok=True)
+    section = block_of(task, sweep, rows, folder)
+    page = folder.with_suffix(".md")
+    pages[page][sweep] = f"{repetition(sweep, rows)}\n\n{section}"
   if not pages:
     raise InputError(
       f"no records in {results}/runs/*.jsonl: run a sweep first, with "
       f"python -m experiments.sweep --config=configs/table1.py --results={results}"
     )
-  for page, blocks in pages.items():
-    tables.rewrite_blocks(page.with_suffix(".md"), blocks)
-    print(page.with_suffix(".md"))
-  return [page.with_suffix(".md") for page in pages]
+  for page, sections in pages.items():
+    rewrite_blocks(page, sections)
+    print(page)
+  return [*pages]
+
+
+def _read_rows(file: pathlib.Path) -> tuple[str, Rows]:
+  """Returns the task and the rows of a results file, each record with its whole config."""
+  records = read_records(file)
+  if not records:
+    raise InputError(f"{file} has no record: restore or delete it")
+  task = records[0]["config"].get("task", "translation")
+  defaults = flatten(default.get_config(task))
+  for record in records:
+    record["config"] = defaults | record["config"]
+  return task, group_rows(file, records)
+
+
+def _page_name(sweep: str, task: str) -> str:
+  own, _, rest = sweep.partition("-")
+  if own in _OWN and rest:
+    return own
+  return "report" if task == "translation" else task
 
 
 def repetition(sweep: str, rows: Rows) -> str:
@@ -75,54 +89,53 @@ def repetition(sweep: str, rows: Rows) -> str:
 
   There is no command for a sweep whose config or rows are not in configs/.
   """
-  runs = [run for of_row in rows.values() for run in of_row]
+  runs = [run for runs in rows.values() for run in runs]
   minutes = sum(run["budget"]["minutes"] for run in runs)
   plural = "s" if len(runs) > 1 else ""
   text = f"{len(runs)} training{plural}, {minutes:,.0f} minutes in all."
-  commands = _commands(sweep, rows)
-  if commands:
-    text = "\n".join(["```", *commands, "```", "", text])
-  return text
-
-
-def _commands(sweep: str, rows: Rows) -> list[str]:
-  """Returns the command that trains rows of a sweep of configs/; one for each if not for all."""
   source = _find_config(sweep)
   changes = dict(source.module.sweep()) if source else {}
   if not rows.keys() <= changes.keys():
-    return []
-  seeds = [run["seed"] for runs in rows.values() for run in runs]
-  words = ["python", "-m", "experiments.sweep", f"--config={source.name}"]
-  words.append(f"--seeds={max(seeds) - min(seeds) + 1}")
+    return text
+  command_line = _command(source, changes, rows)
+  lines = [shlex.join(command_line)]
+  if rows.keys() != changes.keys():
+    lines = [shlex.join([*command_line, f"--only={row}"]) for row in rows]
+  return "\n".join(["```", *lines, "```", "", text])
+
+
+def _command(
+  source: command.ConfigFile, changes: Mapping[str, Mapping[str, Any]], rows: Rows
+) -> list[str]:
+  """Returns the command that trains all rows of a sweep, with what its runs changed."""
+  seeds = {run["seed"] for runs in rows.values() for run in runs}
+  num_seeds = max(seeds) - min(seeds) + 1
   row, runs = next(iter(rows.items()))
-  values = flatten(source.config)
-  own = dict(name=runs[0]["config"]["name"], seed=runs[0]["seed"])
-  known = values | changes[row] | own
-  given = {key: x for key, x in runs[0]["config"].items() if x != known.get(key)}
-  if min(seeds) != values["seed"]:
-    given["seed"] = min(seeds)
-  words += [f"--config.{key}={x}" for key, x in given.items()]
-  words.append("--results=mine")  # where no records are
-  if rows.keys() == changes.keys():
-    return [shlex.join(words)]
-  return [shlex.join([*words, f"--only={row}"]) for row in rows]
+  config = runs[0]["config"] | {"seed": min(seeds)}
+  values = flatten(source.config) | changes[row]
+  words = ["python", "-m", "experiments.sweep"]
+  words += [f"--config={source.name}", f"--seeds={num_seeds}"]
+  for key, value in config.items():
+    if key != "name" and value != values.get(key):
+      words.append(f"--config.{key}={value}")
+  return [*words, "--results=mine"]  # where no records are
 
 
 def _find_config(sweep: str) -> command.ConfigFile | None:
   """Returns the file and argument in configs/ whose config has the name of a sweep, if any."""
   for file in sorted(pathlib.Path(default.__file__).parent.glob("*.py")):
-    stem, argument = file.stem, ""
-    if sweep.startswith(f"{stem}-"):
-      argument = sweep.removeprefix(f"{stem}-").replace("-", ",")
-    elif sweep != stem:
+    stem = file.stem
+    if not f"{sweep}-".startswith(f"{stem}-"):
       continue
+    argument = sweep.removeprefix(stem)[1:].replace("-", ",")
+    arguments = [argument] if argument else []
     module = importlib.import_module(f"configs.{stem}")
     try:
-      config = module.get_config(*[argument] * bool(argument))
+      config = module.get_config(*arguments)
     except ValueError:  # the sweep has a name of its own
       continue
     if config.name == sweep and hasattr(module, "sweep"):
-      name = f"configs/{file.name}" + f":{argument}" * bool(argument)
+      name = ":".join([f"configs/{file.name}", *arguments])
       return command.ConfigFile(name, module, config)
   return None
 

@@ -20,7 +20,6 @@ results. To train a cell again, delete its line and run directory, or give other
 
 import collections
 import contextlib
-import datetime
 import os
 import pathlib
 import re
@@ -99,78 +98,88 @@ def main(
   import jax
 
   jax.config.update("jax_platforms", "cpu")  # leaves the accelerators to the trainings
-  folder = runs_folder(results)
   sweep = slug(config.config.name)
   cells = plan_cells(config, seeds, out)
-  rows = dict.fromkeys(cell.row for cell in cells)
-  if only and only not in rows:
-    raise InputError(f"--only={only}: give a row of {config.name}: {'; '.join(rows)}")
-  chosen = [cell for cell in cells if only in ("", cell.row)]
+  chosen = _choose(cells, only, config.name)
+  path = _results_file(results, sweep)
+  if dry_run:
+    waiting = _find_waiting(chosen, find_records(path, cells))
+    for cell in waiting:
+      print(shlex.join(cell.command))
+    num_finished = len(chosen) - len(waiting)
+    print(f"{num_finished} of {len(chosen)} are finished: {path}", file=sys.stderr)
+    return
+  with command.lock_folder(out / sweep, "out"):
+    waiting = _find_waiting(chosen, collect_records(path, cells))
+    with signals.handling([signal.SIGTERM, signal.SIGHUP], _stop):
+      _train(waiting, parallel, lambda: collect_records(path, cells))
+  failures = []
+  for cell in waiting:
+    file = cell.file(".error.txt")
+    if file.exists():
+      failures.append(f"failed: {file}: {file.read_text().splitlines()[-1]}")
+  num_finished = len(chosen) - len(failures)
+  print(f"{sweep}: {num_finished} of {len(chosen)} are finished; {path}")
+  if failures:
+    sys.exit("\n".join(failures))
+
+
+def _choose(cells: Sequence[Cell], only: str, name: str) -> Sequence[Cell]:
+  """Returns the cells of one row, or all; raises InputError if there is no such row."""
+  if not only:
+    return cells
+  chosen = [cell for cell in cells if cell.row == only]
+  if not chosen:
+    rows = dict.fromkeys(cell.row for cell in cells)
+    raise InputError(f"--only={only}: give a row of {name}: {'; '.join(rows)}")
+  return chosen
+
+
+def _results_file(results: pathlib.Path, sweep: str) -> pathlib.Path:
+  """Returns the results file of a sweep; raises InputError if it is in another folder."""
+  folder = runs_folder(results)
   misplaced = record_files(results).get(sweep)
   if misplaced:
     raise InputError(f"records are in {folder}: move {misplaced} into {folder}")
-  path = record_files(folder).get(sweep, folder / f"{sweep}.jsonl")
-  with contextlib.nullcontext() if dry_run else command.lock_folder(out / sweep, "out"):
-    records = find_records(path, cells) if dry_run else collect_records(path, cells)
-    waiting = [cell for cell in chosen if cell.key not in records]
-    if not waiting:
-      flags = "--results=FOLDER" + " --out=FOLDER" * any(
-        cell.workdir.exists() for cell in chosen
-      )
-      print(f"every cell has a record: give {flags} to train anew", file=sys.stderr)
-    if dry_run:
-      for cell in waiting:
-        print(shlex.join(cell.command))
-      print(
-        f"{len(chosen) - len(waiting)} of {len(chosen)} are finished: {path}",
-        file=sys.stderr,
-      )
-      return
-    with signals.handling([signal.SIGTERM, signal.SIGHUP], _stop):
-      _train(waiting, parallel, lambda: collect_records(path, cells))
-  errors = [
-    cell.file(".error.txt") for cell in waiting if cell.file(".error.txt").exists()
-  ]
-  print(f"{sweep}: {len(chosen) - len(errors)} of {len(chosen)} are finished; {path}")
-  if errors:
-    sys.exit(
-      "\n".join(
-        f"failed: {file}: {file.read_text().splitlines()[-1]}" for file in errors
-      )
-    )
+  return record_files(folder).get(sweep, folder / f"{sweep}.jsonl")
+
+
+def _find_waiting(chosen: Sequence[Cell], records: Mapping[Key, Any]) -> list[Cell]:
+  """Returns the cells without a record, or tells how to train all anew."""
+  waiting = [cell for cell in chosen if cell.key not in records]
+  if not waiting:
+    flags = "--results=FOLDER"
+    if any(cell.workdir.exists() for cell in chosen):
+      flags += " --out=FOLDER"
+    print(f"every cell has a record: give {flags} to train anew", file=sys.stderr)
+  return waiting
 
 
 def plan_cells(
   file: command.ConfigFile, num_seeds: int, out: pathlib.Path
 ) -> list[Cell]:
-  """Returns the cells in the order they run: every row with the config's seed, then
-  with the next.
+  """Returns the cells in the order they run: every row with a seed, then with the next.
 
-  Raises InputError: there is no `sweep()`, or a cell's config is not valid, or all rows
-  override a value of the command line.
+  The first seed is the config's. Raises InputError: there is no `sweep()`, or a cell's
+  config is not valid, or all rows override a value of the command line.
   """
   if not hasattr(file.module, "sweep"):
-    raise InputError(
-      f"{file.name} has no sweep(), a generator of (row, changes): see configs/table1.py"
-    )
-  rows, first = [*file.module.sweep()], file.config.seed
+    what = "a generator of (row, changes): see configs/table1.py"
+    raise InputError(f"{file.name} has no sweep(), {what}")
+  rows = [*file.module.sweep()]
   for key in file.given:
     if all(key in changes for _, changes in rows):
-      raise InputError(
-        f"--config.{key} has no effect: every row of {file.name} sets it"
-      )
-  folder, seeds = out / slug(file.config.name), range(first, first + num_seeds)
-  cells = [
-    _make_cell(file, folder, row, changes, seed)
-    for seed in seeds
-    for row, changes in rows
-  ]
-  if len({x.workdir for x in cells}) < len(cells) or len(
-    {x.digest for x in cells}
-  ) < len(cells):
-    raise InputError(
-      f"two rows of {file.name} have the same name or config: make them differ"
-    )
+      problem = f"--config.{key} has no effect"
+      raise InputError(f"{problem}: every row of {file.name} sets it")
+  first = file.config.seed
+  cells = []
+  for seed in range(first, first + num_seeds):
+    cells += [_make_cell(file, out, row, changes, seed) for row, changes in rows]
+  workdirs = {cell.workdir for cell in cells}
+  digests = {cell.digest for cell in cells}
+  if min(len(workdirs), len(digests)) < len(cells):
+    problem = f"two rows of {file.name} have the same name or config"
+    raise InputError(f"{problem}: make them differ")
   return cells
 
 
@@ -181,24 +190,23 @@ def slug(text: str) -> str:
 
 def _make_cell(
   file: command.ConfigFile,
-  folder: pathlib.Path,
+  out: pathlib.Path,
   row: str,
   changes: Mapping[str, Any],
   seed: int,
 ) -> Cell:
   from experiments.systems import parse_config
 
-  workdir, values = folder / f"{slug(row)}-seed{seed}", flatten(file.config)
-  values = {key: values[key] for key in file.given} | changes | dict(seed=seed)
-  arguments = [
-    f"--config={file.name}",
-    *(f"--config.{key}={x}" for key, x in values.items()),
-  ]
+  values = flatten(file.config)
+  values = {key: values[key] for key in file.given} | changes | {"seed": seed}
+  arguments = [f"--config={file.name}"]
+  arguments += [f"--config.{key}={value}" for key, value in values.items()]
   try:
     config = command.parse(dict(config=command.CONFIG), arguments)["config"]
     parse_config(config, num_devices=0)  # the cell may run elsewhere
   except InputError as error:
     raise InputError(f"row {row!r}: {error}") from error
+  workdir = out / slug(file.config.name) / f"{slug(row)}-seed{seed}"
   words = (*TRAIN, *arguments, f"--workdir={workdir}")
   return Cell(row, seed, digest(own_values(config)), workdir, words)
 
@@ -208,7 +216,8 @@ def collect_records(
 ) -> dict[Key, dict[str, Any]]:
   """Writes the records of a sweep to its results file and returns them; see `find_records`."""
   command.make_folder(path.parent, "results")
-  if records := find_records(path, cells):
+  records = find_records(path, cells)
+  if records:
     write_records(path, records.values())
   return records
 
@@ -223,48 +232,67 @@ def find_records(
 
   Raises InputError: a file is damaged, or the results have a record of another config.
   """
-  lines, found = read_records(path), {}
-  own = {(record["row"], record["seed"]): record for record in lines}
-  if len(own) < len(lines):
-    raise InputError(f"{path} has two lines of one row and seed: delete one of them")
-  files = record_files(path.parent)
-  own_name = path.name.partition(".jsonl")[0]
-  files.pop(own_name, None)
-  others = {
-    x["digest"]: (file, x)
-    for _, file in sorted(files.items())
-    for x in read_records(file)
-  }
+  collected = _read_collected(path, cells)
+  sweep = path.name.partition(".jsonl")[0]
+  others = _read_others(path.parent, sweep)
+  records = {}
   for cell in cells:
-    if own.get(cell.key, {}).get("digest", cell.digest) != cell.digest:
+    record = collected.pop(cell.key, None)
+    for new in read_records(cell.workdir / "record.json"):
+      if new["digest"] == cell.digest:
+        record = new
+    if not record and cell.digest in others:
+      file, record = others[cell.digest]
+      source = f"{record['row']!r}, seed {record['seed']}, of {file.name}"
+      # On stdout --dry_run has commands.
+      print(f"{cell.workdir.name} is {source}", file=sys.stderr)
+    if record:
+      records[cell.key] = {**record, "sweep": sweep, "row": cell.row}
+  return records | collected
+
+
+def _read_collected(
+  path: pathlib.Path, cells: Sequence[Cell]
+) -> dict[Key, dict[str, Any]]:
+  """Returns the records of a results file; raises InputError if they contradict the cells."""
+  records = {}
+  for record in read_records(path):
+    key = record["row"], record["seed"]
+    if key in records:
+      problem = f"{path} has two lines of one row and seed"
+      raise InputError(f"{problem}: delete one of them")
+    records[key] = record
+  for cell in cells:
+    if cell.key in records and records[cell.key]["digest"] != cell.digest:
       raise InputError(
         f"{path} has {cell.row!r}, seed {cell.seed}, with another config, or by "
         "older code: delete that line, or give another --results or --config.name"
       )
-    here = [
-      x
-      for x in read_records(cell.workdir / "record.json")
-      if x["digest"] == cell.digest
-    ]
-    record = [own.pop(cell.key, None), *here][-1]
-    if not record and cell.digest in others:
-      file, record = others[cell.digest]
-      note = f"{cell.workdir.name} is {record['row']!r}, seed {record['seed']}, of {file.name}"
-      print(note, file=sys.stderr)  # on stdout --dry_run has commands
-    if record:
-      found[cell.key] = {**record, "sweep": own_name, "row": cell.row}
-  return found | own
+  return records
+
+
+def _read_others(
+  folder: pathlib.Path, sweep: str
+) -> dict[str, tuple[pathlib.Path, dict[str, Any]]]:
+  """Returns the records of other sweeps, with their files, by digest."""
+  records = {}
+  for name, file in sorted(record_files(folder).items()):
+    if name != sweep:
+      for record in read_records(file):
+        records[record["digest"]] = file, record
+  return records
 
 
 def _train(
   waiting: Sequence[Cell], parallel: int, collect: Callable[[], Mapping]
 ) -> None:
   """Trains cells on this machine; collects the records whenever a training ends."""
-  queue, running, start = collections.deque(waiting), {}, time.monotonic()
+  queue = collections.deque(waiting)
+  running: dict[int, tuple[Cell, subprocess.Popen]] = {}  # by share of the machine
 
-  def report(cell: Cell, state: str, note: str = "") -> None:
+  def report(cell: Cell, state: str) -> None:
     counts = f"{len(running)} running, {len(queue)} waiting"
-    print(f"{cell.workdir.name}: {state} ({counts}{note})", file=sys.stderr, flush=True)
+    print(f"{cell.workdir.name}: {state} ({counts})", file=sys.stderr, flush=True)
 
   try:
     while queue or running:
@@ -275,30 +303,32 @@ def _train(
           report(cell, "running")
       time.sleep(_POLL_SECONDS)
       for share, (cell, process) in [*running.items()]:
-        if process.poll() is None:
-          continue
-        del running[share]
-        unfinished = len(queue) + len(running)
-        seconds = (time.monotonic() - start) / (len(waiting) - unfinished) * unfinished
-        if cell.key in collect():
-          report(
-            cell, "finished", f", {datetime.timedelta(seconds=round(seconds))} left"
-          )
-        else:
-          log = (
-            cell.file(".log").read_text(encoding="utf-8", errors="replace").splitlines()
-          )
-          lines = [f"exit status {process.returncode}", *log[-40:]]
-          write_whole(cell.file(".error.txt"), "".join(f"{line}\n" for line in lines))
-          report(cell, "failed")
+        if process.poll() is not None:
+          del running[share]
+          report(cell, _finish(cell, process.returncode, collect()))
   finally:
-    for _, process in running.values():
-      process.terminate()
-    for _, process in running.values():
-      with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_SAVE_SECONDS)
-      process.kill()  # one that hangs
-      process.wait()
+    _end([process for _, process in running.values()])
+
+
+def _finish(cell: Cell, status: int, records: Mapping[Key, Any]) -> str:
+  """Returns how a training ended, and keeps the end of its log if it failed."""
+  if cell.key in records:
+    return "finished"
+  log = cell.file(".log").read_text(encoding="utf-8", errors="replace").splitlines()
+  lines = [f"exit status {status}", *log[-40:], ""]
+  write_whole(cell.file(".error.txt"), "\n".join(lines))
+  return "failed"
+
+
+def _end(processes: Sequence[subprocess.Popen]) -> None:
+  """Has trainings save and end, and kills those that hang."""
+  for process in processes:
+    process.terminate()
+  for process in processes:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+      process.wait(_SAVE_SECONDS)
+    process.kill()
+    process.wait()
 
 
 def _stop(number: int, _) -> None:
@@ -316,11 +346,8 @@ def _start(cell: Cell, share: int, parallel: int) -> subprocess.Popen:
     env.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 / parallel:.3f}")
     if shutil.which("taskset"):
       cores = sorted(os.sched_getaffinity(0))
-      words += [
-        "taskset",
-        "--cpu-list",
-        ",".join(map(str, cores[share::parallel] or cores)),
-      ]
+      own = cores[share::parallel] or cores
+      words += ["taskset", "--cpu-list", ",".join(map(str, own))]
   words += [sys.executable, *cell.command[1:]]
   with open(cell.file(".log"), "wb") as log:
     return subprocess.Popen(

@@ -1,11 +1,13 @@
 """Times every implementation of attention and its peers against jax.nn's attention."""
 
 import functools
+import itertools
 import json
 import os
 import pathlib
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +19,7 @@ from experiments.benchmark import timing
 from experiments.benchmark.timing import Program, Record
 from experiments.errors import InputError
 from experiments.evaluation.pictures import CostPanel, cost_curves
-from experiments.evaluation.tables import column_table, markdown_table
+from experiments.evaluation.tables import row_table
 from experiments.files import write_whole
 from experiments.training.environment import environment
 from relpos_jax import RelativePositions, dot_product_attention
@@ -47,9 +49,8 @@ class Contestant(NamedTuple):
   """An attention function, and the relations that it computes."""
 
   relations: str  # "keys and values", "keys" or "none"
-  prepare: Callable[
-    [Case], Program
-  ]  # or raises RuntimeError with the reason why it cannot run
+  # It raises RuntimeError with the reason why it cannot run.
+  prepare: Callable[[Case], Program]
 
 
 def main(**values: Any) -> None:
@@ -59,85 +60,83 @@ def main(**values: Any) -> None:
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   values["dtype"] = "float32" if jax.default_backend() == "cpu" else "bfloat16"
   cases = _cases(values)
-  implementations = _names(
-    "implementations", values["implementations"], IMPLEMENTATIONS
-  )
-  entrants = _entrants(implementations, _names("peers", values["peers"], PEERS))
+  contestants = _contestants(values["implementations"], values["peers"])
   folder = command.make_folder(pathlib.Path(values["out"], "attention"), "out")
   device = re.sub("[^a-z0-9]+", "-", jax.devices()[0].device_kind.lower()).strip("-")
   path = folder / f"{values['name'] or device}.json"
-  results = dict(environment=environment("torch"), settings=values, cases=[])
-  results["contestants"] = {
-    name: dict(relations=of.relations) for name, of in entrants.items()
-  }
+  relations = {name: {"relations": x.relations} for name, x in contestants.items()}
+  measured = []
   for case in cases:
     print(f"T = {case.length:,}, {_kind(case._asdict())}", file=sys.stderr)
-    rows, functions = prepare(case, entrants)
+    rows, functions = prepare(case, contestants)
     pairs = time_pairs(functions, pairs_of([*functions]), values["repetitions"])
-    results["cases"].append(case._asdict() | dict(contestants=rows, pairs=pairs))
+    measured.append({**case._asdict(), "contestants": rows, "pairs": pairs})
+    results = dict(
+      environment=environment("torch"),
+      settings=values,
+      cases=measured,
+      contestants=relations,
+    )
     write_whole(path, json.dumps(results) + "\n")
   timing.rewrite_page(folder, draw_block)
 
 
 def _cases(values: Mapping[str, Any]) -> list[Case]:
-  passes = _names("passes", values["passes"], PASSES)
-  masks = _names("masks", values["masks"], MASKS)
+  masks = _choose("masks", values["masks"], MASKS)
+  passes = _choose("passes", values["passes"], PASSES)
   tokens = values["tokens"]
-  for word in values["lengths"].split(","):
-    if not word.isdecimal() or not int(word) or tokens % int(word):
-      raise InputError(
-        f"--lengths: {word!r} does not divide --tokens={tokens}; change one of them"
-      )
   same = [values[name] for name in ("heads", "width", "max_distance", "dtype")]
-  return [
-    Case(tokens // length, length, *same, mask == "causal", name == "backward")
-    for length in map(int, values["lengths"].split(","))
-    for name in passes
-    for mask in masks
-  ]
+  cases = []
+  for word in values["lengths"].split(","):
+    length = int(word) if word.isdecimal() else 0
+    if not length or tokens % length:
+      problem = f"--lengths: {word!r} does not divide --tokens={tokens}"
+      raise InputError(f"{problem}; change one of them")
+    for name, mask in itertools.product(passes, masks):
+      kind = mask == "causal", name == "backward"
+      cases.append(Case(tokens // length, length, *same, *kind))
+  return cases
 
 
-def _names(flag: str, text: str, known: Collection[str]) -> list[str]:
-  if text in ("all", "usual", "none"):
-    left_out = dict(all=(), usual=("reference",), none=known)[text]
-    return [name for name in known if name not in left_out]
-  for name in text.split(","):
+def _choose(flag: str, text: str, known: Collection[str]) -> list[str]:
+  """Returns the known names that a flag gives."""
+  if text == "none":
+    return []
+  if text in ("all", "usual"):
+    return [name for name in known if text == "all" or name != "reference"]
+  names = list(dict.fromkeys(text.split(",")))
+  for name in names:
     if name not in known:
-      raise InputError(
-        f"--{flag}: unknown {name!r}; want all, none or some of {', '.join(known)}"
-      )
-  return list(dict.fromkeys(text.split(",")))
+      wanted = f"all, none or some of {', '.join(known)}"
+      raise InputError(f"--{flag}: unknown {name!r}; want {wanted}")
+  return names
 
 
 # Contestants
 # --------------------------------------------------------------------------------------
 
 
-def _compiled(
-  attention, backend: str | None = None, **options: Any
-) -> Callable[[Case], Program]:
-  """Returns the `prepare` of attention(case, query, key, value, relations, **options)."""
+def _compile(
+  case: Case, attention: Callable, backend: str | None = None, **options: Any
+) -> Program:
+  """Compiles attention(case, query, key, value, relations, **options)."""
+  if backend not in (None, jax.default_backend()):
+    raise NotImplementedError(f"it needs a {backend.upper()}")
+  function = functools.partial(attention, case, **options)
+  if case.backward:
+    function = functools.partial(_with_gradients, function)
+  compiled = jax.jit(function).lower(*arguments(case)).compile()
+  memory = compiled.memory_analysis()
+  temporary_bytes = memory.temp_size_in_bytes
+  other_bytes = memory.argument_size_in_bytes + memory.output_size_in_bytes
+  return Program(
+    lambda: compiled(*arguments(case)), temporary_bytes, temporary_bytes + other_bytes
+  )
 
-  def prepare(case: Case) -> Program:
-    if backend not in (None, jax.default_backend()):
-      raise NotImplementedError(f"it needs a {backend.upper()}")
-    function = functools.partial(attention, case, **options)
 
-    def both(cotangent, *arguments):
-      result, pull_back = jax.vjp(function, *arguments)
-      return result, pull_back(cotangent)
-
-    shapes = jax.eval_shape(functools.partial(arguments.__wrapped__, case))
-    compiled = jax.jit(both if case.backward else function).lower(*shapes).compile()
-    memory = compiled.memory_analysis()
-    sizes = (
-      memory.temp_size_in_bytes,
-      memory.argument_size_in_bytes,
-      memory.output_size_in_bytes,
-    )
-    return Program(lambda: compiled(*arguments(case)), sizes[0], sum(sizes))
-
-  return prepare
+def _with_gradients(function, cotangent, *arguments):
+  result, pull_back = jax.vjp(function, *arguments)
+  return result, pull_back(cotangent)
 
 
 @functools.lru_cache(maxsize=1)
@@ -145,18 +144,16 @@ def arguments(case: Case) -> tuple:
   """Returns random query, key, value and relations, after a cotangent if there is a backward."""
   keys = jax.random.split(jax.random.key(0), 6)
   shape = case.batch, case.length, case.heads, case.width
-  tokens = [
-    jax.random.normal(key, shape, case.dtype) for key in keys[: 3 + case.backward]
-  ]
-  tables = [
-    jax.random.normal(key, (2 * case.max_distance + 1, case.width)) for key in keys[4:]
-  ]
-  return *tokens, RelativePositions(*tables)
+  num_tokens = 3 + case.backward
+  tokens = [jax.random.normal(key, shape, case.dtype) for key in keys[:num_tokens]]
+  table = 2 * case.max_distance + 1, case.width
+  relations = RelativePositions(*(jax.random.normal(key, table) for key in keys[4:]))
+  return *tokens, relations
 
 
 def _ours(case, query, key, value, relations, *, related=True, **options):
-  options |= dict(is_causal=case.is_causal, relations=relations if related else None)
-  return dot_product_attention(query, key, value, **options)
+  options["relations"] = relations if related else None
+  return dot_product_attention(query, key, value, is_causal=case.is_causal, **options)
 
 
 def _jax_nn(case, query, key, value, relations, **options):
@@ -168,9 +165,8 @@ def _jax_nn(case, query, key, value, relations, **options):
 def _dense_bias(case, query, key, value, relations, **options):
   """Computes the relative key term of all pairs as jax.nn's bias."""
   inputs = gather_inputs(query, key, value, relations=relations)
-  bias = (skew.relative_logits(inputs, *inputs.relations) * inputs.scale).astype(
-    query.dtype
-  )
+  logits = skew.relative_logits(inputs, *inputs.relations) * inputs.scale
+  bias = logits.astype(query.dtype)
   return _jax_nn(case, query, key, value, None, bias=bias, **options)
 
 
@@ -187,25 +183,23 @@ def _torch_sdpa(case: Case) -> Program:
 
   if hasattr(os, "sched_getaffinity"):
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-  backend = jax.default_backend()
-  if backend != "cpu" and not (backend == "gpu" and torch.cuda.is_available()):
-    raise NotImplementedError(
-      f"this PyTorch, {torch.__version__}, finds no {backend.upper()}"
-    )
-  device = "cpu" if backend == "cpu" else "cuda"
-  *tokens, _ = arguments(case)
-  options = dict(device=device, dtype=getattr(torch, case.dtype))
-  tensors = [  # [B, N, T, H]
-    torch.tensor(np.asarray(array.swapaxes(1, 2), "f4")).to(**options)
-    for array in tokens
-  ]
-  cotangent, *inputs = [None] * (not case.backward) + tensors
-  inputs = [tensor.requires_grad_(case.backward) for tensor in inputs]
+  device = dict(cpu="cpu", gpu="cuda").get(jax.default_backend())
+  if not device or (device == "cuda" and not torch.cuda.is_available()):
+    missing = jax.default_backend().upper()
+    raise NotImplementedError(f"this PyTorch, {torch.__version__}, finds no {missing}")
+  tensors = []
+  for array in arguments(case)[:-1]:
+    array = np.asarray(array.swapaxes(1, 2), "f4")  # [B, N, T, H]
+    tensor = torch.tensor(array, device=device, dtype=getattr(torch, case.dtype))
+    tensors.append(tensor)
+  *cotangent, query, key, value = tensors
+  for tensor in (query, key, value):
+    tensor.requires_grad_(case.backward)
 
   def run():
-    result = scaled_dot_product_attention(*inputs, is_causal=case.is_causal)
+    result = scaled_dot_product_attention(query, key, value, is_causal=case.is_causal)
     if case.backward:
-      result = torch.autograd.grad(result, inputs, cotangent)
+      result = torch.autograd.grad(result, (query, key, value), *cotangent)
     if device == "cuda":
       torch.cuda.synchronize()
     return result
@@ -219,46 +213,50 @@ def _torch_sdpa(case: Case) -> Program:
   return Program(run, torch.cuda.max_memory_allocated() - before, 0)
 
 
+def _compiled(relations: str, attention: Callable, **options) -> Contestant:
+  prepare = functools.partial(_compile, attention=attention, **options)
+  return Contestant(relations, prepare)
+
+
 PEERS = dict(
-  dense_bias=Contestant("keys", _compiled(_dense_bias)),
-  cudnn=Contestant("none", _compiled(_jax_nn, "gpu", implementation="cudnn")),
-  cudnn_dense_bias=Contestant(
-    "keys", _compiled(_dense_bias, "gpu", implementation="cudnn")
+  dense_bias=_compiled("keys", _dense_bias),
+  cudnn=_compiled("none", _jax_nn, backend="gpu", implementation="cudnn"),
+  cudnn_dense_bias=_compiled(
+    "keys", _dense_bias, backend="gpu", implementation="cudnn"
   ),
   torch_sdpa=Contestant("none", _torch_sdpa),
 )
 
 
-def _entrants(
-  implementations: Sequence[str], peers: Sequence[str]
-) -> dict[str, Contestant]:
+def _contestants(implementations: str, peers: str) -> dict[str, Contestant]:
   """Returns contestants by name: jax.nn twice, ours, blockwise ones without relations, peers."""
-  stock = Contestant("none", _compiled(_jax_nn))
-  found = {STOCK: stock, AGAIN: stock}
-  for name in implementations:
-    ours = functools.partial(
-      _compiled, _ours, IMPLEMENTATIONS[name].device, implementation=name
-    )
-    found[name] = Contestant("keys and values", ours())
+  stock = _compiled("none", _jax_nn)
+  contestants = {STOCK: stock, AGAIN: stock}
+  for name in _choose("implementations", implementations, IMPLEMENTATIONS):
+    options = dict(backend=IMPLEMENTATIONS[name].device, implementation=name)
+    contestants[name] = _compiled("keys and values", _ours, **options)
     if name in BLOCKWISE:
-      found[f"{name} (no relations)"] = Contestant("none", ours(related=False))
-  return found | {name: PEERS[name] for name in peers}
+      bare = _compiled("none", _ours, related=False, **options)
+      contestants[f"{name} (no relations)"] = bare
+  for name in _choose("peers", peers, PEERS):
+    contestants[name] = PEERS[name]
+  return contestants
 
 
 # Measurement
 # --------------------------------------------------------------------------------------
 
 
-def prepare(case: Case, entrants: Mapping[str, Contestant]) -> tuple[dict, dict]:
-  """Returns a row for each entrant: its memory, or the reason that it is left out.
+def prepare(case: Case, contestants: Mapping[str, Contestant]) -> tuple[dict, dict]:
+  """Returns a row for each contestant: its memory, or the reason that it is left out.
 
-  Also returns a function for each entrant that has run the case.
+  Also returns a function for each contestant that has run the case.
   """
   rows, functions = {}, {}
-  for name, entrant in entrants.items():
+  for name, contestant in contestants.items():
     row = rows[name] = dict(temporary_bytes=None, refused=None)
     try:
-      program = entrant.prepare(case)
+      program = contestant.prepare(case)
       row["temporary_bytes"] = program.temporary_bytes
       needed, free = program.bytes_needed / 2**30, timing.free_bytes() / 2**30
       if needed > free:
@@ -284,8 +282,10 @@ def time_pairs(
   timed = [dict(name=a, against=b, seconds=[], against_seconds=[]) for a, b in pairs]
   for repetition in range(repetitions):
     for pair in timed:
-      runs = [("against", "against_seconds"), ("name", "seconds")]
-      for name, seconds in reversed(runs) if repetition % 2 else runs:
+      sides = [("against", "against_seconds"), ("name", "seconds")]
+      if repetition % 2:
+        sides.reverse()
+      for name, seconds in sides:
         pair[seconds].append(timing.run_time(functions[pair[name]]))
   return timed
 
@@ -293,61 +293,74 @@ def time_pairs(
 def pairs_of(names: Sequence[str]) -> list[tuple[str, str]]:
   """Returns pairs of all with jax.nn, and of blockwise ones with their alternatives."""
   pairs = [(name, STOCK) for name in names if name != STOCK]
-  pairs += [
-    (x, of) for x in BLOCKWISE for of in (f"{x} (no relations)", "per_position")
-  ]
-  return [pair for pair in pairs if {*pair} <= {*names}]
+  for name in BLOCKWISE:
+    for other in (f"{name} (no relations)", "per_position"):
+      if {name, other} <= {*names}:
+        pairs.append((name, other))
+  return pairs
 
 
 # Page
-# ---------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------
 
 
 def draw_block(results: Record) -> str:
-  """Draws a picture next to the raw results, and returns their block of the page."""
-  settings, cases, contestants = (
-    results[key] for key in ("settings", "cases", "contestants")
-  )
-  cases.sort(key=lambda case: case["length"])
+  """Draws a picture next to the raw results, and returns their section of the page."""
+  settings, contestants = results["settings"], results["contestants"]
+  cases = sorted(results["cases"], key=lambda case: case["length"])
+  kinds: dict[str, list[Record]] = defaultdict(list)
+  for case in cases:
+    kinds[_kind(case)].append(case)
   picture = results["path"].with_suffix(".png")
-  peers = [
-    name for name, of in contestants.items() if of["relations"] != "keys and values"
-  ]
-  cost_curves(_panels(results), peers, picture)
+  dashed, table = [], {}
+  for name, contestant in contestants.items():
+    relations = contestant["relations"]
+    if relations != "keys and values":
+      dashed.append(name)
+    refused = [case["contestants"].get(name, {}).get("refused") for case in cases]
+    reasons = "; ".join(filter(None, dict.fromkeys(refused)))
+    table[name] = {"relations": relations, "reason for missing figures": reasons}
+  cost_curves(_panels(kinds, settings["tokens"]), dashed, picture)
   parts = [
-    timing.provenance(results, ("jax", "jaxlib", "torch")),
+    timing.provenance(results, ("jax", "jaxlib", "torch")).strip(),
     f"{settings['dtype']}, N = {settings['heads']}, H = {settings['width']}, "
     f"k = {settings['max_distance']}, B T = {settings['tokens']:,}; "
     f"repetitions: {settings['repetitions']}.",
     f"![Time and memory over length](attention/{picture.name})",
   ]
-  for title, cells in (("Time", _times), ("Temporary memory", _memory)):
-    for kind in dict.fromkeys(map(_kind, cases)):
-      columns = {
-        f"T = {case['length']:,}": cells(case) for case in cases if _kind(case) == kind
-      }
-      names = dict.fromkeys(name for of in columns.values() for name in of)
-      parts += [f"### {title}, {kind}", column_table("", names, columns)]
-  rows = []
-  for name, of in contestants.items():
-    reasons = (case["contestants"].get(name, {}).get("refused") for case in cases)
-    rows.append(
-      [name, of["relations"], "; ".join(filter(None, dict.fromkeys(reasons)))]
-    )
-  header = ["", "relations", "reason for missing figures"]
-  parts += ["### Contestants", markdown_table(header, rows)]
-  return "\n\n".join(part.strip() for part in parts)
+  parts += _tables("Time", kinds, _times)
+  parts += _tables("Temporary memory", kinds, _memory)
+  parts += ["### Contestants", row_table("", table)]
+  return "\n\n".join(parts)
+
+
+def _tables(
+  title: str,
+  kinds: Mapping[str, Sequence[Record]],
+  cells: Callable[[Record], dict[str, str]],
+) -> list[str]:
+  """Returns a heading and a table of the cells of each length for each kind of case."""
+  parts = []
+  for kind, cases in kinds.items():
+    table: dict[str, dict[str, str]] = defaultdict(dict)
+    for case in cases:
+      for name, cell in cells(case).items():
+        table[name][f"T = {case['length']:,}"] = cell
+    parts += [f"### {title}, {kind}", row_table("", table)]
+  return parts
 
 
 def _times(case: Record) -> dict[str, str]:
   """Returns jax.nn's median time, and the median and quartiles of each pair's ratio."""
-  cells = {
-    name: f"{x:,.1f} ms" for name, x in _milliseconds(case).items() if name == STOCK
-  }
+  times, cells = _milliseconds(case), {}
+  if times:
+    cells[STOCK] = f"{times[STOCK]:,.1f} ms"
   for pair in case["pairs"]:
     low, median, high = _ratios(pair)
-    other = "" if pair["against"] == STOCK else f" / {pair['against']}"
-    cells[pair["name"] + other] = f"{median:.2f} ({low:.2f} to {high:.2f})"
+    name = pair["name"]
+    if pair["against"] != STOCK:
+      name += f" / {pair['against']}"
+    cells[name] = f"{median:.2f} ({low:.2f} to {high:.2f})"
   return cells
 
 
@@ -359,12 +372,14 @@ def _memory(case: Record) -> dict[str, str]:
 
 def _kind(case: Record) -> str:
   passes = "forward and backward" if case["backward"] else "forward"
-  return f"{passes}, {'causal' if case['is_causal'] else 'bidirectional'}"
+  mask = "causal" if case["is_causal"] else "bidirectional"
+  return f"{passes}, {mask}"
 
 
 def _milliseconds(case: Record) -> dict[str, float]:
   """Returns jax.nn's median time, and its product with each median ratio, which drifts less."""
-  if not (pairs := [pair for pair in case["pairs"] if pair["against"] == STOCK]):
+  pairs = [pair for pair in case["pairs"] if pair["against"] == STOCK]
+  if not pairs:
     return {}
   stock = 1e3 * float(np.median([pair["against_seconds"] for pair in pairs]))
   return {STOCK: stock} | {pair["name"]: stock * _ratios(pair)[1] for pair in pairs}
@@ -379,27 +394,35 @@ def _mebibytes(case: Record) -> dict[str, float]:
   return {name: size / 2**20 for name, size in sizes.items() if size and name != AGAIN}
 
 
-def _panels(results: Record) -> list[list[CostPanel]]:
+def _panels(
+  kinds: Mapping[str, Sequence[Record]], tokens: int
+) -> list[list[CostPanel]]:
   """Returns a row of panels for each mask, with the backward pass if it was measured."""
-  cases, rows = results["cases"], []
-  backward = any(case["backward"] for case in cases)
-  for kind in sorted({_kind(x) for x in cases if x["backward"] == backward}):
-    rows.append([])
-    for measure, values in (
-      ("milliseconds", _milliseconds),
-      ("temporary memory, MiB", _mebibytes),
-    ):
-      points = {case["length"]: values(case) for case in cases if _kind(case) == kind}
-      names = dict.fromkeys(
-        name for of in points.values() for name in of if name != AGAIN
-      )
-      curves = {
-        name: [(x, of[name]) for x, of in points.items() if name in of]
-        for name in names
-      }
-      title = f"{kind}, B T = {results['settings']['tokens']:,}"
-      rows[-1] += [CostPanel(title, measure, curves)] * bool(curves)
-  return rows
+  panels = []
+  measures = {"milliseconds": _milliseconds, "temporary memory, MiB": _mebibytes}
+  backward = any(cases[0]["backward"] for cases in kinds.values())
+  for kind in sorted(kinds):
+    if kinds[kind][0]["backward"] != backward:
+      continue
+    title, row = f"{kind}, B T = {tokens:,}", []
+    for measure, values in measures.items():
+      curves = _curves(kinds[kind], values)
+      if curves:
+        row.append(CostPanel(title, measure, curves))
+    panels.append(row)
+  return panels
+
+
+def _curves(
+  cases: Sequence[Record], values: Callable[[Record], dict[str, float]]
+) -> dict[str, list[tuple[float, float]]]:
+  """Returns the values over the length for each contestant."""
+  curves: dict[str, list[tuple[float, float]]] = defaultdict(list)
+  for case in cases:
+    for name, value in values(case).items():
+      if name != AGAIN:
+        curves[name].append((case["length"], value))
+  return curves
 
 
 MAINS = dict(attention=main)

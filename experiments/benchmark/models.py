@@ -16,27 +16,25 @@ from experiments.config import own_values
 from experiments.data.tokenizer import UNK
 from experiments.errors import InputError
 from experiments.evaluation.records import digest
-from experiments.evaluation.tables import markdown_table
+from experiments.evaluation.tables import row_table
 from experiments.files import write_whole
 from experiments.systems import find_system, parse_config
 from experiments.training.environment import environment
 from experiments.training.sharding import make_mesh
 
 BASELINE, AGAIN = "sinusoidal", "sinusoidal (again)"
-_PREFIXES = dict(
-  steps="", positions="cost-"
-)  # of blocks, by the folder of the raw results
+# Of the names of sections, by the folder of the raw results.
+_PREFIXES = dict(steps="", positions="cost-")
 
 
 def time_steps(config: ConfigDict, length: int, repetitions: int, out: str) -> None:
   """Times the training steps of three models in turns."""
   relative = config.model.get("positions")  # which a config of graphs has not
-  positions = {BASELINE: BASELINE, AGAIN: BASELINE, relative: relative}
-  if len(positions) < 3:
-    raise InputError(
-      f"config.model.positions is {BASELINE}, the baseline: give relative"
-    )
-  models = {name: {"model.positions": kind} for name, kind in positions.items()}
+  if relative == BASELINE:
+    problem = f"config.model.positions is {BASELINE}, the baseline"
+    raise InputError(f"{problem}: give relative")
+  models = {name: {"model.positions": BASELINE} for name in (BASELINE, AGAIN)}
+  models[relative] = {"model.positions": relative}
   _time_models(config, models, length, repetitions, out, "steps")
 
 
@@ -52,21 +50,24 @@ def _time_models(config, models, length: int, repetitions: int, out: str, kind: 
   parse_config(config)
   if config.task == "graphs":
     raise InputError("--config is of graphs: give one of translation or music")
-  if not 1 <= length <= config.batches.tokens:
-    raise InputError(
-      f"--length={length}: give 1 to {config.batches.tokens}, config.batches.tokens"
-    )
+  tokens = config.batches.tokens
+  if not 1 <= length <= tokens:
+    raise InputError(f"--length={length}: give 1 to {tokens}, config.batches.tokens")
   folder = command.make_folder(pathlib.Path(out, kind), "out") if out else None
-  shape = config.batches.tokens // length, length
-  steps = {
-    name: make_stepper(config, changes, shape) for name, changes in models.items()
-  }
-  results = {name: config.model[name] for name in ("positions", "width", "dtype")}
-  results["models"] = {name: figures for name, (_, figures) in steps.items()}
-  steps = {name: step for name, (step, _) in steps.items()}
-  results |= dict(shape=shape, seconds=timing.time_rounds(steps, repetitions))
-  results |= dict(
-    environment=environment(), name=config.name, digest=digest(own_values(config))
+  shape = tokens // length, length
+  steps, figures = {}, {}
+  for name, changes in models.items():
+    steps[name], figures[name] = make_stepper(config, changes, shape)
+  results = dict(
+    positions=config.model.positions,
+    width=config.model.width,
+    dtype=config.model.dtype,
+    models=figures,
+    shape=shape,
+    seconds=timing.time_rounds(steps, repetitions),
+    environment=environment(),
+    name=config.name,
+    digest=digest(own_values(config)),
   )
   print(block_of_steps(results))
   if folder:
@@ -78,8 +79,7 @@ def _time_models(config, models, length: int, repetitions: int, out: str, kind: 
 def make_stepper(
   config: ConfigDict, changes: Mapping[str, object], shape: tuple[int, int]
 ) -> tuple[Callable[[], object], dict[str, int]]:
-  """Returns a function that makes one step of training on the same batch [rows,
-  tokens].
+  """Returns a function that makes one step of training on the same batch [rows, tokens].
 
   Also returns the number of parameters, and the temporary memory of the compiled step.
   """
@@ -94,8 +94,8 @@ def make_stepper(
   tokens = np.random.default_rng(0).integers(UNK, size, (len(batch), *shape))
   batch = treedef.unflatten(tokens.astype(np.int32))
   train_step = steps.train.lower(state, batch).compile()
-  figures = dict(parameters=sum(x.size for x in jax.tree.leaves(state.params)))
-  figures["temporary_bytes"] = train_step.memory_analysis().temp_size_in_bytes
+  parameters = sum(x.size for x in jax.tree.leaves(state.params))
+  temporary_bytes = train_step.memory_analysis().temp_size_in_bytes
 
   def step():
     nonlocal state
@@ -103,32 +103,34 @@ def make_stepper(
     return state, metrics
 
   jax.block_until_ready(step())
-  return step, figures
+  return step, dict(parameters=parameters, temporary_bytes=temporary_bytes)
 
 
 def block_of_steps(results: timing.Record) -> str:
   """Returns the provenance and the table of steps: medians, and ratios to the baseline."""
-  (rows, length), seconds, cells = results["shape"], results["seconds"], []
+  (rows, length), seconds = results["shape"], results["seconds"]
   baseline = np.mean([seconds[BASELINE], seconds[AGAIN]], axis=0)
+  table = {}
   for name, figures in results["models"].items():
+    ratio = interval = ""
+    if name == AGAIN:
+      ratio, interval = _ratio(seconds[name], seconds[BASELINE])
+    elif name != BASELINE:
+      ratio, interval = _ratio(seconds[name], baseline)
     median = np.median(seconds[name])
-    against = seconds[BASELINE] if name == AGAIN else baseline
-    memory = f"{figures['temporary_bytes'] / 2**20:,.1f} MiB"
-    times = f"{1e3 * median:,.1f}", f"{rows * length / median:,.0f}"
-    ratios = ("", "") if name == BASELINE else _ratio(seconds[name], against)
-    cells.append([name, f"{figures['parameters']:,}", memory, *times, *ratios])
-  header = [
-    "positions",
-    "parameters",
-    "temporary memory",
-    "ms a step, median",
-    "tokens a second",
-  ]
-  header += ["ratio (quartiles)", "95% interval of the ratio"]
+    table[name] = {
+      "parameters": f"{figures['parameters']:,}",
+      "temporary memory": f"{figures['temporary_bytes'] / 2**20:,.1f} MiB",
+      "ms a step, median": f"{1e3 * median:,.1f}",
+      "tokens a second": f"{rows * length / median:,.0f}",
+      "ratio (quartiles)": ratio,
+      "95% interval of the ratio": interval,
+    }
   return (
     f"{timing.provenance(results, ['jax'])}\n"
-    f"{results['name']}: width {results['width']}, {rows} x {length} tokens, {results['dtype']}, "
-    f"{len(baseline)} rounds, config {results['digest']}.\n\n{markdown_table(header, cells)}"
+    f"{results['name']}: width {results['width']}, {rows} x {length} tokens, "
+    f"{results['dtype']}, {len(baseline)} rounds, config {results['digest']}.\n\n"
+    f"{row_table('positions', table)}"
   )
 
 
@@ -138,11 +140,13 @@ def _ratio(
   """Returns the median ratio of a round with its quartiles, and the median's bootstrap interval."""
   ratios = np.divide(seconds, against)
   low, median, high = timing.quartiles(ratios)
-  options = dict(
-    n_resamples=10_000, method="percentile", rng=np.random.default_rng(12345)
+  rng = np.random.default_rng(12345)
+  bootstrap = scipy.stats.bootstrap(
+    (ratios,), np.median, n_resamples=10_000, method="percentile", rng=rng
   )
-  interval = scipy.stats.bootstrap((ratios,), np.median, **options).confidence_interval
-  return f"{median:.3f} ({low:.3f} to {high:.3f})", "{:.3f} to {:.3f}".format(*interval)
+  interval = bootstrap.confidence_interval
+  ratio = f"{median:.3f} ({low:.3f} to {high:.3f})"
+  return ratio, f"{interval.low:.3f} to {interval.high:.3f}"
 
 
 def write_pages(out: pathlib.Path) -> None:

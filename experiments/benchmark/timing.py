@@ -59,33 +59,31 @@ def free_bytes() -> float:
   if stats and "bytes_limit" in stats:
     return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
   meminfo = pathlib.Path("/proc/meminfo")
-  found = meminfo.exists() and re.search(
-    r"MemAvailable:\s*(\d+) kB", meminfo.read_text()
-  )
-  return 1024 * int(found[1]) if found else float("inf")
+  if not meminfo.exists():
+    return float("inf")
+  available = re.search(r"MemAvailable:\s*(\d+) kB", meminfo.read_text())
+  return 1024 * int(available[1])
 
 
 def rewrite_page(
   folder: pathlib.Path, block: Callable[[Record], str], prefix: str = ""
 ) -> None:
-  """Rewrites a block of FOLDER.md for each of the folder's raw results, given with their `path`."""
-  read = {
-    path: json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))
-  }
-  blocks = {
-    prefix + path.stem: block(of | dict(path=path)) for path, of in read.items()
-  }
-  if blocks:
-    rewrite_blocks(folder.with_suffix(".md"), blocks)
+  """Rewrites a section of FOLDER.md for each of the folder's raw results.
+
+  `block` is given the results and their `path`.
+  """
+  sections = {}
+  for path in sorted(folder.glob("*.json")):
+    results = json.loads(path.read_text("utf-8"))
+    sections[prefix + path.stem] = block({**results, "path": path})
+  if sections:
+    rewrite_blocks(folder.with_suffix(".md"), sections)
 
 
 def provenance(results: Record, packages: Sequence[str] = ("jax", "jaxlib")) -> str:
   """Returns Markdown with the hardware, date, versions and command of a measurement."""
   where = results["environment"]
-  versions = ", ".join(
-    f"{name} {where['packages'][name] or 'absent'}" for name in packages
-  )
-  return (
-    f"{hardware(where)}, {where['date'][:10]}, Python {where['python']}, {versions}, "
-    f"commit {short_commit(where['git_commit'])}.\n\n```\n{where['command']}\n```\n"
-  )
+  facts = [hardware(where), where["date"][:10], f"Python {where['python']}"]
+  facts += [f"{name} {where['packages'][name] or 'absent'}" for name in packages]
+  facts.append(f"commit {short_commit(where['git_commit'])}")
+  return f"{', '.join(facts)}.\n\n```\n{where['command']}\n```\n"

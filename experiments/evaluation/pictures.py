@@ -8,7 +8,7 @@ import math
 import statistics
 import textwrap
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,14 +21,31 @@ from relpos_jax.typing import ArrayLike, Float
 GREY = "#808080"
 # After Paul Tol's "bright" and "vibrant". Markers help readers who are colour-blind.
 COLOURS = (
-  *("#4477aa", "#228833", "#ee6677", "#888888", "#b39b24"),
-  *("#3ba4cc", "#b8459a", "#ee7733", "#009988", "#a0643c", "#7a66cc"),
+  "#4477aa",
+  "#228833",
+  "#ee6677",
+  "#888888",
+  "#b39b24",
+  "#3ba4cc",
+  "#b8459a",
+  "#ee7733",
+  "#009988",
+  "#a0643c",
+  "#7a66cc",
 )
 _MARKERS = "osD^vPX<>*d"
 # Schemes of positions have the first colours, the same ones in all pictures.
 SCHEMES = (
-  *("relative", "both", "sinusoidal", "none", "alibi"),
-  *("rotary", "t5", "xl", "content", "deberta"),
+  "relative",
+  "both",
+  "sinusoidal",
+  "none",
+  "alibi",
+  "rotary",
+  "t5",
+  "xl",
+  "content",
+  "deberta",
 )
 
 
@@ -62,39 +79,39 @@ class SpreadPanel(NamedTuple):
 def learning_curves(
   metrics: Sequence[Mapping[str, Any]], path: Path, score: str = "BLEU", title: str = ""
 ) -> Path:
-  """Draws the losses, the score and the learning rate over the steps, and returns the
-  path.
+  """Draws the losses, the score and the learning rate over the steps, and returns the path.
 
   `metrics` are the lines of a run's metrics.jsonl: a "step" and any of "loss",
   "valid_loss", "learning_rate", and "valid_" with the name of the score in lower case.
   """
-  names = {
-    "loss (nats)": dict(training="loss", validation="valid_loss"),
-    score: dict(validation=f"valid_{score.lower()}"),
-    "learning rate": dict(training="learning_rate"),
+  measures = {
+    "loss (nats)": {"training": "loss", "validation": "valid_loss"},
+    score: {"validation": f"valid_{score.lower()}"},
+    "learning rate": {"training": "learning_rate"},
   }
   evaluated = [line["step"] for line in metrics if "valid_loss" in line]
   panels = []
-  for measure, of in names.items():
-    curves = {side: _stretches(metrics, name) for side, name in of.items()}
-    panels.append(SpreadPanel("step", measure, curves, ticks=evaluated))
-  loss, *others = panels
-  drawn = [loss, *(panel for panel in others if any(panel.curves.values()))]
-  return spread_curves(drawn, path, title)
+  for measure, names in measures.items():
+    curves = {side: _average_segments(metrics, name) for side, name in names.items()}
+    if not panels or any(curves.values()):
+      panels.append(SpreadPanel("step", measure, curves, ticks=evaluated))
+  return spread_curves(panels, path, title)
 
 
-def _stretches(
+def _average_segments(
   metrics: Sequence[Mapping[str, Any]], name: str
 ) -> dict[float, list[float]]:
-  """Returns the finite values in at most 40 stretches, by the mean step of each."""
-  values = [
-    (line["step"], line[name]) for line in metrics if line.get(name) is not None
+  """Returns the finite values in at most 40 segments, by the mean step of each."""
+  points = [
+    (line["step"], line[name])
+    for line in metrics
+    if line.get(name) is not None and math.isfinite(line[name])
   ]
-  finite = np.array([pair for pair in values if np.isfinite(pair[1])], float).reshape(
-    -1, 2
-  )
-  stretches = np.array_split(finite, min(40, len(finite)) or 1)
-  return {x.mean(): y.tolist() for x, y in (of.T for of in stretches) if len(x)}
+  values = {}
+  for segment in np.array_split(points, min(40, len(points)) or 1):
+    if len(segment):
+      values[segment[:, 0].mean()] = segment[:, 1].tolist()
+  return values
 
 
 def cost_curves(
@@ -105,37 +122,36 @@ def cost_curves(
   Curves of the names in `dashed`, the baselines, are dashed. "a (b)" has the colour of
   "a".
   """
+  names = _curve_names(itertools.chain(*rows))
+  styles = _styles(names, dashed)
+  num_columns = max(map(len, rows))
+  height = 3.2 * len(rows) + 0.25 * len(names) / num_columns + 0.4
+  figure = make_figure(4.2 * num_columns, height)
+  grid = figure.subplots(len(rows), num_columns, squeeze=False)
+  for axes, panels in zip(grid, rows, strict=True):
+    for ax in axes[len(panels) :]:
+      ax.set_visible(False)
+    for ax, panel in zip(axes, panels, strict=False):
+      _draw_costs(ax, panel, styles)
+  return _save_with_legend(figure, names, 2 * num_columns, path)
+
+
+def _draw_costs(ax: Any, panel: CostPanel, styles: Mapping[str, Any]) -> None:
   from matplotlib.ticker import LogLocator
 
-  names = list(
-    dict.fromkeys(name for row in rows for panel in row for name in panel.curves)
-  )
-  styles = _styles(names, dashed)
-  columns = max(map(len, rows))
-  figure = make_figure(
-    4.2 * columns, 3.2 * len(rows) + 0.25 * len(names) / columns + 0.4
-  )
-  grid = figure.subplots(len(rows), columns, squeeze=False)
-  for ax, panel in itertools.chain.from_iterable(
-    map(itertools.zip_longest, grid, rows)
-  ):
-    if panel is None:
-      ax.set_visible(False)
-      continue
-    for name, points in panel.curves.items():
-      ax.plot(*zip(*points, strict=True), label=name, **styles[name])
-    ax.set(xscale="log", yscale="log", xlabel="T", ylabel=panel.measure)
-    ax.set_title(panel.title, loc="left", fontsize=9, fontweight="bold")
-    lengths = sorted(
-      {length for points in panel.curves.values() for length, _ in points}
-    )
-    ax.set_xticks(_few(lengths))
-    ax.minorticks_off()
-    ax.xaxis.set_major_formatter("{x:,.0f}")
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ax.yaxis.set_major_formatter("{x:,.10g}")
-    clean(ax)
-  return _save_with_legend(figure, names, 2 * columns, path)
+  lengths = set()
+  for name, points in panel.curves.items():
+    x, y = zip(*points, strict=True)
+    ax.plot(x, y, label=name, **styles[name])
+    lengths.update(x)
+  ax.set(xscale="log", yscale="log", xlabel="T", ylabel=panel.measure)
+  ax.set_title(panel.title, loc="left", fontsize=9, fontweight="bold")
+  ax.set_xticks(_few(sorted(lengths)))
+  ax.minorticks_off()
+  ax.xaxis.set_major_formatter("{x:,.0f}")
+  ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+  ax.yaxis.set_major_formatter("{x:,.10g}")
+  clean(ax)
 
 
 def spread_curves(
@@ -151,37 +167,44 @@ def spread_curves(
   of positions, "a" or "a, b", has it in all pictures; further curves of one scheme are
   dashed.
   """
-  names = list(dict.fromkeys(name for panel in panels for name in panel.curves))
-  styles = _styles(names, _repeated(names))
+  names = _curve_names(panels)
+  styles = _styles(names)
   height = 3.9 + 0.2 * len(names) / len(panels) + 0.3 * bool(title)
   figure = make_figure(max(5.5, 4.6 * len(panels)), height)
   axes = figure.subplots(1, len(panels), squeeze=False)[0]
   for ax, panel in zip(axes, panels, strict=True):
     for name, values in panel.curves.items():
-      thin = dict(linewidth=0.8, markersize=2.5, zorder=2) if name in faint else {}
-      _draw_spread(ax, name, values, styles[name] | thin, has_band=name not in faint)
+      style, is_faint = styles[name], name in faint
+      if is_faint:
+        style = {**style, "linewidth": 0.8, "markersize": 2.5, "zorder": 2}
+      _draw_spread(ax, name, values, style, has_band=not is_faint)
     _finish(ax, panel)
     ax.set(xlabel=panel.x, ylabel=panel.y)
   if title:
     figure.suptitle(title, fontsize=10)
-  rows = math.ceil(len(names) / (3 * len(panels)))
-  return _save_with_legend(figure, names, math.ceil(len(names) / rows), path)
+  num_rows = math.ceil(len(names) / (3 * len(panels)))
+  return _save_with_legend(figure, names, math.ceil(len(names) / num_rows), path)
+
+
+def _curve_names(panels: Iterable[CostPanel | SpreadPanel]) -> list[str]:
+  return list(dict.fromkeys(itertools.chain(*(panel.curves for panel in panels))))
 
 
 def small_multiples(panel: SpreadPanel, path: Path, title: str = "") -> Path:
   """Draws a small panel for each curve, with the others thin and grey, and returns the path."""
-  styles = _styles([*panel.curves])
-  columns = math.ceil(len(panel.curves) / 2)
-  figure = make_figure(1.9 * columns, 4.6)
-  grid = figure.subplots(2, columns, sharex=True, sharey=True)
-  for ax, name in itertools.zip_longest(grid.flat, panel.curves):
-    if name is None:
-      ax.set_visible(False)
-      continue
-    for other in panel.curves.keys() - {name}:
-      thin = dict(color=GREY, linewidth=0.6, alpha=0.5, zorder=1)
-      _draw_spread(ax, other, panel.curves[other], thin, has_band=False)
-    _draw_spread(ax, name, panel.curves[name], styles[name])
+  curves = panel.curves
+  styles = _styles([*curves])
+  num_columns = math.ceil(len(curves) / 2)
+  figure = make_figure(1.9 * num_columns, 4.6)
+  axes = figure.subplots(2, num_columns, sharex=True, sharey=True).flat
+  for ax in axes[len(curves) :]:
+    ax.set_visible(False)
+  thin = {"color": GREY, "linewidth": 0.6, "alpha": 0.5, "zorder": 1}
+  for ax, name in zip(axes, curves, strict=False):
+    for other, values in curves.items():
+      if other != name:
+        _draw_spread(ax, other, values, thin, has_band=False)
+    _draw_spread(ax, name, curves[name], styles[name])
     ax.set_title(name, loc="left", fontsize=9)
     ax.tick_params(labelsize=8)
     _finish(ax, panel)
@@ -199,12 +222,13 @@ def _draw_spread(
   has_band: bool = True,
 ) -> None:
   """Draws the means of the values at each x, and a band from the lowest to the highest."""
-  x = [*values]
-  low, mean, high = ([*map(of, values.values())] for of in (min, statistics.fmean, max))
+  x, samples = [*values], [*values.values()]
   if has_band:
+    low, high = [*map(min, samples)], [*map(max, samples)]
     ax.fill_between(x, low, high, color=style["color"], alpha=0.22, linewidth=0)
+  means = [*map(statistics.fmean, samples)]
   # Markers at the ends of an axis are whole.
-  ax.plot(x, mean, label=name, clip_on=False, **style)
+  ax.plot(x, means, label=name, clip_on=False, **style)
 
 
 def _finish(ax: Any, panel: SpreadPanel) -> None:
@@ -213,23 +237,24 @@ def _finish(ax: Any, panel: SpreadPanel) -> None:
 
   if panel.mark:
     x, text = panel.mark
-    at: dict[str, Any] = dict(
-      xycoords=("data", "axes fraction"), textcoords="offset points"
-    )
     ax.axvline(x, color=GREY, linestyle=":", linewidth=1.2, zorder=1)
-    at |= dict(xytext=(0, 3), ha="center", va="bottom")  # above all curves
-    ax.annotate(text, (x, 1), color=GREY, fontsize=8, **at)
+    ax.annotate(
+      text,
+      (x, 1),
+      xycoords=("data", "axes fraction"),
+      xytext=(0, 3),  # above all curves
+      textcoords="offset points",
+      ha="center",
+      va="bottom",
+      color=GREY,
+      fontsize=8,
+    )
   if panel.ticks:
     ax.set_xticks(_few(panel.ticks))
   else:
     ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
   ax.xaxis.set_major_formatter("{x:,.0f}")
-  _end_at_0_and_100(ax)
-  clean(ax)
-
-
-def _end_at_0_and_100(ax: Any) -> None:
-  """Cuts the margins of y at 0 and at 100, where percentages end, unless curves go beyond."""
+  # Percentages end at 0 and 100, and so does their axis.
   lowest, highest = ax.dataLim.intervaly
   low, high = ax.get_ylim()
   if lowest >= 0:
@@ -237,6 +262,7 @@ def _end_at_0_and_100(ax: Any) -> None:
   if highest <= 100:
     high = min(high, 100)
   ax.set_ylim(low, high)
+  clean(ax)
 
 
 def _few(ticks: Sequence[Any]) -> Sequence[Any]:
@@ -249,32 +275,27 @@ def _kind(name: str) -> str:
   return name.partition(" (")[0].partition(",")[0]
 
 
-def _repeated(names: Sequence[str]) -> list[str]:
-  """Returns the names after the first of their kind."""
-  kinds = [*map(_kind, names)]
-  return [name for i, name in enumerate(names) if kinds[i] in kinds[:i]]
-
-
 def _styles(
   names: Sequence[str], dashed: Collection[str] = ()
 ) -> dict[str, dict[str, Any]]:
-  """Returns the style of the curve of each name: a colour and a marker for each kind."""
-  kinds = list(dict.fromkeys(map(_kind, names)))
+  """Returns the style of each curve: a colour and a marker for each kind of name.
+
+  Curves of names in `dashed` are dashed, and further ones of a kind.
+  """
+  kinds = dict.fromkeys(map(_kind, names))
   numbers = {kind: SCHEMES.index(kind) for kind in kinds if kind in SCHEMES}
+  free = sorted({*range(len(COLOURS))} - {*numbers.values()}) or range(len(COLOURS))
   others = [kind for kind in kinds if kind not in SCHEMES]
-  free = [number for number in range(len(COLOURS)) if number not in numbers.values()]
-  numbers |= zip(others, itertools.cycle(free or range(len(COLOURS))), strict=False)
-  styles = {}
+  numbers.update(zip(others, itertools.cycle(free), strict=False))
+  styles, drawn = {}, set()
   for name in names:
-    number = numbers[_kind(name)]
-    style = dict(
-      color=COLOURS[number], marker=_MARKERS[number], markersize=3.5, linewidth=1.8
-    )
-    if name in dashed:
-      style |= dict(linestyle="--", markerfacecolor="white", zorder=2)
-    else:
-      style |= dict(zorder=3)
+    kind = _kind(name)
+    style = {"color": COLOURS[numbers[kind]], "marker": _MARKERS[numbers[kind]]}
+    style |= {"markersize": 3.5, "linewidth": 1.8, "zorder": 3}
+    if name in dashed or kind in drawn:
+      style |= {"linestyle": "--", "markerfacecolor": "white", "zorder": 2}
     styles[name] = style
+    drawn.add(kind)
   return styles
 
 
@@ -290,42 +311,25 @@ def _save_with_legend(
 
 
 def attention_heatmap(panels: Sequence[Panel], path: Path) -> Path:
-  """Draws matrices of attention weights side by side on one colour scale, and returns
-  the path.
+  """Draws matrices of attention weights side by side on one colour scale, and returns the path.
 
   Up to three panels of five to forty words per axis are readable.
   """
-  longest = max(max(len(panel.rows), len(panel.columns)) for panel in panels)
-  cell = float(np.clip(8.0 / longest, 0.09, 0.45))
+  longest = max(max(np.shape(panel.weights)) for panel in panels)
+  cell = float(np.clip(8.0 / longest, 0.09, 0.45))  # inches
   fontsize = min(11.0, 0.6 * cell * 72)  # a point is 1/72 inch
-  widths = [len(panel.columns) * cell for panel in panels]
-  # Inches of the cells, the labels and a margin; a letter is 0.6 of the font size wide.
-  letter = 0.6 * fontsize / 72
-  figure = make_figure(
-    1.0
-    + sum(len(x.columns) * cell + max(map(len, x.rows)) * letter + 0.6 for x in panels),
-    1.0 + max(len(x.rows) * cell + max(map(len, x.columns)) * letter for x in panels),
-  )
+  letter = 0.6 * fontsize / 72  # the width of one, in inches
+  widths, label_widths, heights = [], [], []
+  for panel in panels:
+    widths.append(len(panel.columns) * cell)
+    label_widths.append(max(map(len, panel.rows)) * letter + 0.6)
+    column_labels = max(map(len, panel.columns)) * letter
+    heights.append(len(panel.rows) * cell + column_labels)
+  figure = make_figure(1.0 + sum(widths) + sum(label_widths), 1.0 + max(heights))
   axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
   highest = float(max(np.max(panel.weights) for panel in panels))
-  # Dollar signs in words do not start formulas.
-  text: dict[str, Any] = dict(fontsize=fontsize, parse_math=False)
   for ax, panel, width in zip(axes, panels, widths, strict=True):
-    cells = dict(
-      cmap="Blues", vmin=0.0, vmax=highest, edgecolors="white", linewidth=0.4
-    )
-    image = ax.pcolormesh(np.asarray(panel.weights), **cells)
-    ax.set_yticks(np.arange(len(panel.rows)) + 0.5, panel.rows, **text)
-    ax.set_xticks(
-      np.arange(len(panel.columns)) + 0.5, panel.columns, rotation=90, **text
-    )
-    ax.tick_params(length=0)
-    ax.xaxis.tick_top()
-    ax.invert_yaxis()
-    ax.set_aspect("equal", anchor="N")
-    ax.spines[:].set_visible(False)
-    ax.set_ylabel("query", color=GREY)
-    ax.set_xlabel("key", color=GREY)
+    image = _draw_weights(ax, panel, highest, fontsize)
     title = textwrap.fill(panel.title, max(26, int(10 * width)), break_on_hyphens=False)
     ax.set_title(title, loc="left", fontsize=12, fontweight="bold", parse_math=False)
   # panchor=False keeps the panels aligned at the top.
@@ -335,6 +339,30 @@ def attention_heatmap(panels: Sequence[Panel], path: Path) -> Path:
   bar.set_label("attention weight")
   bar.outline.set_visible(False)
   return save(figure, path)
+
+
+def _draw_weights(ax: Any, panel: Panel, highest: float, fontsize: float) -> Any:
+  """Draws a matrix and its labels, up to the highest weight; returns its image."""
+  image = ax.pcolormesh(
+    np.asarray(panel.weights),
+    cmap="Blues",
+    vmin=0.0,
+    vmax=highest,
+    edgecolors="white",
+    linewidth=0.4,
+  )
+  # Dollar signs in words do not start formulas.
+  text: dict[str, Any] = {"fontsize": fontsize, "parse_math": False}
+  ax.set_yticks(np.arange(len(panel.rows)) + 0.5, panel.rows, **text)
+  ax.set_xticks(np.arange(len(panel.columns)) + 0.5, panel.columns, rotation=90, **text)
+  ax.tick_params(length=0)
+  ax.xaxis.tick_top()
+  ax.invert_yaxis()
+  ax.set_aspect("equal", anchor="N")
+  ax.spines[:].set_visible(False)
+  ax.set_ylabel("query", color=GREY)
+  ax.set_xlabel("key", color=GREY)
+  return image
 
 
 def make_figure(width: float, height: float) -> Any:
@@ -353,18 +381,6 @@ def clean(ax: Any) -> None:
 
 def save(figure: Any, path: Path) -> Path:
   """Writes a transparent picture, its words and axes in grey, and returns its path."""
-  _grey(figure)
-  with warnings.catch_warnings():
-    # The font lacks some scripts; it draws a box for a missing glyph.
-    warnings.filterwarnings("ignore", "Glyph .* missing from")
-    with whole_file(path) as file:
-      options = dict(bbox_inches="tight", pad_inches=0.15, transparent=True)
-      figure.savefig(file, format=path.suffix[1:], **options)
-  return path
-
-
-def _grey(figure: Any) -> None:
-  """Makes words and axes grey, so that they are readable on light and dark pages."""
   from matplotlib.text import Text
 
   for ax in figure.axes:
@@ -372,3 +388,10 @@ def _grey(figure: Any) -> None:
     ax.spines[:].set_color(GREY)
   for text in figure.findobj(Text):
     text.set_color(GREY)
+  with warnings.catch_warnings():
+    # The font lacks some scripts; it draws a box for a missing glyph.
+    warnings.filterwarnings("ignore", "Glyph .* missing from")
+    with whole_file(path) as file:
+      options = {"bbox_inches": "tight", "pad_inches": 0.15, "transparent": True}
+      figure.savefig(file, format=path.suffix[1:], **options)
+  return path

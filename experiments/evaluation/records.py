@@ -1,32 +1,28 @@
 """Records of finished runs: one line of JSON each, the source of all tables and curves.
 
-A record is a dict of
+A record is a dict with these values. The first score of a split is the main score of the
+task.
 
-  sweep, row, seed    the cell of the sweep; for a single run, "" and the name of its
-  config recipe              `RECIPE` of the code, 1 if absent digest              of
-  `config` and `recipe` config              the values by dotted key that differ from
-  configs/default.py for the task,
-                      and the task if it is not translation
-  commit, date        of the code, and of the last start of the run hardware, packages
-  a description of the machine, and versions by name budget              updates,
-  tokens_per_update, minutes, tokens_per_second checkpoints         steps of the
-  checkpoints averaged, which were scored; old records have none scores              by
-  split, every test set that a run has: sacrebleu, paper_bleu, chrf, exact
-                      and signatures for translation, where old records lack chrf and
-                      exact; the first is the main score of the task
-  sentences           by split. Translation, a row per sentence: length (the longer of
-  source and
-                      reference in vocabulary tokens, without EOS), hyp_len, ref_len,
-                      the matches c1 to c4 of `bleu.sentence_statistics`, and 1 if it
-                      equals the reference, which old records lack. Graphs, a row per
-                      graph: size (nodes, or relations of a chain), and 1 if classified
-                      right. Music, a row per piece: tokens, and the nats of these and
-                      of the end
-  curve               rows of step, valid_loss and valid score, null if none exact
-  translation: by split, rows of step and exact matches (%) of a sample of valid
-                      and, with `training.score_tests`, of the longer ones of each test
-                      set, or of all if none is longer than in training; old records
-                      have none
+- sweep, row, seed: the run of the sweep; for a single run, "" and its config's name
+- recipe: `RECIPE` of the code, 1 if absent
+- digest: of `config` and `recipe`
+- config: the values by dotted key that differ from configs/default.py for the task, and
+  the task if it is not translation
+- commit, date: of the code, and of the last start of the run
+- hardware, packages: a description of the machine, and versions by name
+- budget: updates, tokens_per_update, minutes, tokens_per_second
+- checkpoints: steps of the checkpoints averaged, which were scored; old records have none
+- scores: by split. Translation has sacrebleu, paper_bleu, chrf, exact and signatures; old
+  records lack chrf and exact
+- sentences: by split. Translation has a row per sentence: length (the longer of source and
+  reference in vocabulary tokens, without EOS), hyp_len, ref_len, the matches c1 to c4 of
+  `bleu.sentence_statistics`, and 1 if it equals the reference, which old records lack.
+  Graphs have a row per graph: size (nodes, or relations of a chain), and 1 if classified
+  right. Music has a row per piece: tokens, and the nats of these and of the end
+- curve: rows of step, valid_loss and valid score, null if none
+- exact: in translation by split, rows of step and exact matches (%) of a sample of valid
+  and, with `training.score_tests`, of the longer ones of each test set, or of all if none
+  is longer than in training; old records have none
 
 The rows of sentences determine BLEU and exact matches of any selection of them, such as
 those whose reference has one length (ref_len; in words if `evaluation.tokenize` is
@@ -38,6 +34,7 @@ import json
 import lzma
 import pathlib
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -48,26 +45,24 @@ from experiments.files import read_content, whole_file
 # Records without one are of version 1, before dropout by a hash of the index and other
 # ends of searches.
 RECIPE = 2
-# Excluded from the digest: the name of a run, and folders of data with verified
-# checksums.
-_EXCLUDED = (
+# Names of runs and folders of data with verified checksums do not change a digest.
+_UNVERSIONED = (
   "name",
-  *(f"data.{x}.path" for x in ("multi30k", "scan", "clutrr", "chorales")),
+  "data.multi30k.path",
+  "data.scan.path",
+  "data.clutrr.path",
+  "data.chorales.path",
 )
-_TYPES = dict(row=str, seed=int, digest=str, config=dict)
-_ARCHIVES = (
-  "MUTAG",
-  "Mutagenicity",
-)  # verified data sets of `data.tu`; the first is the default
+_VERIFIED_GRAPHS = ("MUTAG", "Mutagenicity")  # of `data.tu`; the first is the default
+_TYPES = {"row": str, "seed": int, "digest": str, "config": dict}
 Record = Mapping[str, Any]
 Rows = Mapping[
   str, Sequence[Record]
-]  # the runs of each row of a table, in the order of seeds
+]  # the runs of a table by row, in the order of seeds
 
 
 def digest(changes: Mapping[str, Any], recipe: int = RECIPE) -> str:
-  """Returns 12 hex digits of the SHA-256 of the recipe and the config's values, but for
-  defaults.
+  """Returns 12 hex digits of the SHA-256 of the recipe and the values that are not defaults.
 
   Independent of names, of folders of data with verified checksums, and of the order of
   keys. A new key whose default keeps the old behaviour does not change the digests of
@@ -76,19 +71,22 @@ def digest(changes: Mapping[str, Any], recipe: int = RECIPE) -> str:
   >>> digest({"seed": 1, "model.rate": 0}) == digest({"model.rate": 0.0, "seed": 1})
   True
   """
-  # 0 and 0.0 are the same value.
-  values = {
-    key: float(x) if type(x) is int else x
-    for key, x in _without_folders(changes).items()
-  }
-  values |= dict(recipe=recipe) if recipe > 1 else {}
+  values = _without_folders(changes)
+  for key, value in values.items():
+    if type(value) is int:
+      values[key] = float(value)  # 0 and 0.0 are the same value
+  if recipe > 1:
+    values["recipe"] = recipe
   return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _without_folders(changes: Mapping[str, Any]) -> dict[str, Any]:
-  checked = changes.get("data.tu.name", _ARCHIVES[0]) in _ARCHIVES
-  excluded = {*_EXCLUDED, *["data.tu.path"] * checked}
-  return {key: value for key, value in changes.items() if key not in excluded}
+  values = dict(changes)
+  for key in _UNVERSIONED:
+    values.pop(key, None)
+  if values.get("data.tu.name", _VERIFIED_GRAPHS[0]) in _VERIFIED_GRAPHS:
+    values.pop("data.tu.path", None)
+  return values
 
 
 def make_record(
@@ -105,42 +103,55 @@ def make_record(
   `changes` are the values by dotted key that differ from the defaults; `checkpoints`
   are the steps averaged. Scores and sentences are by split, as in the record.
   """
-  speeds = [
-    line["tokens_per_second"] for line in metrics if line.get("tokens_per_second")
-  ]
-  curve, exact = [], {}
-  for line in metrics:
-    for name in line:
-      if name.endswith("_exact"):
-        exact.setdefault(name.removesuffix("_exact"), []).append(
-          [line["step"], line[name]]
-        )
-    if "valid_loss" in line:
-      valid_scores = [
-        line[x] for x in line if x.startswith("valid_") and x != "valid_loss"
-      ]
-      curve.append([line["step"], line["valid_loss"], *(valid_scores or [None])[:1]])
+  curve, exact = _curves(metrics)
   return dict(
-    **dict(sweep="", row=config["name"], seed=config["seed"], digest=digest(changes)),
+    sweep="",
+    row=config["name"],
+    seed=config["seed"],
+    digest=digest(changes),
     recipe=RECIPE,
     config=_without_folders(changes),
     commit=environment["git_commit"],
     date=environment["date"],
     hardware=hardware(environment),
     packages=dict(python=environment["python"], **environment["packages"]),
-    budget=dict(
-      updates=checkpoints[-1],
-      tokens_per_update=config["batches"]["tokens"],
-      # From the first step to the last evaluation, pauses included.
-      minutes=round((metrics[-1]["time"] - metrics[0]["time"]) / 60, 2),
-      tokens_per_second=round(statistics.median(speeds), 1) if speeds else None,
-    ),
+    budget=_budget(config, metrics, checkpoints[-1]),
     checkpoints=[*checkpoints],
     scores=dict(scores),
     sentences=dict(sentences),
     curve=curve,
     exact=exact,
   )
+
+
+def _budget(
+  config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], updates: int
+) -> dict[str, Any]:
+  seconds = metrics[-1]["time"] - metrics[0]["time"]  # pauses included
+  speeds = [*filter(None, (line.get("tokens_per_second") for line in metrics))]
+  return dict(
+    updates=updates,
+    tokens_per_update=config["batches"]["tokens"],
+    minutes=round(seconds / 60, 2),
+    tokens_per_second=round(statistics.median(speeds), 1) if speeds else None,
+  )
+
+
+def _curves(metrics: Iterable[Mapping[str, Any]]) -> tuple[list[list], dict[str, list]]:
+  """Returns the `curve` and the `exact` of a record from the lines of metrics.jsonl."""
+  curve: list[list] = []
+  exact: dict[str, list] = defaultdict(list)
+  for line in metrics:
+    valid_scores = []
+    for name, value in line.items():
+      if name.endswith("_exact"):
+        exact[name.removesuffix("_exact")].append([line["step"], value])
+      if name.startswith("valid_") and name != "valid_loss":
+        valid_scores.append(value)
+    if "valid_loss" in line:
+      score = valid_scores[0] if valid_scores else None
+      curve.append([line["step"], line["valid_loss"], score])
+  return curve, exact
 
 
 def hardware(environment: Mapping[str, Any]) -> str:
@@ -182,15 +193,18 @@ def read_records(path: pathlib.Path) -> list[dict[str, Any]]:
 
   Raises InputError: a line is no record.
   """
-  records, lines = [], read_content(path).splitlines() if path.exists() else []
-  for number, line in enumerate(lines, start=1):
+  if not path.exists():
+    return []
+  records = []
+  for number, line in enumerate(read_content(path).splitlines(), start=1):
     try:
       record = json.loads(line)
-      if any(type(record[name]) is not kind for name, kind in _TYPES.items()):
-        raise ValueError
-    except (LookupError, TypeError, ValueError) as error:
+      is_record = all(type(record[name]) is kind for name, kind in _TYPES.items())
+    except (LookupError, TypeError, ValueError):
+      is_record = False
+    if not is_record:
       problem = f"{path}, line {number}: half-written or no record"
-      raise InputError(f"{problem}: restore or delete that line") from error
+      raise InputError(f"{problem}: restore or delete that line")
     records.append(record)
   return records
 
@@ -201,42 +215,39 @@ def group_rows(path: pathlib.Path, records: Sequence[Record]) -> Rows:
   Raises InputError: two records have the same row and seed, or runs of one table, row
   or seed differ in what they share.
   """
-  rows: dict[str, list[Record]] = {}
-  seen: dict[Any, tuple[int, Any]] = {}
+  rows: dict[str, dict[int, Record]] = defaultdict(dict)
+  firsts: dict[Any, tuple[int, Any]] = {}
   for number, record in enumerate(records, start=1):
     row, seed, where = record["row"], record["seed"], f"{path}, line {number}"
-    if seed in [run["seed"] for run in rows.get(row, [])]:
-      raise InputError(
-        f"{where}: a second record of {row!r}, seed {seed}: delete one of them"
-      )
+    runs = rows[row]
+    if seed in runs:
+      problem = f"a second record of {row!r}, seed {seed}"
+      raise InputError(f"{where}: {problem}: delete one of them")
+    runs[seed] = record
     for key, value in _shared(record).items():
-      first, expected = seen.setdefault(key, (number, value))
+      first, expected = firsts.setdefault(key, (number, value))
       if value != expected:
         problem = f"not the same {key[0]} as line {first}, so not in one table"
         raise InputError(f"{where}: {problem}: delete one of them")
-    rows.setdefault(row, []).append(record)
-  return {row: sorted(runs, key=lambda run: run["seed"]) for row, runs in rows.items()}
+  return {row: [runs[seed] for seed in sorted(runs)] for row, runs in rows.items()}
 
 
 def _shared(record: Record) -> dict[tuple, Any]:
   """Returns the values that all runs of a table, of a row, or of a seed share."""
-  budget, has_folds = record["budget"], record["config"].get("data.source") == "tu"
-  seed = record["seed"] if has_folds else None  # a seed is a fold, with data of its own
-  signatures = {
-    split: of.get("signatures", {}) for split, of in record["scores"].items()
-  }
-  return {
+  budget, config = record["budget"], dict(record["config"])
+  seed = record["seed"]
+  config.pop("seed", None)
+  if config.get("data.source") != "tu":
+    seed = None  # of `tu` a seed is a fold, with data of its own
+  shared = {
     ("recipe",): record.get("recipe", 1),
     ("budget", seed): (budget["updates"], budget["tokens_per_update"]),
-    **{
-      ("signatures", split, name): of[name]
-      for split, of in signatures.items()
-      for name in of
-    },
-    ("data", seed): {
-      split: [x[0] for x in of] for split, of in record["sentences"].items()
-    },
-    ("config", record["row"]): {
-      k: x for k, x in record["config"].items() if k != "seed"
-    },
+    ("config", record["row"]): config,
   }
+  for split, scores in record["scores"].items():
+    for name, signature in scores.get("signatures", {}).items():
+      shared["signatures", split, name] = signature
+  lengths = {}
+  for split, sentences in record["sentences"].items():
+    lengths[split] = [sentence[0] for sentence in sentences]
+  return {**shared, ("data", seed): lengths}

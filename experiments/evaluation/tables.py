@@ -1,5 +1,6 @@
 """Confidence intervals over seeds, and Markdown tables."""
 
+import itertools
 import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,60 +24,61 @@ class Interval(NamedTuple):
 def student_interval(values: _Values, *minus: _Values) -> Interval:
   """Computes the mean of independent values and its 95% interval by Student's t.
 
-  With further values it is the difference of the means, and its interval by Welch's t.
+  With a second sample it is the difference of the means, and its interval by Welch's t.
   """
-  from scipy.special import stdtrit
+  import scipy.stats  # here, as it takes a second
 
+  samples = [values, *minus]
   mean = float(np.mean(values) - sum(map(np.mean, minus)))
-  sizes = [len(of) for of in (values, *minus)]
-  if min(sizes) < 2:
+  if min(map(len, samples)) < 2:
     return Interval(mean, None)
-  squares = [
-    np.var(of, ddof=1) / len(of) for of in (values, *minus)
-  ]  # of the standard errors
-  if not (total := sum(squares)):
-    return Interval(mean, 0.0)
-  freedom = total**2 / sum(x**2 / (n - 1) for x, n in zip(squares, sizes, strict=True))
-  return Interval(mean, float(stdtrit(freedom, (1 + 0.95) / 2) * np.sqrt(total)))
+  if not any(map(np.ptp, samples)):
+    return Interval(mean, 0.0)  # scipy's would be NaN
+  if minus:
+    test = scipy.stats.ttest_ind(*samples, equal_var=False)
+  else:
+    test = scipy.stats.ttest_1samp(values, 0)
+  low, high = test.confidence_interval(0.95)
+  return Interval(mean, float(high - low) / 2)
 
 
 # Tables
-# -------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
   """Returns a Markdown table."""
   lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
-  return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
+  lines.insert(1, "|" + "---|" * len(header))
+  return "\n".join(lines)
 
 
-def column_table(
-  title: str, rows: Iterable, columns: Mapping[str, Mapping[Any, str]]
-) -> str:
-  """Returns a table of columns of cells by row; a dash for a missing cell."""
-  names = {row: f"{row:,}" if isinstance(row, int) else row for row in rows}
-  cells = [
-    [names[row], *(of.get(row, "-") for of in columns.values())] for row in names
-  ]
-  return markdown_table([title, *columns], cells)
+def row_table(title: str, rows: Mapping[str, Mapping[str, object]]) -> str:
+  """Returns a table of rows of cells by column; a dash for a missing cell."""
+  columns = dict.fromkeys(itertools.chain(*rows.values()))
+  lines = []
+  for name, cells in rows.items():
+    lines.append([name, *(str(cells.get(column, "-")) for column in columns)])
+  return markdown_table([title, *columns], lines)
 
 
-def mean_and_interval(
-  values: Sequence[float | None] | np.ndarray, digits: int = 2
-) -> str:
-  """Formats the mean of the finite values, if any, and for two or more half of its 95% interval."""
+def mean_and_interval(values: Sequence[Any] | np.ndarray, digits: int = 2) -> str:
+  """Formats the mean of the finite values, if any, and half of its 95% interval."""
   finite = [x for x in values if x is not None and math.isfinite(x)]
   text = format_interval(student_interval(finite), digits) if finite else "-"
-  return text + f" ({len(values) - len(finite)} not finite)" * (
-    len(finite) < len(values)
-  )
+  num_lost = len(values) - len(finite)
+  if num_lost:
+    text += f" ({num_lost} not finite)"
+  return text
 
 
 def format_interval(interval: Interval, digits: int = 2, sign: str = "") -> str:
   """Formats a mean and half of its interval; the sign "+" is for a difference."""
   mean, half_width = interval
-  around = "" if half_width is None else f" ± {half_width:.{digits}f}"
-  return f"{mean:{sign}.{digits}f}{around}"
+  text = f"{mean:{sign}.{digits}f}"
+  if half_width is not None:
+    text += f" ± {half_width:.{digits}f}"
+  return text
 
 
 def rewrite_blocks(page: pathlib.Path, blocks: Mapping[str, str]) -> None:
@@ -89,12 +91,12 @@ def rewrite_blocks(page: pathlib.Path, blocks: Mapping[str, str]) -> None:
   text = page.read_text(encoding="utf-8") if page.exists() else ""
   for name, content in blocks.items():
     begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->\n"
-    block = f"{begin}{content.strip()}\n{end}"
-    before, begun, rest = text.partition(begin)
+    if begin not in text:
+      text = f"{text.rstrip()}\n\n{begin}{end}".lstrip()
+    before, _, rest = text.partition(begin)
     _, ended, after = rest.partition(end)
-    if begun and not ended:
-      raise InputError(
-        f"{page}: block {name!r} does not end: add the line {end.strip()}"
-      )
-    text = before + block + after if begun else f"{text.rstrip()}\n\n{block}".lstrip()
+    if not ended:
+      remedy = f"add the line {end.strip()}"
+      raise InputError(f"{page}: block {name!r} does not end: {remedy}")
+    text = f"{before}{begin}{content.strip()}\n{end}{after}"
   page.write_text(text, encoding="utf-8")

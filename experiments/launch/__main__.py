@@ -68,32 +68,39 @@ def run_with_retries(words: Sequence[str], processes: int, retries: int) -> int:
 
 def _run(words: Sequence[str], processes: int, received: Sequence[int]) -> int:
   """Runs the command once and returns the exit status of a failed process, or 0."""
-  running = []
-
-  def status() -> int:  # of a failed process, preferably one that is not retried
-    failed = [code if code > 0 else 128 - code for p in running if (code := p.poll())]
-    return min(failed, key=lambda code: code in _RETRIED, default=0)
-
+  running: list[subprocess.Popen] = []
   try:
     for env in environments(processes, os.environ):
       running.append(subprocess.Popen([*dying_with_this_process(), *words], env=env))
-    while (
-      not received
-      and not status()
-      and any(process.poll() is None for process in running)
-    ):
+    while _any_runs(running) and not received and not _status(running):
       time.sleep(0.1)
     if received:
-      saved = {0, *(128 + number for number in signals.STOPPING)}
-      for process in running:
-        process.terminate()
-      while any(p.poll() is None for p in running) and status() in saved:
-        time.sleep(0.1)  # until all have saved, one fails, or a second signal comes
-    return status()
+      _terminate(running)
+    return _status(running)
   finally:
     for process in running:
       process.kill()
       process.wait()
+
+
+def _terminate(processes: Sequence[subprocess.Popen]) -> None:
+  """Waits until all have saved, or one fails; a second signal interrupts."""
+  saved = {0, *(128 + number for number in signals.STOPPING)}
+  for process in processes:
+    process.terminate()
+  while _any_runs(processes) and _status(processes) in saved:
+    time.sleep(0.1)
+
+
+def _any_runs(processes: Sequence[subprocess.Popen]) -> bool:
+  return any(process.poll() is None for process in processes)
+
+
+def _status(processes: Sequence[subprocess.Popen]) -> int:
+  """Returns the status of a failed process, preferably one that is not retried, or 0."""
+  codes = [process.poll() or 0 for process in processes]
+  failed = [code if code > 0 else 128 - code for code in codes if code]
+  return min(failed, key=lambda code: code in _RETRIED, default=0)
 
 
 def environments(processes: int, env: Mapping[str, str]) -> list[dict[str, str]]:
@@ -103,11 +110,16 @@ def environments(processes: int, env: Mapping[str, str]) -> list[dict[str, str]]
   with socket.socket() as listener:
     listener.bind(("localhost", 0))
     port = listener.getsockname()[1]
-  shared = dict(
-    JAX_COORDINATOR_ADDRESS=f"localhost:{port}", JAX_NUM_PROCESSES=str(processes)
-  )
-  own = "JAX_PROCESS_ID", "JAX_LOCAL_DEVICE_IDS"
-  return [{**env, **shared, **dict.fromkeys(own, str(i))} for i in range(processes)]
+  return [
+    {
+      **env,
+      "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
+      "JAX_NUM_PROCESSES": str(processes),
+      "JAX_PROCESS_ID": str(number),
+      "JAX_LOCAL_DEVICE_IDS": str(number),
+    }
+    for number in range(processes)
+  ]
 
 
 if __name__ == "__main__":

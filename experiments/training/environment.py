@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import functools
 import hashlib
 import importlib
 import importlib.metadata
@@ -32,6 +31,9 @@ _PACKAGES = (
 def environment(*packages: str) -> dict[str, Any]:
   """Returns date, command line, hardware, and versions, also of further packages."""
   devices = jax.devices()
+  cpu_cores = os.cpu_count()
+  if hasattr(os, "sched_getaffinity"):
+    cpu_cores = len(os.sched_getaffinity(0))
   return dict(
     date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     command=shlex.join(["python", *sys.orig_argv[1:]]),
@@ -40,9 +42,7 @@ def environment(*packages: str) -> dict[str, Any]:
     packages={name: _version(name) for name in (*_PACKAGES, *packages)},
     platform=platform.platform(),
     cpu=cpuinfo("model name.*: (.*)") or platform.processor() or platform.machine(),
-    cpu_cores=len(os.sched_getaffinity(0))
-    if hasattr(os, "sched_getaffinity")
-    else os.cpu_count(),
+    cpu_cores=cpu_cores,
     devices=f"{len(devices)} x {devices[0].device_kind}",
     processes=jax.process_count(),
   )
@@ -77,22 +77,28 @@ def _version(package: str) -> str | None:
 def cpuinfo(pattern: str) -> str:
   """Returns the first group of a pattern in Linux's description of the CPU, or ""."""
   path = pathlib.Path("/proc/cpuinfo")
-  found = re.search(pattern, path.read_text() if path.exists() else "", re.MULTILINE)
-  return found[1] if found else ""
+  if not path.exists():
+    return ""
+  match = re.search(pattern, path.read_text(), re.MULTILINE)
+  return match[1] if match else ""
 
 
 def _git_commit() -> str | None:
-  """Returns the commit of this package's checkout, marked as dirty if files differ from
-  it.
+  """Returns the commit of this package's checkout, marked as dirty if files differ from it.
 
   Those in results/ may differ: commands write there.
   """
-  git = ["git", "-C", pathlib.Path(__file__).parents[2], "--git-dir=.git"]
-  run = functools.partial(
-    subprocess.run, capture_output=True, text=True, timeout=10, check=True
-  )
-  with contextlib.suppress(OSError, subprocess.SubprocessError):
-    commit = run([*git, "describe", "--always", "--abbrev=40"]).stdout.strip()
-    changed = run([*git, "diff", "--name-only", "HEAD", "--", ".", ":!results"]).stdout
-    return commit + "-dirty" * bool(changed)
-  return None
+  try:
+    commit = _git("describe", "--always", "--abbrev=40")
+    changed = _git("diff", "--name-only", "HEAD", "--", ".", ":!results")
+  except (OSError, subprocess.SubprocessError):
+    return None
+  return f"{commit}-dirty" if changed else commit
+
+
+def _git(*words: str) -> str:
+  folder = pathlib.Path(__file__).parents[2]
+  command = ["git", "-C", folder, "--git-dir=.git", *words]
+  return subprocess.check_output(
+    command, stderr=subprocess.DEVNULL, text=True, timeout=10
+  ).strip()

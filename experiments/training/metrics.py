@@ -28,8 +28,7 @@ _FEW = 5  # after so many, a time left is shown
 
 
 class Reporter:
-  """Writes metrics.jsonl, samples.txt and tensorboard/ in a run directory, and shows
-  the progress.
+  """Writes metrics.jsonl, samples.txt and tensorboard/ in a run directory, and shows progress.
 
   Step, loss, tokens per second and time left are shown on stderr, on a terminal with a
   progress bar, and what is being compiled. Steps during which something is compiled are
@@ -61,33 +60,30 @@ class Reporter:
     self._workdir = self._folder = workdir
     self._exit = contextlib.ExitStack()
     self._start, self._num_steps, self._log = start, num_steps, log
-    self._log_every = max(
-      1, num_steps // 1000
-    )  # writes about a thousand steps and the last
+    # About a thousand steps are written, and the last.
+    self._log_every = max(1, num_steps // 1000)
     self._num_skipped = 0  # since this start
-    self._last: float | None = (
-      None  # when the last step ended, if the next one is to be timed
-    )
+    # When the last step ended; None if the next one is not to be timed.
+    self._last: float | None = None
     self._timed = collections.deque(maxlen=100)  # seconds, tokens
-    self._display = _Display(
-      console or rich.console.Console(stderr=True), num_steps, seconds
-    )
+    console = console or rich.console.Console(stderr=True)
+    self._display = _Display(console, num_steps, seconds)
 
   def __enter__(self) -> "Reporter":
     import tensorboardX  # here, as only training uses it
 
     self._tensorboard = tensorboardX
     if in_bucket(self._workdir):
-      self._folder = pathlib.Path(
-        self._exit.enter_context(tempfile.TemporaryDirectory())
-      )
+      folder = self._exit.enter_context(tempfile.TemporaryDirectory())
+      self._folder = pathlib.Path(folder)
       self._exit.callback(self.upload)
-    kept = _copy_until(self._start, self._workdir, self._folder)
-    last_time = kept[-1]["time"] if kept else 0.0
+    lines = _copy_until(self._start, self._workdir, self._folder)
+    last_time = lines[-1]["time"] if lines else 0.0
     # The clock may be set back while the run trains, or be behind that of another
     # machine.
     self._clock_offset = max(time.time(), last_time) - time.monotonic()
-    (folder := self._folder / "tensorboard").mkdir(exist_ok=True)
+    folder = self._folder / "tensorboard"
+    folder.mkdir(exist_ok=True)
     # Not SummaryWriter, whose thread hangs once the disk is full. The step in the
     # file's name keeps restarts within one second apart. START hides later steps of
     # earlier files.
@@ -117,32 +113,27 @@ class Reporter:
     if self._last is not None and now > self._last:
       self._timed.append((now - self._last, metrics["num_tokens"]))
     self._last = now
-    speed, skipped = {}, metrics.get("skipped", 0)
-    if num_timed := len(self._timed):
+    shown, values = f"step {step}/{self._num_steps}  loss {metrics['loss']:.3f}", {}
+    if self._timed:
       seconds, num_tokens = map(sum, zip(*self._timed, strict=True))
-      speed = dict(
-        tokens_per_second=num_tokens / seconds, seconds_per_step=seconds / num_timed
-      )
+      seconds_per_step, speed = seconds / len(self._timed), num_tokens / seconds
+      values = {"tokens_per_second": speed, "seconds_per_step": seconds_per_step}
+      shown += f"  {speed:,.0f} tokens/s"
+      if len(self._timed) >= _FEW:
+        shown += f"  {_format((self._num_steps - step) * seconds_per_step)} left"
+    skipped = metrics.get("skipped", 0)
     self._num_skipped += skipped
-    if step % self._log_every == 0 or step == self._num_steps or skipped:
-      self._write(step, {**metrics, **speed})
-    parts = [f"step {step}/{self._num_steps}", f"loss {metrics['loss']:.3f}"]
-    if speed:
-      parts.append(f"{speed['tokens_per_second']:,.0f} tokens/s")
-    if num_timed >= _FEW:
-      parts.append(
-        f"{_format((self._num_steps - step) * speed['seconds_per_step'])} left"
-      )
     if self._num_skipped:
-      parts.append(f"{self._num_skipped} skipped")
-    self._display.show("  ".join(parts), step)
+      shown += f"  {self._num_skipped} skipped"
+    if step % self._log_every == 0 or step == self._num_steps or skipped:
+      self._write(step, {**metrics, **values})
+    self._display.show(shown, step)
 
   def values(self, step: int, values: Mapping[str, float | int]) -> None:
     """Reports and shows values such as those of an evaluation."""
     self._write(step, values)
-    self._display.print_text(
-      f"step {step}  {'  '.join(f'{n} {v:.4g}' for n, v in values.items())}"
-    )
+    parts = [f"step {step}", *(f"{name} {x:.4g}" for name, x in values.items())]
+    self._display.print_text("  ".join(parts))
     self._last = None
 
   def text(self, step: int, tag: str, text: str) -> None:
@@ -168,14 +159,12 @@ class Reporter:
       self._display.show(f"compiling {fun_name}", at_once=True)
 
   def _write(self, step: int, values: Mapping[str, float | int]) -> None:
-    finite = {
-      name: float(x) if math.isfinite(x) else None for name, x in values.items()
-    }
     now = round(self._clock_offset + time.monotonic(), 3)
+    line = {name: float(x) if math.isfinite(x) else None for name, x in values.items()}
     with open(self._folder / "metrics.jsonl", "a", encoding="utf-8") as file:
-      file.write(json.dumps(dict(step=step, time=now) | finite) + "\n")
-    self._log(finite, step=step)
-    for name, value in finite.items():
+      file.write(json.dumps({"step": step, "time": now, **line}) + "\n")
+    self._log(line, step=step)
+    for name, value in line.items():
       if value is not None:
         self._add_event(step, summary=self._tensorboard.summary.scalar(name, value))
 
@@ -196,31 +185,32 @@ class NoReporter:
 
 
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:
-  """Reads the lines of a run's metrics.jsonl, except an incomplete last line of a
-  killed run.
+  """Reads the lines of a run's metrics.jsonl, except a last line that a kill cut short.
 
   Raises InputError: another line is damaged.
   """
   path = workdir / "metrics.jsonl"
-  texts = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+  if not path.exists():
+    return []
   lines = []
-  for text in texts:
+  for text in path.read_bytes().splitlines(keepends=True):
     if text.endswith(b"\n"):
       try:
-        lines.append(_line(text))
+        lines.append(_read_line(text))
       except ValueError as error:
         remedy = "delete the lines that are damaged"
         raise InputError(f"damaged {path} ({error}): {remedy}") from error
   return lines
 
 
-def _line(text: bytes) -> dict[str, Any]:
+def _read_line(text: bytes) -> dict[str, Any]:
   """Reads a line of metrics.jsonl; raises ValueError unless it has a step and numbers."""
   line = json.loads(text)
-  if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+  if not isinstance(line, dict):
     raise ValueError("a line without a step")
-  if not isinstance(line.get("time"), int | float):
-    raise ValueError("a line without a time")
+  for name, kind in (("step", int), ("time", int | float)):
+    if not isinstance(line.get(name), kind):
+      raise ValueError(f"a line without a {name}")
   for name, value in line.items():
     if not isinstance(value, int | float | None):
       raise ValueError(f"{name} is {value!r}")
@@ -240,17 +230,18 @@ def wandb_run(config: Mapping[str, Any], workdir: Path, project: str) -> Any:
 
 def _copy_until(last: int, workdir: Path, target: Path) -> list[dict[str, Any]]:
   """Copies the metrics and samples of the steps until `last`; returns the lines of the metrics."""
-  kept = [line for line in read_metrics(workdir) if line["step"] <= last]
-  write_whole(
-    target / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept)
-  )
+  lines = [line for line in read_metrics(workdir) if line["step"] <= last]
+  text = "".join(f"{json.dumps(line)}\n" for line in lines)
+  write_whole(target / "metrics.jsonl", text)
   samples = workdir / "samples.txt"
   if samples.exists():
     text = samples.read_bytes().decode()
-    headers = re.finditer(r"^=== step (\d+), ", text, flags=re.MULTILINE)
-    later = (header.start() for header in headers if int(header[1]) > last)
-    write_whole(target / samples.name, text[: next(later, len(text))])
-  return kept
+    for header in re.finditer(r"^=== step (\d+), ", text, flags=re.MULTILINE):
+      if int(header[1]) > last:
+        text = text[: header.start()]
+        break
+    write_whole(target / samples.name, text)
+  return lines
 
 
 class _Display(rich.progress.Progress):
@@ -272,9 +263,8 @@ class _Display(rich.progress.Progress):
     self._line = line
     self.update(self._bar, completed=completed, description=line)
     now = time.monotonic()
-    if at_once or now - self._last_shown > max(
-      self._seconds, 0.01 * (now - self._since)
-    ):
+    pause = max(self._seconds, 0.01 * (now - self._since))
+    if at_once or now - self._last_shown > pause:
       self.show_last_line()
       self._last_shown = now
 
@@ -288,8 +278,7 @@ class _Display(rich.progress.Progress):
 
 
 def track(items: Iterable, total: int, what: str) -> Iterator:
-  """Yields a number of items, and shows on stderr how many are done, a second, and the
-  time left.
+  """Iterates with progress on stderr: count, items per second, time left.
 
   Where stderr is no terminal, a line is printed every five seconds.
   """
@@ -297,13 +286,11 @@ def track(items: Iterable, total: int, what: str) -> Iterator:
   with _Display(rich.console.Console(stderr=True), total, seconds=5.0) as display:
     for done, item in enumerate(items, 1):
       yield item
-      seconds = time.monotonic() - start
-      left = (
-        f", {_format(seconds / done * (total - done))} left" if done >= _FEW else ""
-      )
-      display.show(
-        f"{done}/{total} {what}, {done / max(seconds, 1e-9):,.1f} a second{left}", done
-      )
+      speed = done / max(time.monotonic() - start, 1e-9)
+      shown = f"{done}/{total} {what}, {speed:,.1f} a second"
+      if done >= _FEW:
+        shown += f", {_format((total - done) / speed)} left"
+      display.show(shown, done)
 
 
 def _format(seconds: float) -> datetime.timedelta:
