@@ -24,6 +24,7 @@ from experiments.config import (
 from experiments.errors import InputError
 from experiments.files import Path, in_bucket
 from experiments.training import sharding
+from experiments.training.averaging import average_last
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.step import (
   TrainState,
@@ -244,7 +245,7 @@ def with_average(run: Run, workdir: Path) -> Run:
     None if in_bucket(workdir) or jax.process_count() > 1 else workdir / "average.npz"
   )
   with Checkpoints(workdir / "checkpoints") as checkpoints:
-    params, steps = checkpoints.average(
-      num, like=shapes, since=training.warmup_steps, keep=keep
+    params, steps = average_last(
+      checkpoints, num, like=shapes, since=training.warmup_steps, keep=keep
     )
   return run._replace(params=params, steps=tuple(steps))
