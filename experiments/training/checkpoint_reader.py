@@ -40,6 +40,21 @@ class Damage(Exception):
   """A checkpoint differs from what was saved; the message names the difference."""
 
 
+@contextlib.contextmanager
+def _finding_damage(name: str) -> Iterator[None]:
+  """Raises Damage for what cannot be read, unless this process or machine fails.
+
+  Orbax and TensorStore raise many kinds for one broken file.
+  """
+  try:
+    yield
+  except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
+    raise
+  except Exception as error:
+    reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
+    raise Damage(f"{name} cannot be read ({reason})") from error
+
+
 def list_steps(folder: Path) -> list[int]:
   """Returns the steps with a complete folder, in order, without links to folders."""
   names = [path.name for path in _folders(folder)]
@@ -117,22 +132,19 @@ def check_digests(folder: pathlib.Path) -> None:
 
   Warns of a step without digests, as older ones are: nothing tells what was saved.
   """
-  file = folder / _DIGESTS
-  if file.is_dir():
-    raise Damage(f"{_DIGESTS} is a folder")
-  lines = file.read_text(errors="replace").splitlines() if file.exists() else []
+  file, lines = folder / _DIGESTS, []
+  with _finding_damage(_DIGESTS), contextlib.suppress(FileNotFoundError):
+    lines = file.read_text(errors="replace").splitlines()
   if not lines:
-    problem = f"checkpoint {folder.name} has no {_DIGESTS}"
-    warning = "it is read, and damage of its files may not be seen"
-    print(f"{problem}: {warning}", file=sys.stderr)
+    print(
+      f"checkpoint {folder.name} has no {_DIGESTS}: it is read, and damage of its "
+      "files may not be seen",
+      file=sys.stderr,
+    )
   for line in lines:
     digest, _, name = line.partition("  ")
-    try:
+    with _finding_damage(name):  # the name may be damaged too
       present = _digest(folder / name)
-    except PermissionError:
-      raise
-    except (OSError, ValueError) as error:  # a damaged name
-      raise Damage(f"{name} cannot be read ({type(error).__name__})") from error
     if present != digest:
       raise Damage(f"{name} is not what was saved")
 
@@ -146,12 +158,10 @@ def digests_of(folder: Path, steps: Sequence[int]) -> dict[int, str]:
   """Returns a digest of each step, which is another one if the step is saved anew."""
   digests = {}
   for step in steps:
-    content = b""
-    for name in ("manifest/metadata", _DIGESTS):  # older steps have the first alone
-      file = folder / str(step) / name
-      if file.is_file():
-        content = file.read_bytes()
-    digests[step] = hashlib.sha256(content).hexdigest()
+    file = folder / str(step) / _DIGESTS
+    if not file.is_file():  # an older step, whose manifest has digests
+      file = folder / str(step) / "manifest" / "metadata"
+    digests[step] = _digest(file) if file.is_file() else ""
   return digests
 
 
@@ -163,34 +173,23 @@ def read(folder: pathlib.Path, like: PyTree, field: str = "") -> PyTree:
   """
   import orbax.checkpoint as ocp
 
-  wanted = {name: _abstract(leaf) for name, leaf in by_name(like, field).items()}
+  wanted = by_name(jax.tree.map(ocp.utils.to_shape_dtype_struct, like), field)
   _check_same_model(folder, wanted, field)
   request = ocp.args.PyTreeRestore(
     item=wanted,
     restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),
     partial_restore=True,
   )
-  items = ocp.args.Composite(state=request)
-  try:
-    arrays = _checkpointer().restore(folder, args=items)["state"]
-  except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
-    raise
-  # Orbax and TensorStore raise many kinds for one broken file.
-  except Exception as error:
-    raise Damage(f"it cannot be read ({textwrap.shorten(str(error), 200)})") from error
-  leaves = [arrays.get(name) for name in wanted]
-  for name, leaf in zip(wanted, leaves, strict=True):
+  with _finding_damage("it"):
+    items = _checkpointer().restore(folder, ocp.args.Composite(state=request))
+  leaves = []
+  for name in wanted:
+    leaf = items["state"].get(name)
     # Without Orbax's metadata of an array, what was asked for comes back.
     if not isinstance(leaf, jax.Array):
       raise Damage(f"it has no array {name}")
+    leaves.append(leaf)
   return jax.tree.unflatten(jax.tree.structure(like), leaves)
-
-
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-  sharding = getattr(leaf, "sharding", None)
-  if sharding is None:
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 def _check_same_model(
@@ -215,15 +214,11 @@ def read_kinds(folder: pathlib.Path) -> dict[str, str]:
   Raises Damage: they cannot be read, or are of another step.
   """
   kinds = {}
-  try:
+  with _finding_damage("its manifest"):
     manifest = json.loads((folder / "manifest" / "metadata").read_bytes())
     step = manifest["step"]
     for name, description in manifest["arrays"].items():
       kinds[name] = description[0]  # in older checkpoints a digest follows
-  except PermissionError:
-    raise
-  except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-    raise Damage(f"its manifest cannot be read ({type(error).__name__})") from error
   if step != int(folder.name):
     raise Damage(f"it is of step {step}: another step's folder was renamed or copied")
   return kinds

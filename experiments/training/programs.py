@@ -50,29 +50,26 @@ class _KeptPrograms:
   key: str
   devices: Sequence[jax.Device]
   folder: pathlib.Path
-  programs: dict[Any, Callable] = dataclasses.field(default_factory=dict)
+  programs: dict[tuple, Callable] = dataclasses.field(default_factory=dict)
   lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
   def __call__(self, *args) -> Any:
-    leaves, tree = jax.tree.flatten(args)
-    kinds = [(x.shape, x.dtype, getattr(x, "sharding", None)) for x in leaves]
-    kinds = (*kinds, jax.sharding.get_abstract_mesh())
+    leaves, tree = jax.tree.flatten_with_path(args)
+    kinds = [jax.sharding.get_abstract_mesh()]
+    for path, leaf in leaves:
+      kinds.append((path, leaf.shape, leaf.dtype, getattr(leaf, "sharding", None)))
+    known = tree, *kinds
     with self.lock:  # of several threads one compiles
-      program = self.programs.get((kinds, tree))
-      if program is None:
-        file = self._file(args, kinds)
+      if known not in self.programs:
+        file = self._file(kinds)
         program = _load(file, args, self.devices)
-        if program is None:
-          program = _compile(file, self.function, args)
-        self.programs[kinds, tree] = program
-    return program(*args)
+        self.programs[known] = program or _compile(file, self.function, args)
+    return self.programs[known](*args)
 
-  def _file(self, args: tuple, kinds: tuple) -> pathlib.Path:
-    paths = jax.tree.leaves_with_path(args)
-    names = [jax.tree_util.keystr(path) for path, _ in paths]
+  def _file(self, kinds: list) -> pathlib.Path:
     settings = jax.config.values.items()
-    settings = {name: value for name, value in settings if "cache" not in name}
-    parts = self.key, kinds, names, *self.devices, *_machine(), settings
+    settings = [(name, value) for name, value in settings if "cache" not in name]
+    parts = self.key, kinds, self.devices, _machine(), settings
     return self.folder / hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
