@@ -9,11 +9,18 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from experiments.files import whole_file, with_digest, without_digest
-from experiments.training import checkpoint_reader, processes
+from experiments.training import processes
 from experiments.training.checkpoint import Checkpoints
-from experiments.training.checkpoint_reader import by_name, describe
+from experiments.training.checkpoint_reader import (
+  by_name,
+  describe,
+  digests_of,
+  list_regular,
+  none_good,
+)
 from relpos_jax.typing import PyTree
 
 
@@ -43,67 +50,61 @@ def average_last(
   """
   folder = checkpoints.folder
   newest = checkpoints.steps()[-1:]
-  steps = sorted({*checkpoint_reader.list_regular(folder), *newest}, reverse=True)
-  digests = checkpoint_reader.digests_of(folder, steps)
-  kinds = {name: describe(array) for name, array in by_name(like).items()}
-  key = json.dumps([digests, kinds, num, part, since])
-  kept = read_average(keep, key, like) if keep else None
-  if kept is None:
-    total, averaged, num_damaged = _sum_last(checkpoints, steps, num, like, part, since)
-    if not averaged:
-      raise checkpoint_reader.none_good(folder)
-    mean = _divide(total, len(averaged), like)
-    if keep and not num_damaged:
-      write_average(keep, key, mean, averaged)
-  else:
-    mean, averaged = kept
+  steps = sorted({*list_regular(folder), *newest}, reverse=True)
+  average = key = None
+  if keep:
+    kinds = {name: describe(array) for name, array in by_name(like).items()}
+    key = json.dumps([digests_of(folder, steps), kinds, num, part, since])
+    average = read_average(keep, key, like)
+  if average is None:
+    average, is_whole = _average_good(checkpoints, steps, num, like, part, since)
+    if keep and is_whole:
+      write_average(keep, key, *average)
+  _, averaged = average
   if len(averaged) < num:
     names = ", ".join(map(str, averaged))
     processes.print_once(
       f"averages {names} alone: {folder} has fewer than {num} good checkpoints in the "
       f"last {part:.0%} of the steps, after the warmup"
     )
-  return mean, averaged
+  return average
 
 
-def _sum_last(
+def _average_good(
   checkpoints: Checkpoints,
   steps: Sequence[int],
   num: int,
   like: PyTree,
   part: float,
   since: int,
-) -> tuple[PyTree, list[int], int]:
-  """Returns the sum, its steps in order, and how many damaged ones were passed over."""
-  total, summed, num_damaged = None, [], 0
-  first = 0
+) -> tuple[tuple[PyTree, list[int]], bool]:
+  """Returns the average and its steps, and whether none was passed over as damaged."""
+  averaged, first, is_whole = [], 0, True
   for step in steps:
-    if step < first or len(summed) == num:
+    if step < first or len(averaged) == num:
       break
     params = checkpoints.read(step, like, "params")
     if params is None:
-      num_damaged += 1
+      is_whole = False
       continue
-    if summed:
+    if averaged:
       total = _add(total, params)
     else:
-      total = params
-      first = max(since, (1 - part) * step)
-    summed.append(step)
-  return total, summed[::-1], num_damaged
+      total, first = params, max(since, (1 - part) * step)
+    averaged.append(step)
+  if not averaged:
+    raise none_good(checkpoints.folder)
+  return (_divide(total, len(averaged), like), averaged[::-1]), is_whole
 
 
 @jax.jit
-def _add(total: PyTree, params: PyTree) -> PyTree:
-  def add(x, y):
-    return x.astype(jnp.float32) + y.astype(jnp.float32)
-
-  return jax.tree.map(add, total, params)
+def _add(*trees: PyTree) -> PyTree:
+  return optax.tree.add(*optax.tree.cast(trees, jnp.float32))
 
 
 def _divide(total: PyTree, count: int, like: PyTree) -> PyTree:
   def divide(x, to):
-    return (x.astype(jnp.float32) / count).astype(to.dtype)
+    return (x / count).astype(to.dtype)
 
   return jax.jit(lambda total: jax.tree.map(divide, total, like))(total)
 
@@ -119,15 +120,14 @@ def read_average(
     content = without_digest(file.read_bytes())
   except (OSError, ValueError):
     return None
-  leaves, shardings = [], []
+  leaves = []
   with np.load(io.BytesIO(content)) as arrays:
     if arrays["key"].item() != key:
       return None
     steps = arrays["steps"].tolist()
     for name, leaf in by_name(like).items():
-      leaves.append(arrays[name].view(leaf.dtype))  # NumPy forgets bfloat16
-      shardings.append(getattr(leaf, "sharding", None))
-  leaves = jax.device_put(leaves, shardings)
+      array = arrays[name].view(leaf.dtype)  # NumPy forgets bfloat16
+      leaves.append(jax.device_put(array, leaf.sharding))
   return jax.tree.unflatten(jax.tree.structure(like), leaves), steps
 
 

@@ -14,8 +14,24 @@ import jax
 
 from experiments.errors import InputError
 from experiments.files import Path, checking_bucket, in_bucket, upload, write_refusal
-from experiments.training import checkpoint_reader, processes
-from experiments.training.checkpoint_reader import Damage, list_steps
+from experiments.training import processes
+from experiments.training.checkpoint_reader import (
+  COMPLETE,
+  TEMPORARY,
+  Damage,
+  by_name,
+  check_digests,
+  describe,
+  list_damaged,
+  list_regular,
+  list_steps,
+  local_copy,
+  mark_damaged,
+  none_good,
+  read,
+  silence_orbax,
+  write_digests,
+)
 from relpos_jax.typing import PyTree
 
 
@@ -73,23 +89,23 @@ class Checkpoints(contextlib.AbstractContextManager):
   def close(self, *_) -> None:
     """Waits for the last save, and raises its error if it failed."""
     with self._exit, self._checking_disk():
-      if self._manager is not None:
+      if self._manager:
         self._manager.close()
 
   __exit__ = close
 
   def steps(self) -> list[int]:
     """Waits for a save in progress and returns all steps in order, damaged ones too."""
-    if self._manager is not None:
+    if self._manager:
       with self._checking_disk():
         self._manager.wait_until_finished()
     return list_steps(self.folder)
 
   def prepare(self) -> None:
     """Makes the folder for saving; raises InputError if Orbax cannot use it."""
-    if self._manager is None:
+    if not self._manager:
       with self._checking_disk():
-        self._make_manager()
+        self._manager = self._make_manager()
 
   def save(self, step: int, state: PyTree) -> None:
     """Saves in the background, but for the first save.
@@ -103,10 +119,8 @@ class Checkpoints(contextlib.AbstractContextManager):
     """
     import orbax.checkpoint as ocp
 
-    arrays = checkpoint_reader.by_name(state)
-    kinds = {}
-    for name, array in arrays.items():
-      kinds[name] = [checkpoint_reader.describe(array)]
+    arrays = by_name(state)
+    kinds = {name: [describe(array)] for name, array in arrays.items()}
     manifest = ocp.args.JsonSave({"step": step, "arrays": kinds})
     items = ocp.args.Composite(state=ocp.args.PyTreeSave(arrays), manifest=manifest)
     is_first = not self.steps()
@@ -133,20 +147,20 @@ class Checkpoints(contextlib.AbstractContextManager):
       state = self.read(step, like)
       if state is not None:
         return state
-    if steps or checkpoint_reader.list_damaged(self.folder):
-      raise checkpoint_reader.none_good(self.folder)
+    if steps or list_damaged(self.folder):
+      raise none_good(self.folder)
     return None
 
   def read(self, step: int, like: PyTree, field: str = "") -> PyTree | None:
     """Reads a state or one field; returns None if it is damaged, or was deleted."""
     path = self.folder / str(step)
     try:
-      with checkpoint_reader.local_copy(path) as folder:
+      with local_copy(path) as folder:
         with processes.failing_together(Damage):
           if processes.is_first():
-            checkpoint_reader.check_digests(folder)
+            check_digests(folder)
         with processes.failing_together(Damage):
-          return checkpoint_reader.read(folder, like, field)
+          return read(folder, like, field)
     except Damage as damage:
       problem = str(damage)
     if processes.any_process(path.exists()):
@@ -160,20 +174,20 @@ class Checkpoints(contextlib.AbstractContextManager):
       return "passed over"
     name = ""
     if processes.is_first():
-      name = checkpoint_reader.mark_damaged(path, problem).name
+      name = mark_damaged(path, problem).name
     processes.wait_for_all("damaged checkpoint renamed")
-    if self._manager is not None:
+    if self._manager:
       self._manager.reload()
     return f"renamed to {name}"
 
-  def _make_manager(self) -> None:
+  def _make_manager(self) -> Any:
     import orbax.checkpoint as ocp
 
-    checkpoint_reader.silence_orbax()
+    silence_orbax()
     folder = self.folder if in_bucket(self.folder) else self.folder.absolute()
     policies = ocp.checkpoint_managers
     # Steps of an earlier interval, which the present one does not count.
-    regular = checkpoint_reader.list_regular(self.folder)[-self._keep :]
+    regular = list_regular(self.folder)[-self._keep :]
     earlier = [step for step in regular if step % self._save_every]
     self._policy = policies.AnyPreservationPolicy(
       [
@@ -200,18 +214,16 @@ class Checkpoints(contextlib.AbstractContextManager):
     options = ocp.CheckpointManagerOptions(
       preservation_policy=policy, async_options=in_background
     )
-    self._manager = ocp.CheckpointManager(folder, options=options)
+    return ocp.CheckpointManager(folder, options=options)
 
   def _finish(self) -> None:
     """Adds digests to the files that Orbax is about to make a checkpoint."""
     step = str(self._saving)
     # In gs:// nothing is renamed, and the folder has its name already.
-    unfinished = [*self._orbax_folder.glob(f"{step}.*"), self._orbax_folder / step]
-    new = unfinished[0]
-    checkpoint_reader.write_digests(new)
+    new, *_ = *self._orbax_folder.glob(f"{step}.*"), self._orbax_folder / step
+    write_digests(new)
     if self._saving % self._save_every:
-      marker = new / checkpoint_reader.TEMPORARY
-      marker.write_text("deleted after the next save\n")
+      (new / TEMPORARY).write_text("deleted after the next save\n")
     if self._is_staged:
       self._copy_to_bucket(new)
 
@@ -220,14 +232,13 @@ class Checkpoints(contextlib.AbstractContextManager):
     path = self.folder / str(self._saving)
     path.rmtree(missing_ok=True)  # half a copy, by a killed run
     upload(new, path)
-    (path / checkpoint_reader.COMPLETE).write_bytes(b"")
-    steps = list_steps(self.folder)
-    checkpoints = [types.SimpleNamespace(step=step) for step in steps]
-    is_kept = self._policy.should_preserve(checkpoints, context=None)
-    for step, keep in zip(steps, is_kept, strict=True):
+    (path / COMPLETE).write_bytes(b"")
+    steps = [types.SimpleNamespace(step=step) for step in list_steps(self.folder)]
+    is_kept = self._policy.should_preserve(steps, context=None)
+    for checkpoint, keep in zip(steps, is_kept, strict=True):
       if not keep:
-        old = self.folder / str(step)
-        (old / checkpoint_reader.COMPLETE).unlink()
+        old = self.folder / str(checkpoint.step)
+        (old / COMPLETE).unlink()
         old.rmtree()
 
   @contextlib.contextmanager

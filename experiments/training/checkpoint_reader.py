@@ -173,7 +173,8 @@ def read(folder: pathlib.Path, like: PyTree, field: str = "") -> PyTree:
   """
   import orbax.checkpoint as ocp
 
-  wanted = by_name(jax.tree.map(ocp.utils.to_shape_dtype_struct, like), field)
+  state = {field: like} if field else like
+  wanted = by_name(jax.tree.map(ocp.utils.to_shape_dtype_struct, state))
   _check_same_model(folder, wanted, field)
   request = ocp.args.PyTreeRestore(
     item=wanted,
@@ -224,13 +225,11 @@ def read_kinds(folder: pathlib.Path) -> dict[str, str]:
   return kinds
 
 
-def by_name(tree: PyTree, field: str = "") -> dict[str, Any]:
-  """Returns leaves by dotted path, as in params.kernel, where `params` is the `field`."""
-  prefix = (jax.tree_util.GetAttrKey(field),) if field else ()
+def by_name(tree: PyTree) -> dict[str, Any]:
+  """Returns the leaves of a tree by dotted path, as in params.kernel."""
   arrays = {}
   for path, leaf in jax.tree.leaves_with_path(tree):
-    name = jax.tree_util.keystr(prefix + path, simple=True, separator=".")
-    arrays[name] = leaf
+    arrays[jax.tree_util.keystr(path, simple=True, separator=".")] = leaf
   return arrays
 
 

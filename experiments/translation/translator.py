@@ -73,14 +73,13 @@ class Translator:
     self._extra_length = extra_length
     self._track = track
     self._num_devices = mesh.size
-    self._num_threads = 1
     self._taking = threading.Lock()
-    default_budget = 16_384 // beam_size
-    if target_platform() == "cpu":
-      default_budget = 2560 // beam_size
-      if mesh.size == 1 and (os.cpu_count() or 1) > 1:
-        self._num_threads = 2
-    self._token_budget = default_budget if token_budget is None else token_budget
+    is_cpu = target_platform() == "cpu"
+    has_cores = is_cpu and mesh.size == 1 and (os.cpu_count() or 1) > 1
+    self._num_threads = 2 if has_cores else 1
+    if token_budget is None:
+      token_budget = (2560 if is_cpu else 16_384) // beam_size
+    self._token_budget = token_budget
     rules = _Rules(graphdef, beam_size, length_penalty, stop, never_ends)
     self._make_empty, self._advance = _compiled(rules, mesh, key)
 
@@ -121,11 +120,10 @@ class Translator:
 
     Short ones come first.
     """
-    length = _SHORTEST
+    lengths, length = sources.lengths.tolist(), _SHORTEST
     while waiting:
-      is_short = sources.lengths[waiting] <= length
-      alike = np.array(waiting)[is_short].tolist()[::-1]
-      longer = np.array(waiting)[~is_short].tolist()
+      alike = [i for i in reversed(waiting) if lengths[i] <= length]
+      longer = [i for i in waiting if lengths[i] > length]
       num_rows = max(1, self._token_budget // length // self._num_devices)
       shape = self._num_devices, num_rows, length
       fits_in_one = len(alike) <= num_rows * self._num_devices
@@ -168,12 +166,12 @@ class Translator:
       )
       states = np.asarray(states).reshape(indices.shape)
       tokens = np.asarray(tokens).reshape(*indices.shape, -1)
-      over = []
-      for place in zip(*np.nonzero(states != _NOT_YET), strict=True):
-        is_done = states[place] == _DONE
-        over.append((indices[place].item(), tokens[place] if is_done else None))
-        indices[place] = -1
-      yield over
+      is_over = states != _NOT_YET
+      over = zip(
+        indices[is_over].tolist(), states[is_over], tokens[is_over], strict=True
+      )
+      yield [(i, row if state == _DONE else None) for i, state, row in over]
+      indices[is_over] = -1
 
 
 def _take_next(
@@ -187,12 +185,10 @@ def _take_next(
   num_devices, num_rows = new.shape
   for device in range(num_devices):
     share = -(-len(waiting) // (num_devices - device))
-    unused = np.flatnonzero(indices[device] < 0)
-    for row, unused_number in enumerate(unused[: min(num_rows, share)]):
-      index = waiting.pop()
-      new[device, row] = index
-      indices[device, unused_number] = index
+    unused = np.flatnonzero(indices[device] < 0)[: min(num_rows, share)]
+    for row, unused_number in enumerate(unused):
       number[device, row] = unused_number
+      new[device, row] = indices[device, unused_number] = waiting.pop()
   return number
 
 
@@ -265,21 +261,17 @@ def _compiled(rules: _Rules, mesh: Mesh, key: str) -> tuple[Callable, Callable]:
   """Returns `_make_empty` and `_advance` on the devices of a mesh."""
   mesh = Mesh(mesh.devices, mesh.axis_names)  # of automatic axes
   everywhere, by_row = PartitionSpec(), PartitionSpec(mesh.axis_names)
-  on_device, on_host = NamedSharding(mesh, by_row), NamedSharding(mesh, everywhere)
+  on_host = NamedSharding(mesh, everywhere)
   # Each device stops by itself.
   on_devices = functools.partial(
     jax.shard_map, mesh=mesh, out_specs=by_row, check_vma=False
   )
-  make_empty = jax.jit(
-    on_devices(functools.partial(_make_empty, rules), in_specs=(everywhere, by_row)),
-    out_shardings=on_device,
-  )
+  specs = everywhere, by_row
+  make_empty = on_devices(functools.partial(_make_empty, rules), in_specs=specs)
   specs = everywhere, by_row, by_row, by_row, by_row, everywhere
-  advance = jax.jit(
-    on_devices(functools.partial(_advance, rules), in_specs=specs),
-    out_shardings=(on_device, on_host, on_host),
-    donate_argnums=1,
-  )
+  advance = on_devices(functools.partial(_advance, rules), in_specs=specs)
+  make_empty = jax.jit(make_empty)
+  advance = jax.jit(advance, out_shardings=(None, on_host, on_host), donate_argnums=1)
   devices = mesh.devices.ravel().tolist()
   if key:
     key = f"{key} {rules} {mesh}"
@@ -336,11 +328,10 @@ def _advance(
     )
     return _collect(progress._replace(batch=batch))
 
-  states = jnp.full(2 * rows, _NOT_YET)
-  tokens = jnp.full((2 * rows, batch.room), PAD)
-  progress = _Progress(batch, jnp.int32(0), states, tokens)
-  progress = jax.lax.while_loop(goes_on, search_on, progress)
-  return progress.batch, progress.states, progress.tokens
+  nothing = jnp.full(2 * rows, _NOT_YET), jnp.full((2 * rows, batch.room), PAD)
+  start = _Progress(batch, jnp.int32(0), *nothing)
+  batch, _, states, tokens = jax.lax.while_loop(goes_on, search_on, start)
+  return batch, states, tokens
 
 
 def _few(rows: int) -> int:
@@ -362,10 +353,7 @@ def _fill(
   search = _begin(rules, model, chosen.limits, batch.room)
   new = _Batch(search, chosen.memories, chosen.number, jnp.zeros(few, bool))
 
-  def put(x: Array, y: Array) -> Array:
-    return x.at[free].set(y, mode="drop")
-
-  batch = jax.tree.map(put, batch, new)
+  batch = jax.tree.map(lambda x, y: x.at[free].set(y, mode="drop"), batch, new)
   num_taken = progress.num_taken + jnp.sum(free < rows)
   return progress._replace(batch=batch, num_taken=num_taken)
 
