@@ -283,17 +283,19 @@ def _compiled(rules: _Rules, mesh: Mesh, key: str) -> tuple[Callable, Callable]:
 def _make_empty(rules: _Rules, params: PyTree, source: Int[Array, "B S"]) -> _Batch:
   model = decoding_model(rules.graphdef, params)
   rows, length = source.shape
-  no_limits = jnp.zeros(rows, jnp.int32)
-  search = _begin(rules, model, no_limits, room=length + length // 2)
-  no_number = jnp.full(rows, -1)
-  return _Batch(search, model.empty_memory(source), no_number, jnp.zeros(rows, bool))
+  memories = model.empty_memory(source)
+  nothing = _Sources(memories, jnp.full(rows, -1), jnp.zeros(rows, jnp.int32))
+  return _begin(rules, model, nothing, room=length + length // 2)
 
 
-def _begin(rules: _Rules, model: nnx.Module, limits: Array, room: int) -> Search:
-  cache = model.init_cache(len(limits), room, rules.beam_size)
-  return begin(
-    cache, limits, beam_size=rules.beam_size, max_length=room, bos=BOS, pad=PAD
+def _begin(rules: _Rules, model: nnx.Module, sources: _Sources, room: int) -> _Batch:
+  """Returns a batch that has read no token."""
+  rows, beam_size = len(sources.limits), rules.beam_size
+  cache = model.init_cache(rows, room, beam_size)
+  search = begin(
+    cache, sources.limits, beam_size=beam_size, max_length=room, bos=BOS, pad=PAD
   )
+  return _Batch(search, sources.memories, sources.number, jnp.zeros(rows, bool))
 
 
 def _advance(
@@ -350,8 +352,7 @@ def _fill(
   free = jnp.where(indices < sources.count, free, rows)  # no row: nothing is put there
   pick = functools.partial(jnp.take, indices=indices, axis=0, mode="clip")
   chosen = jax.tree.map(pick, sources)
-  search = _begin(rules, model, chosen.limits, batch.room)
-  new = _Batch(search, chosen.memories, chosen.number, jnp.zeros(few, bool))
+  new = _begin(rules, model, chosen, batch.room)
 
   batch = jax.tree.map(lambda x, y: x.at[free].set(y, mode="drop"), batch, new)
   num_taken = progress.num_taken + jnp.sum(free < rows)
