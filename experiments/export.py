@@ -1,4 +1,4 @@
-r"""Exports a trained translator for CTranslate2, which translates in C++ on CPUs and NVIDIA GPUs.
+r"""Exports a trained translator for CTranslate2, which runs in C++ on CPUs and GPUs.
 
   pip install -e '.[export]'
   python -m experiments.train --config=configs/quickstart.py --workdir=runs/shared \
@@ -6,11 +6,12 @@ r"""Exports a trained translator for CTranslate2, which translates in C++ on CPU
   python -m experiments.export --workdir=runs/shared --out=translator
   ct2-translator --model translator --beam_size 4 < tokens.en > tokens.de
 
-The vocabulary is in the model; tokenizer.json of the run's folder splits lines into its tokens, to
-which </s> is appended. CTranslate2 has relative positions that are clipped, as many on the left as
-on the right, and shared by heads: train with --config.model.tables_per_head=False. Greedy
-translations are those of this project, up to rounding. In beam search the length penalty is
-another: CTranslate2 divides by length**alpha, this project by ((5 + length) / 6)**alpha.
+The vocabulary is in the model; tokenizer.json of the run's folder splits lines into its
+tokens, to which </s> is appended. CTranslate2 has relative positions that are clipped,
+as many on the left as on the right, and shared by heads: train with
+--config.model.tables_per_head=False. Greedy translations are those of this project, up
+to rounding. In beam search the length penalty is another: CTranslate2 divides by
+length**alpha, this project by ((5 + length) / 6)**alpha.
 """
 
 import importlib.util
@@ -65,7 +66,8 @@ def main(workdir: Path, out: Path) -> None:
 def check_exportable(config: ConfigDict) -> None:
   """Raises InputError if CTranslate2 lacks what a config needs, or is not installed."""
   for key, needed in _NEEDED.items():
-    if (value := config.model[key]) != needed:
+    value = config.model[key]
+    if value != needed:
       problem = f"config.model.{key} is {value!r}, and CTranslate2 has only {needed!r}"
       raise InputError(f"{problem}: train with --config.model.{key}={needed}")
   if not importlib.util.find_spec("ctranslate2"):
@@ -90,17 +92,22 @@ def ctranslate2_spec(run: "Run") -> Any:
   spec.encoder.embeddings[0].weight = _array(model.source_embedding.table)
   spec.decoder.embeddings.weight = _array(model.target_embedding.table)
   spec.decoder.projection.weight = _array(model.softmax.table)
-  for ours, theirs in ((model.encoder, spec.encoder), (model.decoder, spec.decoder)):
-    if config.norm == "pre":
-      _norm(theirs.layer_norm, ours.norm)
-    for layer, layer_spec in zip(ours.layers, theirs.layer, strict=True):
-      _layer(layer_spec, layer)
+  _stack(spec.encoder, model.encoder)
+  _stack(spec.decoder, model.decoder)
   vocabulary = run.vocabulary.get_vocab()
-  spec.register_source_vocabulary(sorted(vocabulary, key=vocabulary.get))
-  spec.register_target_vocabulary(sorted(vocabulary, key=vocabulary.get))
+  tokens = sorted(vocabulary, key=vocabulary.get)
+  spec.register_source_vocabulary(tokens)
+  spec.register_target_vocabulary(tokens)
   spec.validate()
   spec.optimize(quantization=None)
   return spec
+
+
+def _stack(spec: Any, stack: "nnx.Module") -> None:
+  if hasattr(spec, "layer_norm"):  # a post-norm stack has none
+    _norm(spec.layer_norm, stack.norm)
+  for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
+    _layer(layer_spec, layer)
 
 
 def _layer(spec: Any, layer: "Layer") -> None:
@@ -112,18 +119,18 @@ def _layer(spec: Any, layer: "Layer") -> None:
   if layer.cross_attention is not None:
     _attention(spec.attention, layer.cross_attention, ["query"], ["key", "value"])
     _norm(spec.attention.layer_norm, layer.residuals[1].norm)
-  theirs, ours = spec.ffn, layer.feed_forward
-  for linear, projection in (
-    (theirs.linear_0, ours.hidden),
-    (theirs.linear_1, ours.out),
-  ):
-    linear.weight = np.ascontiguousarray(_array(projection.kernel).T)
-    linear.bias = _array(projection.bias)
+  _linear(spec.ffn.linear_0, layer.feed_forward.hidden)
+  _linear(spec.ffn.linear_1, layer.feed_forward.out)
   _norm(spec.ffn.layer_norm, layer.residuals[-1].norm)
 
 
+def _linear(spec: Any, projection: "nnx.Linear") -> None:
+  spec.weight = np.ascontiguousarray(_array(projection.kernel).T)
+  spec.bias = _array(projection.bias)
+
+
 def _attention(spec: Any, layer: "MultiHeadAttention", *together: list[str]) -> None:
-  """Sets the weights of the projections of these names, each list as one, and of the output."""
+  """Sets the weights of projections, each list of names as one, and of the output."""
   for theirs, names in zip(spec.linear, together, strict=False):
     kernels = [_array(getattr(layer, name).kernel) for name in names]
     flat = [kernel.reshape(len(kernel), -1) for kernel in kernels]

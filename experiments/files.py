@@ -1,4 +1,4 @@
-"""Reads local files, writes files atomically, also in buckets, and locks folders of buckets."""
+"""Reads files, writes them whole, also in buckets, and locks folders of buckets."""
 
 import bz2
 import contextlib
@@ -29,6 +29,8 @@ from experiments.errors import InputError
 
 _GZIP, _XZ, _ZIP = b"\x1f\x8b", b"\xfd7zXZ", b"PK\x03\x04"
 _BZIP2 = re.compile(rb"BZh[1-9]1AY&SY")
+_PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}  # that serve the schemes of buckets
+_FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 _RENEW_SECONDS = 10.0  # of a lock in a bucket
 
 Path = pathlib.Path | epath.Path  # local, or in a bucket
@@ -42,23 +44,24 @@ def to_path(name: str | os.PathLike) -> Path:
   Raises InputError: the name has another scheme, or the package that serves it is not
   installed, or there is no such home.
   """
-  if not (scheme := re.match("([a-z0-9]+):/", os.fspath(name))):
+  start = re.match("([a-z0-9]+):/", os.fspath(name))
+  if not start:
     try:
       return pathlib.Path(name).expanduser()
     except RuntimeError as error:
       raise InputError(f"cannot use {name}: {error}") from None
-  package = dict(gs="gcsfs", s3="s3fs").get(scheme[1])
-  if not package or not os.fspath(name).startswith(f"{scheme[1]}://"):
+  scheme = start[1]
+  package = _PACKAGES.get(scheme)
+  if not package or not os.fspath(name).startswith(f"{scheme}://"):
     raise InputError(
       f"cannot use {name}: give a local path, gs://BUCKET/RUN or s3://BUCKET/RUN"
     )
   if not importlib.util.find_spec(package):
     raise InputError(f"cannot use {name}: pip install {package}")
   # Others write into the same folders, which makes a listing that is kept wrong.
-  fsspec.config.conf.setdefault(scheme[1], {})["use_listings_cache"] = False
-  os.environ.setdefault(
-    "EPATH_USE_TF", "false"
-  )  # the same code with and without TensorFlow
+  fsspec.config.conf.setdefault(scheme, {})["use_listings_cache"] = False
+  # The same code with and without TensorFlow.
+  os.environ.setdefault("EPATH_USE_TF", "false")
   return epath.Path(name)
 
 
@@ -69,7 +72,7 @@ def in_bucket(path: Path) -> bool:
 
 @contextlib.contextmanager
 def checking_bucket(path: Path) -> Iterator[None]:
-  """Raises InputError for every error of a bucket, since each service has errors of its own."""
+  """Raises InputError for every error of a bucket: each service has its own."""
   try:
     yield
   except Exception as error:
@@ -82,11 +85,10 @@ def checking_bucket(path: Path) -> Iterator[None]:
 
 
 def list_folder(folder: Path) -> list[Path]:
-  """Lists a folder, which may be missing; raises InputError if a bucket cannot be listed."""
+  """Lists a folder, which may be missing; raises InputError if a bucket fails."""
   with checking_bucket(folder), contextlib.suppress(FileNotFoundError):
-    return sorted(
-      path for path in folder.iterdir() if path != folder
-    )  # a bucket's empty folder
+    # A bucket's empty folder holds itself.
+    return sorted(path for path in folder.iterdir() if path != folder)
   return []
 
 
@@ -95,34 +97,36 @@ def check_writable(
 ) -> None:
   """Raises InputError unless the folder is writable; in a bucket, by writing a file."""
   if in_bucket(folder):
+    new = folder / f".{time.time_ns()}"
     with checking_bucket(folder):
-      (new := folder / f".{time.time_ns()}").write_bytes(b"")
+      new.write_bytes(b"")
       new.unlink(missing_ok=True)
   elif not os.access(folder, os.W_OK):
     raise InputError(f"cannot write into {folder}: {remedy}")
 
 
 def write_refusal(error: BaseException, what: object) -> InputError | None:
-  """Returns the error of a write to a disk that is full or read-only; None for another error."""
-  remedies = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free disk space")
-  for code, remedy in (remedies | {errno.EROFS: "make the disk writable"}).items():
-    if getattr(error, "errno", None) == code or os.strerror(code) in str(
-      error
-    ):  # as Orbax says it
-      reason = f"cannot write {what} ({os.strerror(code)})"
-      return InputError(f"{reason}: {remedy} and run the same command again")
+  """Returns the error of a write to a full or read-only disk; None for another."""
+  for code in (*_FULL, errno.EROFS):
+    reason = os.strerror(code)
+    # Orbax says it in a message.
+    if getattr(error, "errno", None) == code or reason in str(error):
+      remedy = "free disk space" if code in _FULL else "make the disk writable"
+      return InputError(
+        f"cannot write {what} ({reason}): {remedy} and run the same command again"
+      )
   return None
 
 
 def upload(folder: pathlib.Path, target: Path) -> None:
-  """Copies the files of a local folder and its sub-folders into a folder of a bucket."""
+  """Copies a local folder, with its sub-folders, into a folder of a bucket."""
   with checking_bucket(target):
     fs, name = fsspec.url_to_fs(str(target))
     fs.put(f"{folder}/", f"{name}/", recursive=True)
 
 
 def download(folder: Path, target: pathlib.Path) -> None:
-  """Copies a folder of a bucket, with its sub-folders, to a new local one, if it is there."""
+  """Copies a folder of a bucket, with its sub-folders, if it is there, to a local one."""
   with checking_bucket(folder), contextlib.suppress(FileNotFoundError):
     fs, name = fsspec.url_to_fs(str(folder))
     fs.get(f"{name}/", f"{target}/", recursive=True)
@@ -135,9 +139,8 @@ def move(folder: Path, new: Path) -> None:
     return
   with checking_bucket(folder):
     fs, name = fsspec.url_to_fs(str(folder))
-    files = fs.find(
-      name
-    )  # with folders in its list, as epath has it, s3:// refuses to copy
+    # With folders in its list, as epath has it, s3:// refuses to copy.
+    files = fs.find(name)
     fs.copy(files, [f"{new}{file.removeprefix(name)}" for file in files])
     fs.rm(name, recursive=True)
 
@@ -164,7 +167,8 @@ def bucket_lock(folder: Path, flag: str) -> Iterator[None]:
     path.write_text(f"{holder}, {datetime.datetime.now(datetime.UTC).isoformat()}")
 
   with checking_bucket(folder):
-    if before := _read_lock(path):
+    before = _read_lock(path)
+    if before:
       seconds = 3 * _RENEW_SECONDS
       print(
         f"waits {seconds:.0f} s for the lock of {folder} ({before})", file=sys.stderr
@@ -172,7 +176,8 @@ def bucket_lock(folder: Path, flag: str) -> Iterator[None]:
       time.sleep(seconds)
       if _read_lock(path) not in (before, ""):
         raise InputError(
-          f"another command is using {folder} ({before}): wait for it, or give another --{flag}"
+          f"another command is using {folder} ({before}): "
+          f"wait for it, or give another --{flag}"
         )
     write()
   thread = threading.Thread(target=renew, daemon=True)
@@ -222,7 +227,7 @@ def with_digest(content: bytes) -> bytes:
 
 
 def without_digest(content: bytes) -> bytes:
-  """Returns the content that `with_digest` was given; raises ValueError if it is damaged."""
+  """Inverts `with_digest`; raises ValueError if the content is damaged."""
   size = hashlib.sha256().digest_size
   content, digest = content[:-size], content[-size:]
   if hashlib.sha256(content).digest() != digest:

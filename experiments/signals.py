@@ -7,16 +7,13 @@ import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
 
-STOPPING = (
-  signal.SIGINT,
-  signal.SIGTERM,
-  signal.SIGHUP,
-)  # SIGHUP: its terminal was closed
+# SIGHUP: the terminal was closed.
+STOPPING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
 @contextlib.contextmanager
 def handling(numbers: Sequence[signal.Signals], handler: Callable) -> Iterator[None]:
-  """Handles signals inside the block; those that are ignored, as nohup does, stay ignored."""
+  """Handles signals inside the block; those that nohup ignores stay ignored."""
   before = {}
   for number in numbers:
     if signal.getsignal(number) is not signal.SIG_IGN:
@@ -50,8 +47,7 @@ def _interrupt(number: int, frame: types.FrameType | None) -> None:
 
 
 def drops_exceptions(frame: types.FrameType | None) -> bool:
-  """Returns whether an exception that a handler raises in this frame is printed and
-  dropped.
+  """Returns whether an exception raised in this frame is printed and dropped.
 
   Extensions do so while they are imported, and Python does in the callbacks of gc, such
   as JAX's.

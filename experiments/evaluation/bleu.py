@@ -1,4 +1,4 @@
-"""sacreBLEU, which is reproducible, the BLEU of Vaswani et al. 2017, chrF and exact matches."""
+"""Computes sacreBLEU, the BLEU of Vaswani et al. 2017, chrF and exact matches."""
 
 import re
 from collections.abc import Sequence
@@ -26,8 +26,7 @@ def corpus_bleu(
   tokenize: str = "13a",
   lowercase: bool = False,
 ) -> Score:
-  """Computes sacreBLEU (Post 2018) of aligned sentences of plain text, one reference
-  for each.
+  """Computes sacreBLEU (Post 2018) of sentences with one reference each.
 
   `tokenize` is sacreBLEU's tokeniser, "none" for tokenised text; `lowercase` compares
   lower-cased text. Raises ValueError: the numbers of hypotheses and references differ
@@ -45,7 +44,7 @@ def corpus_bleu(
 def corpus_chrf(
   hypotheses: _Lines, references: _Lines, *, lowercase: bool = False
 ) -> Score:
-  """Computes chrF (Popović 2015), by characters, so that single words have a score too."""
+  """Computes chrF (Popović 2015) by characters: single words have a score too."""
   from sacrebleu import CHRF
 
   return _score(CHRF(lowercase=lowercase), hypotheses, references)
@@ -70,15 +69,15 @@ def paper_bleu(
   moses = MosesTokenizer(language)
 
   def tokens(line: str) -> str:
-    # Escaping renames tokens one to one and does not change BLEU.
-    line = (
-      line if tokenized else str(moses.tokenize(line, return_str=True, escape=False))
-    )
+    if not tokenized:
+      # Escaping renames tokens one to one and does not change BLEU.
+      line = moses.tokenize(line, return_str=True, escape=False)
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
 
   metric = _metric(tokenize="none", smooth_method="none")
-  texts = (list(map(tokens, lines)) for lines in (hypotheses, references))
-  value, signature = _score(metric, *texts)
+  hypotheses = [tokens(line) for line in hypotheses]
+  references = [tokens(line) for line in references]
+  value, signature = _score(metric, hypotheses, references)
   return Score(value, signature.replace("tok:none", f"tok:moses-{language}+hyphens"))
 
 
@@ -89,8 +88,7 @@ def sentence_statistics(
   tokenize: str = "13a",
   lowercase: bool = False,
 ) -> Int[np.ndarray, "sentences 7"]:
-  """Counts tokens, tokens of the reference, and matching 1- to 4-grams of each
-  sentence.
+  """Counts tokens, the reference's tokens, and matching 1- to 4-grams by sentence.
 
   The last column is 1 if the sentence equals its reference but for spaces. The sums
   over any selection of sentences determine its BLEU: see `sacrebleu.BLEU.compute_bleu`.
@@ -98,20 +96,22 @@ def sentence_statistics(
   # effective_order changes no counts, but sacreBLEU warns without it.
   metric = _metric(lowercase=lowercase, tokenize=tokenize, effective_order=True)
   rows = []
-  for pair in zip(hypotheses, references, strict=True):
-    score = metric.sentence_score(pair[0], [pair[1]])
-    words, own = ((line.lower() if lowercase else line).split() for line in pair)
-    rows.append([score.sys_len, score.ref_len, *score.counts, words == own])
+  for hypothesis, reference in zip(hypotheses, references, strict=True):
+    score = metric.sentence_score(hypothesis, [reference])
+    if lowercase:
+      hypothesis, reference = hypothesis.lower(), reference.lower()
+    is_exact = hypothesis.split() == reference.split()
+    rows.append([score.sys_len, score.ref_len, *score.counts, is_exact])
   return np.array(rows, int).reshape(-1, 7)
 
 
 def join_subwords(line: str, mark: str) -> str:
-  """Joins subwords: all but the last of a word end in `mark`, if not empty, such as "@@"."""
+  """Joins subwords: all but the last of a word end in `mark`, such as "@@"."""
   return re.sub(rf"{re.escape(mark)}(?: |\Z)", "", line) if mark else line
 
 
 def check_tokenizer(tokenize: str) -> None:
-  """Raises InputError if the packages of one of sacreBLEU's tokenisers are not installed."""
+  """Raises InputError if sacreBLEU lacks the packages of a tokeniser."""
   _metric(tokenize=tokenize)
 
 
@@ -123,7 +123,8 @@ def _metric(tokenize: str, **options) -> Any:
   except RuntimeError:  # of ja-mecab and ko-mecab
     extra = tokenize.partition("-")[0]
     raise InputError(
-      f"config.evaluation.tokenize={tokenize} needs more packages: pip install -e '.[{extra}]'"
+      f"config.evaluation.tokenize={tokenize} needs more packages: "
+      f"pip install -e '.[{extra}]'"
     ) from None
 
 

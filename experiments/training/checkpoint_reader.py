@@ -1,5 +1,4 @@
-"""Lists the checkpoints in a folder, reads them, finds their damage and keeps their
-average.
+"""Lists the checkpoints in a folder, reads them and finds their damage.
 
 Damage may be visible to one process only, so nothing here waits for other processes.
 """
@@ -7,8 +6,6 @@ Damage may be visible to one process only, so nothing here waits for other proce
 import contextlib
 import functools
 import hashlib
-import io
-import itertools
 import json
 import logging
 import pathlib
@@ -16,12 +13,12 @@ import re
 import sys
 import tempfile
 import textwrap
+import types
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from experiments.errors import InputError
 from experiments.files import (
@@ -30,17 +27,12 @@ from experiments.files import (
   in_bucket,
   list_folder,
   move,
-  whole_file,
-  with_digest,
-  without_digest,
   write_whole,
 )
 from relpos_jax.typing import PyTree
 
-COMPLETE = "commit_success.txt"  # the last file of a step in a bucket, written by Orbax into gs://
-TEMPORARY = (
-  "temporary.txt"  # marks a step between two regular ones; older checkpoints have none
-)
+COMPLETE = "commit_success.txt"  # the last file in a bucket, as Orbax writes in gs://
+TEMPORARY = "temporary.txt"  # marks a step between two saves; older ones have none
 _DIGESTS = "sha256sums.txt"  # `sha256sum --check` reads it; older checkpoints have none
 
 
@@ -48,10 +40,31 @@ class Damage(Exception):
   """A checkpoint differs from what was saved; the message names the difference."""
 
 
+@contextlib.contextmanager
+def _finding_damage(name: str) -> Iterator[None]:
+  """Raises Damage for what cannot be read, unless this process or machine fails.
+
+  Orbax and TensorStore raise many kinds for one broken file.
+  """
+  try:
+    yield
+  except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
+    raise
+  except Exception as error:
+    reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
+    raise Damage(f"{name} cannot be read ({reason})") from error
+
+
 def list_steps(folder: Path) -> list[int]:
-  """Returns the steps that have a complete folder, in order; links to folders do not count."""
-  names = (path.name for path in _folders(folder))
+  """Returns the steps with a complete folder, in order, without links to folders."""
+  names = [path.name for path in _folders(folder)]
   return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
+
+
+def list_regular(folder: Path) -> list[int]:
+  """Returns the steps that are not deleted after the next save."""
+  steps = list_steps(folder)
+  return [step for step in steps if not (folder / str(step) / TEMPORARY).exists()]
 
 
 def list_damaged(folder: Path) -> list[Path]:
@@ -66,11 +79,27 @@ def _folders(folder: Path) -> list[Path]:
   return [path for path in paths if path.is_dir() and not path.is_symlink()]
 
 
+def none_good(folder: Path) -> InputError:
+  """Returns the error of a folder without a good checkpoint."""
+  damaged = [path.name for path in list_damaged(folder)]
+  damaged += map(str, list_steps(folder))
+  if not damaged:
+    return InputError(
+      f"no checkpoint in {folder}: train first, or give another --workdir"
+    )
+  return InputError(
+    f"no good checkpoint in {folder}: damaged are {', '.join(damaged)}: "
+    "put back a good copy, or delete that folder to start again"
+  )
+
+
 def mark_damaged(path: Path, reason: str) -> Path:
-  """Renames the folder of a step to `damaged-STEP`, adds the reason and returns the new path."""
-  suffixes = itertools.chain([""], (f"-{index}" for index in itertools.count(2)))
-  paths = (path.with_name(f"damaged-{path.name}{suffix}") for suffix in suffixes)
-  new = next(path for path in paths if not path.exists())
+  """Renames a step to `damaged-STEP`, adds the reason and returns the new path."""
+  new = path.with_name(f"damaged-{path.name}")
+  number = 1
+  while new.exists():
+    number += 1
+    new = path.with_name(f"damaged-{path.name}-{number}")
   move(path, new)
   write_whole(new / "reason.txt", f"{reason}\n")
   return new
@@ -83,15 +112,18 @@ def local_copy(path: Path) -> Iterator[pathlib.Path]:
     yield path.absolute()
     return
   with tempfile.TemporaryDirectory() as folder:
-    download(path, local := pathlib.Path(folder, path.name))
+    local = pathlib.Path(folder, path.name)
+    download(path, local)
     yield local
 
 
 def write_digests(path: Path) -> None:
-  """Writes the SHA-256 of each file in the sub-folders of a step; Orbax adds others later."""
+  """Writes the SHA-256 of each file in sub-folders of a step; Orbax adds others later."""
+  lines = []
   with local_copy(path) as folder:
-    files = sorted(file for file in folder.glob("*/**/*") if file.is_file())
-    lines = [f"{_digest(file)}  {file.relative_to(folder)}\n" for file in files]
+    for file in sorted(folder.glob("*/**/*")):
+      if file.is_file():
+        lines.append(f"{_digest(file)}  {file.relative_to(folder)}\n")
   write_whole(path / _DIGESTS, "".join(lines))
 
 
@@ -100,23 +132,20 @@ def check_digests(folder: pathlib.Path) -> None:
 
   Warns of a step without digests, as older ones are: nothing tells what was saved.
   """
-  file = folder / _DIGESTS
-  if file.is_dir():
-    raise Damage(f"{_DIGESTS} is a folder")
-  lines = file.read_text(errors="replace").splitlines() if file.exists() else []
+  file, lines = folder / _DIGESTS, []
+  with _finding_damage(_DIGESTS), contextlib.suppress(FileNotFoundError):
+    lines = file.read_text(errors="replace").splitlines()
   if not lines:
-    problem = f"checkpoint {folder.name} has no {_DIGESTS}"
-    warning = "it is read, and damage of its files may not be seen"
-    print(f"{problem}: {warning}", file=sys.stderr)
+    print(
+      f"checkpoint {folder.name} has no {_DIGESTS}: it is read, and damage of its "
+      "files may not be seen",
+      file=sys.stderr,
+    )
   for line in lines:
     digest, _, name = line.partition("  ")
-    try:
-      found = _digest(folder / name)
-    except PermissionError:
-      raise
-    except (OSError, ValueError) as error:  # a damaged name
-      raise Damage(f"{name} cannot be read ({type(error).__name__})") from error
-    if found != digest:
+    with _finding_damage(name):  # the name may be damaged too
+      present = _digest(folder / name)
+    if present != digest:
       raise Damage(f"{name} is not what was saved")
 
 
@@ -125,75 +154,83 @@ def _digest(file: pathlib.Path) -> str:
     return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def read(
-  folder: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct], field: str = ""
-) -> dict[str, jax.Array]:
-  """Reads the arrays of a step by name: those `wanted`, with these shardings.
+def digests_of(folder: Path, steps: Sequence[int]) -> dict[int, str]:
+  """Returns a digest of each step, which is another one if the step is saved anew."""
+  digests = {}
+  for step in steps:
+    file = folder / str(step) / _DIGESTS
+    if not file.is_file():  # an older step, whose manifest has digests
+      file = folder / str(step) / "manifest" / "metadata"
+    digests[step] = _digest(file) if file.is_file() else ""
+  return digests
+
+
+def read(folder: pathlib.Path, like: PyTree, field: str = "") -> PyTree:
+  """Reads the state of a step with the structure and the shardings of `like`.
 
   A `field` of the state is read alone. Raises Damage if the files that this process
   reads are damaged or partial, and InputError if the checkpoint is of another model.
   """
   import orbax.checkpoint as ocp
 
-  there = read_kinds(folder)
-  there = {
-    n: x for n, x in there.items() if not field or f"{n}.".startswith(f"{field}.")
-  }
-  here = {name: describe(array) for name, array in wanted.items()}
-  for name in sorted(here | there):
-    if here.get(name) != there.get(name):
-      before, now = there.get(name, "absent"), here.get(name, "absent")
-      raise InputError(
-        f"checkpoint {folder.name} is of another model: {name} is {before} there and {now} here: "
-        "use the config it was trained with, or another --workdir"
-      )
-  restore_args = ocp.checkpoint_utils.construct_restore_args(wanted)
+  state = {field: like} if field else like
+  wanted = by_name(jax.tree.map(ocp.utils.to_shape_dtype_struct, state))
+  _check_same_model(folder, wanted, field)
   request = ocp.args.PyTreeRestore(
-    item=wanted, restore_args=restore_args, partial_restore=True
+    item=wanted,
+    restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),
+    partial_restore=True,
   )
-  try:
-    arrays = _checkpointer().restore(folder, args=ocp.args.Composite(state=request))[
-      "state"
-    ]
-  except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
-    raise
-  except (
-    Exception
-  ) as error:  # Orbax and TensorStore raise many kinds for one broken file
-    raise Damage(f"it cannot be read ({textwrap.shorten(str(error), 200)})") from error
-  for (
-    name
-  ) in wanted:  # without Orbax's metadata of an array, what was asked for comes back
-    if not isinstance(arrays.get(name), jax.Array):
+  with _finding_damage("it"):
+    items = _checkpointer().restore(folder, ocp.args.Composite(state=request))
+  leaves = []
+  for name in wanted:
+    leaf = items["state"].get(name)
+    # Without Orbax's metadata of an array, what was asked for comes back.
+    if not isinstance(leaf, jax.Array):
       raise Damage(f"it has no array {name}")
-  return arrays
+    leaves.append(leaf)
+  return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _check_same_model(
+  folder: pathlib.Path, wanted: Mapping[str, Any], field: str
+) -> None:
+  there = read_kinds(folder)
+  for name in sorted(there.keys() | wanted.keys()):
+    if field and name.split(".")[0] != field:
+      continue
+    kind = there.get(name, "absent")
+    kind_here = describe(wanted[name]) if name in wanted else "absent"
+    if kind != kind_here:
+      raise InputError(
+        f"checkpoint {folder.name} is of another model: {name} is {kind} there and "
+        f"{kind_here} here: use the config it was trained with, or another --workdir"
+      )
 
 
 def read_kinds(folder: pathlib.Path) -> dict[str, str]:
-  """Returns the kinds of a step's arrays by name; raises Damage if they are of another step."""
-  try:
+  """Returns the kinds of a step's arrays by name.
+
+  Raises Damage: they cannot be read, or are of another step.
+  """
+  kinds = {}
+  with _finding_damage("its manifest"):
     manifest = json.loads((folder / "manifest" / "metadata").read_bytes())
-    # In older checkpoints a digest follows the kind.
-    step, kinds = (
-      manifest["step"],
-      {name: kind for name, (kind, *_) in manifest["arrays"].items()},
-    )
-  except PermissionError:
-    raise
-  except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-    raise Damage(f"its manifest cannot be read ({type(error).__name__})") from error
+    step = manifest["step"]
+    for name, description in manifest["arrays"].items():
+      kinds[name] = description[0]  # in older checkpoints a digest follows
   if step != int(folder.name):
     raise Damage(f"it is of step {step}: another step's folder was renamed or copied")
   return kinds
 
 
-def by_name(tree: PyTree, field: str = "") -> dict[str, Any]:
-  """Returns the leaves of a state by dotted path, as in params.kernel, prefixed with `field`."""
-  prefix = (jax.tree_util.GetAttrKey(field),) if field else ()
-  return {
-    jax.tree_util.keystr(prefix + path, simple=True, separator="."): leaf
-    for path, leaf in jax.tree.leaves_with_path(tree)
-  }
+def by_name(tree: PyTree) -> dict[str, Any]:
+  """Returns the leaves of a tree by dotted path, as in params.kernel."""
+  arrays = {}
+  for path, leaf in jax.tree.leaves_with_path(tree):
+    arrays[jax.tree_util.keystr(path, simple=True, separator=".")] = leaf
+  return arrays
 
 
 def describe(array: Any) -> str:
@@ -208,66 +245,27 @@ def _checkpointer() -> Any:
   silence_orbax()
   this = jax.process_index()
   alone = ocp.options.MultiprocessingOptions(primary_host=this, active_processes={this})
-  return ocp.Checkpointer(
-    ocp.CompositeCheckpointHandler(), multiprocessing_options=alone
-  )
+  handler = ocp.CompositeCheckpointHandler()
+  return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
 @functools.cache
 def silence_orbax() -> None:
-  """Silences Orbax's log of every save, and the warnings of requests that it abandons.
+  """Silences Orbax's log of every save, and what follows from one failed request.
 
-  When one of many parallel requests fails, the others complain, from other threads,
-  before or after the error that is reported.
+  The others of its parallel requests complain from other threads, before or after the
+  error that is reported.
   """
   abandoned = "Event loop is closed|coroutine .* was never awaited"
   logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
   logging.getLogger("asyncio").setLevel(logging.CRITICAL)
   warnings.filterwarnings("ignore", abandoned, RuntimeWarning)
-  before = sys.unraisablehook
+  hook_before = sys.unraisablehook
 
-  def hook(args) -> None:
+  def hook(unraisable) -> None:
     # Orbax renames the GeneratorExit that ends a coroutine as an error of reading.
-    is_orbax = "orbax" in getattr(
-      getattr(args.object, "cr_code", None), "co_filename", ""
-    )
-    if not is_orbax and not re.search(abandoned, str(args.exc_value)):
-      before(args)
+    is_coroutine = isinstance(unraisable.object, types.CoroutineType)
+    if not is_coroutine and not re.search(abandoned, str(unraisable.exc_value)):
+      hook_before(unraisable)
 
   sys.unraisablehook = hook
-
-
-def key_of(folder: Path, steps: Sequence[int]) -> str:
-  """Names steps with a digest of their contents: one that is saved anew has another name."""
-  digests = {}
-  for path in (folder / str(step) for step in steps):
-    files = path / _DIGESTS, path / "manifest" / "metadata"
-    content = next((file.read_bytes() for file in files if file.is_file()), b"")
-    digests[path.name] = hashlib.sha256(content).hexdigest()
-  return json.dumps(digests)
-
-
-def read_average(file: pathlib.Path, key: str, like: PyTree) -> PyTree | None:
-  """Returns the average that is kept for a key; None if it is another, damaged or not there."""
-  try:
-    content = without_digest(file.read_bytes())
-  except (OSError, ValueError):
-    return None
-  wanted = by_name(like)
-  with np.load(io.BytesIO(content)) as arrays:
-    if arrays["key"].item() != key or not wanted.keys() <= {*arrays}:
-      return None
-    found = [arrays[name] for name in wanted]
-  if [*map(describe, found)] != [*map(describe, wanted.values())]:
-    return None
-  shardings = [getattr(x, "sharding", None) for x in wanted.values()]
-  return jax.tree.unflatten(jax.tree.structure(like), jax.device_put(found, shardings))
-
-
-def write_average(file: pathlib.Path, key: str, average: PyTree) -> None:
-  """Keeps an average for a key, unless the folder cannot be written."""
-  arrays = {name: np.asarray(x) for name, x in by_name(average).items()}
-  content = io.BytesIO()
-  np.savez(content, key=key, **arrays)
-  with contextlib.suppress(OSError), whole_file(file) as opened:
-    opened.write(with_digest(content.getvalue()))

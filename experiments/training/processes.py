@@ -1,4 +1,4 @@
-"""Runs in several processes: joining, agreeing, printing, and stopping together on a signal."""
+"""Joins the processes of a run, has them agree, and stops them together on a signal."""
 
 import contextlib
 import json
@@ -17,20 +17,22 @@ from jax.experimental import multihost_utils
 from experiments import signals
 from experiments.errors import InputError
 
-_HEARTBEAT_SECONDS = (
-  10  # without a heartbeat; then the other processes end with status 134
-)
+# Without a heartbeat for so long, the other processes end with status 134.
+_HEARTBEAT_SECONDS = 10
 # The variables by which JAX finds the tasks of a SLURM step.
 _SLURM = {
-  f"SLURM_{x}" for x in ("JOB_ID", "STEP_NODELIST", "NTASKS", "PROCID", "LOCALID")
+  "SLURM_JOB_ID",
+  "SLURM_STEP_NODELIST",
+  "SLURM_NTASKS",
+  "SLURM_PROCID",
+  "SLURM_LOCALID",
 }
 
 
 def join_processes(
   distributed: bool = False, env: Mapping[str, str] = os.environ
 ) -> None:
-  """Joins the other processes of this run, if there are any; to be called before JAX is
-  used.
+  """Joins the other processes of this run, if there are any, before JAX is used.
 
   Processes are found from the environment: a SLURM step (`srun`) or Open MPI with more
   than one task, or
@@ -43,10 +45,10 @@ def join_processes(
   """
   if not (distributed or is_one_of_several(env)):
     return
-  names = dict(num_processes="JAX_NUM_PROCESSES", process_id="JAX_PROCESS_ID")
   try:
     jax.distributed.initialize(
-      **{key: int(env[name]) for key, name in names.items() if name in env},
+      num_processes=_number(env, "JAX_NUM_PROCESSES"),
+      process_id=_number(env, "JAX_PROCESS_ID"),
       heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
       shutdown_timeout_seconds=3 * _HEARTBEAT_SECONDS,
     )
@@ -58,11 +60,15 @@ def join_processes(
     ) from error
 
 
+def _number(env: Mapping[str, str], name: str) -> int | None:
+  return int(env[name]) if name in env else None
+
+
 def is_one_of_several(env: Mapping[str, str]) -> bool:
   """Returns whether the environment names other processes of this run."""
-  sizes = [env.get("OMPI_COMM_WORLD_SIZE", "1")]
-  sizes += [env["SLURM_NTASKS"]] if {*env} >= _SLURM else []
-  return "JAX_COORDINATOR_ADDRESS" in env or any(size != "1" for size in sizes)
+  if "JAX_COORDINATOR_ADDRESS" in env or env.get("OMPI_COMM_WORLD_SIZE", "1") != "1":
+    return True
+  return env.keys() >= _SLURM and env["SLURM_NTASKS"] != "1"
 
 
 def is_first() -> bool:
@@ -77,46 +83,51 @@ def wait_for_all(name: str) -> None:
 
 
 def check_same(values: Mapping[str, Any]) -> None:
-  """Waits for all processes; raises InputError unless these JSON values are the same in each."""
-  first, *others = map(json.loads, _gather(json.dumps(values)))
+  """Waits for all processes; raises InputError unless these values are the same in each.
+
+  They are values of JSON.
+  """
+  texts = {name: json.dumps(value) for name, value in values.items()}
+  first, *others = [json.loads(text) for text in _gather(json.dumps(texts))]
   for process, other in enumerate(others, 1):
     for name in first | other:
-      ours, theirs = (
-        json.dumps(of[name]) if name in of else "absent" for of in (first, other)
-      )
+      ours, theirs = first.get(name, "absent"), other.get(name, "absent")
       if ours != theirs:
         raise InputError(
-          f"{name} is {ours} in process 0 and {theirs} in process {process}: start all processes "
-          "with the same command, code and files"
+          f"{name} is {ours} in process 0 and {theirs} in process {process}: "
+          "start all processes with the same command, code and files"
         )
 
 
 @contextlib.contextmanager
 def failing_together(kind: type[Exception] = InputError) -> Iterator[None]:
-  """Raises an error of this kind in all processes if one has it, once all have left the block."""
-  message = ""
+  """Raises an error of this kind in all processes if one has it.
+
+  It waits until all have left the block.
+  """
+  own = ""
   try:
     yield
   except kind as error:
-    message = str(error)
-  if message := next(filter(None, _gather(message)), ""):
-    raise kind(message)
+    own = str(error)
+  for message in _gather(own):
+    if message:
+      raise kind(message)
 
 
 def any_process(flag: bool) -> bool:
-  """Returns whether `flag` is true in any process, after all processes have called this."""
+  """Returns whether `flag` is true in any process, once all have called this."""
   return str(True) in _gather(str(flag))
 
 
 def _gather(text: str) -> list[str]:
-  """Returns the text of each process, in order, after all processes have called this."""
+  """Returns the text of each process, in order, once all have called this."""
   if jax.process_count() == 1:
     return [text]
   own = text.encode()
-  longest = int(multihost_utils.process_allgather(np.int32(len(own))).max())
-  rows = multihost_utils.process_allgather(
-    np.frombuffer(own.ljust(longest, b"\0"), np.uint8)
-  )
+  lengths = multihost_utils.process_allgather(np.int32(len(own)))
+  padded = own.ljust(int(lengths.max()), b"\0")
+  rows = multihost_utils.process_allgather(np.frombuffer(padded, np.uint8))
   return [row.tobytes().rstrip(b"\0").decode() for row in rows]
 
 
@@ -134,12 +145,12 @@ class Stopped(BaseException):
 
 
 class StopOnSignal:
-  """Handles SIGTERM, SIGHUP and SIGINT inside a `with` block; a second SIGINT exits at
-  once.
+  """Handles SIGTERM, SIGHUP and SIGINT inside a `with` block.
 
-  A signal raises `Stopped` at once, unless `deferred` is true: then `should_stop`
-  returns True from the next call on. Signals that are ignored stay ignored, since
-  shells let background jobs ignore SIGINT, and nohup SIGHUP.
+  A second SIGINT exits at once. A signal raises `Stopped` at once, unless `deferred`
+  is true: then `should_stop` returns True from the next call on. Signals that are
+  ignored stay ignored, since shells let background jobs ignore SIGINT, and nohup
+  SIGHUP.
 
   In several processes JAX's preemption service receives the signals, and `should_stop`
   returns True from the same call on in all of them; what does not call it goes on.
@@ -148,9 +159,8 @@ class StopOnSignal:
   def __init__(self):
     self.deferred = False
     self.stopping = False  # known to all processes
-    self.signal = (
-      signal.SIGTERM
-    )  # the signal received; the same in all processes once stopping
+    # The signal received; the same in all processes once stopping.
+    self.signal = signal.SIGTERM
     self._received = self._is_raised = False
     self._num_calls = 0
     self._exit = contextlib.ExitStack()
@@ -174,16 +184,17 @@ class StopOnSignal:
       self._num_calls += 1
       self.stopping = multihost_utils.reached_preemption_sync_point(self._num_calls)
       if self.stopping:
+        received = [int(number) for number in _gather(str(int(self.signal)))]
         # A process that received none has SIGTERM, the largest number.
-        self.signal = signal.Signals(min(map(int, _gather(str(int(self.signal))))))
+        self.signal = signal.Signals(min(received))
     return self.stopping
 
   @contextlib.contextmanager
   def interruptible(self) -> Iterator[None]:
-    """Ends the block at once on a signal, with `stopping` true, if this is the only
-    process.
+    """Ends the block at once on a signal, if this is the only process.
 
-    It is meant for work that changes nothing and may take long, such as an evaluation.
+    Then `stopping` is true. It is meant for work that changes nothing and may take
+    long, such as an evaluation.
     """
     before, self.deferred = self.deferred, False
     try:

@@ -1,6 +1,7 @@
 """Keeps compiled programs, so that a later process neither traces nor compiles them."""
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import os
@@ -21,9 +22,10 @@ from experiments.training.environment import code_version, cpuinfo
 _MOST_BYTES = 2**28  # of the files kept; those used least recently are deleted
 
 
-def kept(function: Callable, key: str, devices: Sequence[jax.Device]) -> Callable:
-  """Returns a jitted function whose programs are kept in JAX's compilation cache, in
-  `programs/`.
+def keep_programs(
+  function: Callable, key: str, devices: Sequence[jax.Device]
+) -> Callable:
+  """Returns a jitted function whose programs are kept in JAX's cache, in `programs/`.
 
   A program is found again by the key, the code of this project, versions, settings,
   devices and the kinds of its arguments, which are arrays. The key must name all that
@@ -31,35 +33,44 @@ def kept(function: Callable, key: str, devices: Sequence[jax.Device]) -> Callabl
   written, is made again. Without a key or a local cache, or in several processes,
   nothing is kept.
   """
-  folder = (
-    jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir
-  )
-  if not key or not folder or "://" in folder or jax.process_count() > 1:
+  if not key or not jax.config.jax_enable_compilation_cache:
     return function
-  programs, lock = {}, threading.Lock()
+  folder = jax.config.jax_compilation_cache_dir
+  if not folder or "://" in folder or jax.process_count() > 1:
+    return function
+  folder = pathlib.Path(folder, "programs")
+  return _KeptPrograms(function, key, devices, folder)
 
-  def call(*args):
-    leaves, tree = jax.tree.flatten(args)
-    kinds = [(x.shape, x.dtype, getattr(x, "sharding", None)) for x in leaves]
-    kinds = (*kinds, jax.sharding.get_abstract_mesh())
-    with lock:  # of several threads one compiles
-      if (kinds, tree) not in programs:
-        names = [
-          jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(args)
-        ]
-        settings = {
-          name: x for name, x in jax.config.values.items() if "cache" not in name
-        }
-        parts = key, kinds, names, *devices, *_machine(), settings
-        file = pathlib.Path(
-          folder, "programs", hashlib.sha256(repr(parts).encode()).hexdigest()
-        )
-        programs[kinds, tree] = _load(file, args, devices) or _compile(
-          file, function, args
-        )
-    return programs[kinds, tree](*args)
 
-  return call
+@dataclasses.dataclass
+class _KeptPrograms:
+  """A function that takes its programs from files."""
+
+  function: Any
+  key: str
+  devices: Sequence[jax.Device]
+  folder: pathlib.Path
+  programs: dict[tuple, Callable] = dataclasses.field(default_factory=dict)
+  lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+
+  def __call__(self, *args) -> Any:
+    leaves, tree = jax.tree.flatten_with_path(args)
+    kinds = [jax.sharding.get_abstract_mesh()]
+    for path, leaf in leaves:
+      kinds.append((path, leaf.shape, leaf.dtype, getattr(leaf, "sharding", None)))
+    known = tree, *kinds
+    with self.lock:  # of several threads one compiles
+      if known not in self.programs:
+        file = self._file(kinds)
+        program = _load(file, args, self.devices)
+        self.programs[known] = program or _compile(file, self.function, args)
+    return self.programs[known](*args)
+
+  def _file(self, kinds: list) -> pathlib.Path:
+    settings = jax.config.values.items()
+    settings = [(name, value) for name, value in settings if "cache" not in name]
+    parts = self.key, kinds, self.devices, _machine(), settings
+    return self.folder / hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def _load(

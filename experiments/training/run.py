@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from experiments.files import Path, in_bucket
 from experiments.training import sharding
+from experiments.training.averaging import average_last
 from experiments.training.checkpoint import Checkpoints
 from relpos_jax.typing import PyTree
 
@@ -39,7 +40,8 @@ def load_average(run: Run, workdir: Path) -> Run:
   if in_bucket(workdir) or jax.process_count() > 1:
     file = None
   with Checkpoints(workdir / "checkpoints") as checkpoints:
-    params, steps = checkpoints.average(
+    params, steps = average_last(
+      checkpoints,
       config.decoding.average_checkpoints,
       like=shapes,
       since=config.training.warmup_steps,

@@ -211,34 +211,31 @@ def score_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
   exact (%): case:exact
   """
   width = max(map(len, ("split", *rows)))
-  header = [
-    f"{'split':{width}}",
-    "sentences",
-    *(f"{title:>5}" for title in TITLES.values()),
-  ]
-  lines, signatures = ["   ".join(header)], []
+  titles = [f"{title:>5}" for title in TITLES.values()]
+  lines = ["   ".join([f"{'split':{width}}", "sentences", *titles])]
+  signatures = {}  # each once, in order
   for split, row in rows.items():
     cells = [f"{split:{width}}", f"{row['sentences']:9,}"]
     for name, title in TITLES.items():
-      cells.append(f"{row[name].value:{max(5, len(title))}.2f}")
-      signatures.append(f"{title}: {row[name].signature}")
+      score = row[name]
+      cells.append(f"{score.value:{max(5, len(title))}.2f}")
+      signatures[f"{title}: {score.signature}"] = None
     lines.append("   ".join(cells))
-  return "\n".join([*lines, "", *dict.fromkeys(signatures)])
+  return "\n".join([*lines, "", *signatures])
 
 
 def format_samples(samples: Iterable[Sequence[str]]) -> str:
-  """Formats a source, its reference and its translation one below the other, for each sample."""
+  """Formats each sample: a source, its reference and its translation, one a line."""
   block = "source       {}\nreference    {}\ntranslation  {}"
   return "\n\n".join(block.format(*sample) for sample in samples)
 
 
 def draw_attention(run: Run, source: str, translation: str, path: Path):
-  """Draws the attention of the encoder's first layer, and that from a translation to
-  its source.
+  """Draws the attention within a source, and from a translation to it.
 
-  Weights are means over heads; those of the second panel are also means over layers.
-  Each row of the second panel is the token that the decoder is about to write. Returns
-  the path.
+  The first panel shows the encoder's first layer, the second the mean of the decoder's
+  layers; both are means over heads. Each row of the second panel is the token that the
+  decoder is about to write. Returns the path.
   """
   source_ids, target_ids = encode(run.vocabulary, [source.strip(), translation])
   target_input = np.concatenate([[BOS], target_ids[:-1]])
@@ -246,13 +243,11 @@ def draw_attention(run: Run, source: str, translation: str, path: Path):
   encoder, cross = _weights(run.graphdef, params, source_ids[None], target_input[None])
   source_words = pieces(run.vocabulary, source_ids)
   target_words = pieces(run.vocabulary, target_ids)
-  panels = [
-    Panel(
-      "self-attention, encoder layer 1", np.asarray(encoder), source_words, source_words
-    ),
-    Panel("translation to source", np.asarray(cross), target_words, source_words),
-  ]
-  return attention_heatmap(panels, path)
+  title = "self-attention, encoder layer 1"
+  own = Panel(title, np.asarray(encoder), source_words, source_words)
+  title = "translation to source"
+  to_source = Panel(title, np.asarray(cross), target_words, source_words)
+  return attention_heatmap([own, to_source], path)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -265,8 +260,7 @@ def _weights(graphdef: nnx.GraphDef, params: PyTree, source: Array, target: Arra
   def mean_over_heads(attention):
     return jnp.mean(attention["weights"][0][0], axis=0)
 
-  cross = [
-    mean_over_heads(x["cross_attention"]) for x in sown["decoder"]["layers"].values()
-  ]
+  layers = sown["decoder"]["layers"].values()
+  cross = [mean_over_heads(layer["cross_attention"]) for layer in layers]
   encoder = mean_over_heads(sown["encoder"]["layers"][0]["self_attention"])
   return encoder, jnp.mean(jnp.stack(cross), axis=0)

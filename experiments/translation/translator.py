@@ -1,6 +1,7 @@
-"""Translation of lines by beam search, where a line that is done makes room for the next."""
+"""Translates lines by beam search: a line that is done makes room for the next."""
 
 import concurrent.futures
+import dataclasses
 import functools
 import os
 import threading
@@ -15,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tokenizers import Tokenizer
 
 from experiments.data.tokenizer import BOS, EOS, PAD, Ragged, decode, encode
-from experiments.training.programs import kept
+from experiments.training.programs import keep_programs
 from experiments.training.run import Run
 from relpos_jax.attention.partitioned import target_platform
 from relpos_jax.decoding.beam import Search, begin, extend
@@ -23,18 +24,8 @@ from relpos_jax.models.layers import Cache, Memory, decoding_model
 from relpos_jax.typing import Array, Bool, Int, PyTree
 
 _SHORTEST = 32
-_NOT_YET, _DONE, _FULL = range(
-  3
-)  # a sentence's state: full if it needs more room for its tokens
-
-
-class _Batch(NamedTuple):
-  """The sentences that are being translated, one in each row."""
-
-  search: Search
-  memories: tuple[Memory, ...]
-  number: Int[Array, " B"]  # of the sentence; -1: none
-  is_full: Bool[Array, " B"]  # the search was given up, since it needs more room
+# A sentence's state: full if it needs more room for its tokens.
+_NOT_YET, _DONE, _FULL = range(3)
 
 
 class Translator:
@@ -78,116 +69,20 @@ class Translator:
     key: str = "",
     track: Callable[[Iterable, int], Iterable] = lambda lines, number: lines,
   ):
-    mesh = Mesh(mesh.devices, mesh.axis_names)  # of automatic axes
     self.params = params
     self.tokenizer = tokenizer
-    self._num_devices, self._track, self._extra_length = mesh.size, track, extra_length
-    is_cpu = target_platform() == "cpu"
+    self._extra_length = extra_length
+    self._track = track
+    self._num_devices = mesh.size
     self._taking = threading.Lock()
-    self._num_threads = (
-      2 if is_cpu and mesh.size == 1 and (os.cpu_count() or 1) > 1 else 1
-    )
-    default = (2560 if is_cpu else 16_384) // beam_size
-    self._token_budget = default if token_budget is None else token_budget
-
-    def start(model: nnx.Module, limits: Array, room: int) -> Search:
-      cache = model.init_cache(len(limits), room, beam_size)
-      return begin(
-        cache, limits, beam_size=beam_size, max_length=room, bos=BOS, pad=PAD
-      )
-
-    def make_empty(params: PyTree, source: Array) -> _Batch:
-      model, (rows, length) = decoding_model(graphdef, params), source.shape
-      search = start(model, jnp.zeros(rows, jnp.int32), room=length + length // 2)
-      none = jnp.full(rows, -1), jnp.zeros(rows, bool)
-      return _Batch(search, model.empty_memory(source), *none)
-
-    def advance(
-      params: PyTree,
-      batch: _Batch,
-      source: Array,
-      number: Array,
-      limits: Array,
-      is_last: Array,
-    ) -> tuple[_Batch, Array, Array]:
-      """Searches until all new sources, those with a number, have a row and a few rows
-      are free.
-
-      If `is_last`, it searches until all are done. Takes sources (B, S), numbers and
-      limits (B,). Also returns the states (2 B,) and the best translations (2 B, L) of
-      the sentences by number.
-      """
-      rows, room = len(source), batch.search.live.tokens.shape[2] - 1
-      few = max(1, rows // 8)
-      model = decoding_model(graphdef, params)
-      memories = model.encode_memory(source)
-      num_new = jnp.sum(number >= 0)
-
-      def fill(batch: _Batch, taken: Array) -> tuple[_Batch, Array]:
-        """Gives the next sources to a few of the rows that are free."""
-        (free,) = jnp.nonzero(batch.number < 0, size=few, fill_value=rows)
-        new = taken + jnp.arange(few)
-        free = jnp.where(new < num_new, free, rows)  # no row: nothing is put there
-        pick = functools.partial(jnp.take, indices=new, axis=0, mode="clip")
-        search = start(model, pick(limits), room)
-        new = _Batch(
-          search, jax.tree.map(pick, memories), pick(number), jnp.zeros(few, bool)
-        )
-        batch = jax.tree.map(lambda x, y: x.at[free].set(y, mode="drop"), batch, new)
-        return batch, taken + jnp.sum(free < rows)
-
-      def step(batch: _Batch) -> _Batch:
-        def decode(tokens, cache):
-          logits, cache = model.decode(tokens, cache, batch.memories)
-          return logits.at[..., EOS].set(-jnp.inf) if never_ends else logits, cache
-
-        rules = dict(length_penalty=length_penalty, stop=stop, eos=EOS, pad=PAD)
-        search = extend(batch.search, decode, Cache.reorder, **rules)
-        is_full = search.is_live & (search.length == room)
-        scores = jnp.where(is_full[:, None], -jnp.inf, search.live.scores)
-        search = search._replace(live=search.live._replace(scores=scores))
-        return batch._replace(search=search, is_full=batch.is_full | is_full)
-
-      def search_on(carry):
-        batch, taken, states, found = carry
-        batch, taken = fill(batch, taken)
-        wanted = jnp.where((taken < num_new) | ~is_last, few, rows)
-        batch = jax.lax.while_loop(
-          lambda x: jnp.sum(~x.search.is_live) < wanted, step, batch
-        )
-        is_over = ~batch.search.is_live & (batch.number >= 0)
-        at = jnp.where(is_over, batch.number, 2 * rows)
-        states = states.at[at].set(jnp.where(batch.is_full, _FULL, _DONE), mode="drop")
-        found = found.at[at].set(batch.search.ended.tokens[:, 0, 1:], mode="drop")
-        batch = batch._replace(number=jnp.where(is_over, -1, batch.number))
-        return batch, taken, states, found
-
-      def goes_on(carry):
-        batch, taken, *_ = carry
-        return (taken < num_new) | (is_last & jnp.any(batch.number >= 0))
-
-      nothing = jnp.full(2 * rows, _NOT_YET), jnp.full((2 * rows, room), PAD)
-      batch, _, *found = jax.lax.while_loop(goes_on, search_on, (batch, 0, *nothing))
-      return batch, *found
-
-    everywhere, by_row = PartitionSpec(), PartitionSpec(mesh.axis_names)
-    # Each device stops by itself.
-    on_devices = functools.partial(
-      jax.shard_map, mesh=mesh, out_specs=by_row, check_vma=False
-    )
-    for_host, on_device = (NamedSharding(mesh, spec) for spec in (everywhere, by_row))
-    make_empty_jit = jax.jit(
-      on_devices(make_empty, in_specs=(everywhere, by_row)), out_shardings=on_device
-    )
-    advance_jit = jax.jit(
-      on_devices(advance, in_specs=(everywhere, *4 * [by_row], everywhere)),
-      out_shardings=(on_device, for_host, for_host),
-      donate_argnums=1,
-    )
-    options = beam_size, length_penalty, stop, never_ends, mesh
-    key, devices = key and f"{key} {options}", [*mesh.devices.flat]
-    self._make_empty = kept(make_empty_jit, key and f"make_empty {key}", devices)
-    self._advance = kept(advance_jit, key and f"advance {key}", devices)
+    is_cpu = target_platform() == "cpu"
+    has_cores = is_cpu and mesh.size == 1 and (os.cpu_count() or 1) > 1
+    self._num_threads = 2 if has_cores else 1
+    if token_budget is None:
+      token_budget = (2560 if is_cpu else 16_384) // beam_size
+    self._token_budget = token_budget
+    rules = _Rules(graphdef, beam_size, length_penalty, stop, never_ends)
+    self._make_empty, self._advance = _compiled(rules, mesh, key)
 
   def __call__(
     self,
@@ -197,21 +92,20 @@ class Translator:
   ) -> list[str]:
     """Translates lines in order, an empty line as empty.
 
-    `params` replace the translator's; `limits` are the most tokens of each translation,
-    in place of those of its source and `extra_length`.
+    `params` replace the translator's. `limits` are the most tokens of each translation,
+    by default those of its source and `extra_length`.
     """
-    params = self.params if params is None else params
-    translations = [""] * len(lines)
+    if params is None:
+      params = self.params
     sources = encode(self.tokenizer, [line.strip() for line in lines])
-    lengths = sources.lengths.tolist()
-    limits = sources.lengths + self._extra_length if limits is None else limits
+    if limits is None:
+      limits = sources.lengths + self._extra_length
     # The longest of a batch come first, so that none is left to be searched for alone.
-    filled = sorted(
-      (i for i, line in enumerate(lines) if line.strip()), key=lambda i: -lengths[i]
-    )
-    for i, tokens in self._track(
-      self._translate_all(params, sources, limits, filled), len(filled)
-    ):
+    longest_first = np.argsort(-sources.lengths, kind="stable").tolist()
+    filled = [i for i in longest_first if lines[i].strip()]
+    translations = [""] * len(lines)
+    translated = self._translate_all(params, sources, limits, filled)
+    for i, tokens in self._track(translated, len(filled)):
       text = decode(self.tokenizer, tokens)
       translations[i] = text.replace("\n", " ").replace("\r", " ")
     return translations
@@ -223,20 +117,19 @@ class Translator:
     limits: Int[np.ndarray, "lines"],
     waiting: list[int],
   ) -> Iterator[tuple[int, Int[np.ndarray, "L"]]]:
-    """Yields which of the waiting sources are done, and their tokens, short ones first."""
+    """Yields which of the waiting sources are done, and their tokens.
+
+    Short ones come first.
+    """
     lengths, length = sources.lengths.tolist(), _SHORTEST
     while waiting:
       alike = [i for i in reversed(waiting) if lengths[i] <= length]
       longer = [i for i in waiting if lengths[i] > length]
-      num_rows = max(
-        1, self._token_budget // length // self._num_devices
-      )  # of a device
-      num_streams = (
-        1 if len(alike) <= num_rows * self._num_devices else self._num_threads
-      )
-      stream = functools.partial(
-        self._translate, params, sources, limits, length, num_rows, alike
-      )
+      num_rows = max(1, self._token_budget // length // self._num_devices)
+      shape = self._num_devices, num_rows, length
+      fits_in_one = len(alike) <= num_rows * self._num_devices
+      num_streams = 1 if fits_in_one else self._num_threads
+      stream = functools.partial(self._translate, params, sources, limits, shape, alike)
       for i, tokens in _merged([stream() for _ in range(num_streams)]):
         if tokens is None:
           longer.append(i)
@@ -248,42 +141,56 @@ class Translator:
     self,
     params: PyTree,
     sources: Ragged,
-    limits,
-    length: int,
-    num_rows: int,
+    limits: Int[np.ndarray, "lines"],
+    shape: tuple[int, int, int],
     waiting: list[int],
   ) -> Iterator[list[tuple[int, Int[np.ndarray, "L"] | None]]]:
-    """Yields the sources, from the end of those waiting, that are done at once, and
-    their tokens.
+    """Yields the sources that are done at once, and their tokens.
 
-    In place of the tokens of a translation that needs more room there is None.
+    They are taken from the end of those waiting. In place of the tokens of a
+    translation that needs more room there is None. The shape is that of a batch:
+    devices, rows of a device, tokens.
     """
-    numbered = np.full(
-      (self._num_devices, 2 * num_rows), -1
-    )  # the source of each number, if any
-    new = np.zeros((self._num_devices, num_rows), int)
-    batch = self._make_empty(params, np.full((new.size, length), PAD, np.int32))
-    while waiting or np.any(numbered >= 0):
-      number = np.full(new.shape, -1, np.int32)
+    num_devices, num_rows, length = shape
+    indices = np.full((num_devices, 2 * num_rows), -1)  # of the sources, by number
+    new = np.zeros((num_devices, num_rows), int)
+    source = np.full((new.size, length), PAD, np.int32)
+    batch = self._make_empty(params, source)
+    while waiting or np.any(indices >= 0):
       with self._taking:
-        for device, unused in enumerate(numbered < 0):
-          share = min(num_rows, -(-len(waiting) // (self._num_devices - device)))
-          for n, free in enumerate(np.flatnonzero(unused)[:share].tolist()):
-            number[device, n] = free
-            new[device, n] = numbered[device, free] = waiting.pop()
-      source = sources.padded(new.ravel(), (new.size, length), PAD)
-      rows = number.ravel(), limits[new.ravel()].astype(np.int32)
-      batch, *found = self._advance(params, batch, source, *rows, np.bool_(not waiting))
-      states, tokens = (
-        np.asarray(x).reshape(*numbered.shape, *x.shape[1:]) for x in found
+        number = _take_next(waiting, indices, new)
+      rows, is_last = new.ravel(), np.bool_(not waiting)
+      source = sources.padded(rows, source.shape, PAD)
+      new_limits = limits[rows].astype(np.int32)
+      batch, states, tokens = self._advance(
+        params, batch, source, number.ravel(), new_limits, is_last
       )
+      states = np.asarray(states).reshape(indices.shape)
+      tokens = np.asarray(tokens).reshape(*indices.shape, -1)
       is_over = states != _NOT_YET
-      is_done = states[is_over] == _DONE
-      texts = [
-        x if done else None for x, done in zip(tokens[is_over], is_done, strict=True)
-      ]
-      yield list(zip(numbered[is_over].tolist(), texts, strict=True))
-      numbered[is_over] = -1
+      over = zip(
+        indices[is_over].tolist(), states[is_over], tokens[is_over], strict=True
+      )
+      yield [(i, row if state == _DONE else None) for i, state, row in over]
+      indices[is_over] = -1
+
+
+def _take_next(
+  waiting: list[int], indices: Int[np.ndarray, "D numbers"], new: Int[np.ndarray, "D B"]
+) -> Int[np.ndarray, "D B"]:
+  """Takes the next of those waiting into `new`, and returns their numbers; -1: none.
+
+  `indices` has the source of each number that is in use.
+  """
+  number = np.full(new.shape, -1, np.int32)
+  num_devices, num_rows = new.shape
+  for device in range(num_devices):
+    share = -(-len(waiting) // (num_devices - device))
+    unused = np.flatnonzero(indices[device] < 0)[: min(num_rows, share)]
+    for row, unused_number in enumerate(unused):
+      number[device, row] = unused_number
+      new[device, row] = indices[device, unused_number] = waiting.pop()
+  return number
 
 
 def _merged(streams: Sequence[Iterator[list]]) -> Iterator:
@@ -296,9 +203,10 @@ def _merged(streams: Sequence[Iterator[list]]) -> Iterator:
       )
       for future in done:
         stream = running.pop(future)
-        if (found := future.result()) is not None:
+        items = future.result()
+        if items is not None:
           running[threads.submit(next, stream, None)] = stream
-          yield from found
+          yield from items
 
 
 def make_translator(run: Run, **changes) -> Translator:
@@ -309,3 +217,192 @@ def make_translator(run: Run, **changes) -> Translator:
   key = f"{run.config.model.to_json(sort_keys=True)} {size}"
   parts = run.graphdef, run.params, run.vocabulary, run.mesh
   return Translator(*parts, key=key, **options)
+
+
+# What runs on the devices
+# ----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rules:
+  """The structure of a model, and the rules of its search; see `Translator`."""
+
+  graphdef: nnx.GraphDef = dataclasses.field(repr=False)  # the key names the model
+  beam_size: int
+  length_penalty: float
+  stop: str
+  never_ends: bool
+
+
+class _Batch(NamedTuple):
+  """The sentences that are being translated, one in each row."""
+
+  search: Search
+  memories: tuple[Memory, ...]
+  number: Int[Array, " B"]  # of the sentence; -1: none
+  is_full: Bool[Array, " B"]  # the search was given up, since it needs more room
+
+  @property
+  def room(self) -> int:
+    return self.search.live.tokens.shape[2] - 1
+
+
+class _Sources(NamedTuple):
+  """The sentences that are to have a row; those with a number come first."""
+
+  memories: tuple[Memory, ...]
+  number: Int[Array, " B"]
+  limits: Int[Array, " B"]
+
+  @property
+  def count(self) -> Int[Array, ""]:
+    return jnp.sum(self.number >= 0)
+
+
+class _Progress(NamedTuple):
+  """The batch, how many sources it has taken, and what is over, by number."""
+
+  batch: _Batch
+  num_taken: Int[Array, ""]
+  states: Int[Array, " numbers"]
+  tokens: Int[Array, "numbers L"]
+
+
+def _compiled(rules: _Rules, mesh: Mesh, key: str) -> tuple[Callable, Callable]:
+  """Returns `_make_empty` and `_advance` on the devices of a mesh."""
+  mesh = Mesh(mesh.devices, mesh.axis_names)  # of automatic axes
+  everywhere, by_row = PartitionSpec(), PartitionSpec(mesh.axis_names)
+  on_host = NamedSharding(mesh, everywhere)
+  # Each device stops by itself.
+  on_devices = functools.partial(
+    jax.shard_map, mesh=mesh, out_specs=by_row, check_vma=False
+  )
+  specs = everywhere, by_row
+  make_empty = on_devices(functools.partial(_make_empty, rules), in_specs=specs)
+  specs = everywhere, by_row, by_row, by_row, by_row, everywhere
+  advance = on_devices(functools.partial(_advance, rules), in_specs=specs)
+  make_empty = jax.jit(make_empty)
+  advance = jax.jit(advance, out_shardings=(None, on_host, on_host), donate_argnums=1)
+  devices = mesh.devices.ravel().tolist()
+  if key:
+    key = f"{key} {rules} {mesh}"
+    make_empty = keep_programs(make_empty, f"make_empty {key}", devices)
+    advance = keep_programs(advance, f"advance {key}", devices)
+  return make_empty, advance
+
+
+def _make_empty(rules: _Rules, params: PyTree, source: Int[Array, "B S"]) -> _Batch:
+  model = decoding_model(rules.graphdef, params)
+  rows, length = source.shape
+  memories = model.empty_memory(source)
+  nothing = _Sources(memories, jnp.full(rows, -1), jnp.zeros(rows, jnp.int32))
+  return _begin(rules, model, nothing, room=length + length // 2)
+
+
+def _begin(rules: _Rules, model: nnx.Module, sources: _Sources, room: int) -> _Batch:
+  """Returns a batch that has read no token."""
+  rows, beam_size = len(sources.limits), rules.beam_size
+  cache = model.init_cache(rows, room, beam_size)
+  search = begin(
+    cache, sources.limits, beam_size=beam_size, max_length=room, bos=BOS, pad=PAD
+  )
+  return _Batch(search, sources.memories, sources.number, jnp.zeros(rows, bool))
+
+
+def _advance(
+  rules: _Rules,
+  params: PyTree,
+  batch: _Batch,
+  source: Int[Array, "B S"],
+  number: Int[Array, " B"],
+  limits: Int[Array, " B"],
+  is_last: Bool[Array, ""],
+) -> tuple[_Batch, Int[Array, " numbers"], Int[Array, "numbers L"]]:
+  """Searches until all sources with a number have a row, and a few rows are free.
+
+  If `is_last`, it searches until all are done. Also returns the states and the best
+  translations of the sentences by number.
+  """
+  rows = len(source)
+  model = decoding_model(rules.graphdef, params)
+  sources = _Sources(model.encode_memory(source), number, limits)
+  step = functools.partial(_step, rules, model)
+
+  def goes_on(progress: _Progress) -> Array:
+    is_any_left = jnp.any(progress.batch.number >= 0)
+    return (progress.num_taken < sources.count) | (is_last & is_any_left)
+
+  def search_on(progress: _Progress) -> _Progress:
+    progress = _fill(rules, model, sources, progress)
+    needs_rows = (progress.num_taken < sources.count) | ~is_last
+    num_free = jnp.where(needs_rows, _few(rows), rows)
+    batch = jax.lax.while_loop(
+      lambda batch: jnp.sum(~batch.search.is_live) < num_free, step, progress.batch
+    )
+    return _collect(progress._replace(batch=batch))
+
+  nothing = jnp.full(2 * rows, _NOT_YET), jnp.full((2 * rows, batch.room), PAD)
+  start = _Progress(batch, jnp.int32(0), *nothing)
+  batch, _, states, tokens = jax.lax.while_loop(goes_on, search_on, start)
+  return batch, states, tokens
+
+
+def _few(rows: int) -> int:
+  return max(1, rows // 8)
+
+
+def _fill(
+  rules: _Rules, model: nnx.Module, sources: _Sources, progress: _Progress
+) -> _Progress:
+  """Gives the next sources to a few of the rows that are free."""
+  batch = progress.batch
+  rows = len(batch.number)
+  few = _few(rows)
+  (free,) = jnp.nonzero(batch.number < 0, size=few, fill_value=rows)
+  indices = progress.num_taken + jnp.arange(few)
+  free = jnp.where(indices < sources.count, free, rows)  # no row: nothing is put there
+  pick = functools.partial(jnp.take, indices=indices, axis=0, mode="clip")
+  chosen = jax.tree.map(pick, sources)
+  new = _begin(rules, model, chosen, batch.room)
+
+  batch = jax.tree.map(lambda x, y: x.at[free].set(y, mode="drop"), batch, new)
+  num_taken = progress.num_taken + jnp.sum(free < rows)
+  return progress._replace(batch=batch, num_taken=num_taken)
+
+
+def _step(rules: _Rules, model: nnx.Module, batch: _Batch) -> _Batch:
+  """Extends all searches by a token, and ends those that need more room."""
+
+  def decode_step(tokens: Array, cache: PyTree) -> tuple[Array, PyTree]:
+    logits, cache = model.decode(tokens, cache, batch.memories)
+    if rules.never_ends:
+      logits = logits.at[..., EOS].set(-jnp.inf)
+    return logits, cache
+
+  search = extend(
+    batch.search,
+    decode_step,
+    Cache.reorder,
+    length_penalty=rules.length_penalty,
+    stop=rules.stop,
+    eos=EOS,
+    pad=PAD,
+  )
+  is_full = search.is_live & (search.length == batch.room)
+  scores = jnp.where(is_full[:, None], -jnp.inf, search.live.scores)
+  search = search._replace(live=search.live._replace(scores=scores))
+  return batch._replace(search=search, is_full=batch.is_full | is_full)
+
+
+def _collect(progress: _Progress) -> _Progress:
+  """Notes which sentences are over, and frees their rows."""
+  batch = progress.batch
+  is_over = ~batch.search.is_live & (batch.number >= 0)
+  number = jnp.where(is_over, batch.number, len(progress.states))  # none: dropped
+  state = jnp.where(batch.is_full, _FULL, _DONE)
+  best = batch.search.ended.tokens[:, 0, 1:]
+  return progress._replace(
+    batch=batch._replace(number=jnp.where(is_over, -1, batch.number)),
+    states=progress.states.at[number].set(state, mode="drop"),
+    tokens=progress.tokens.at[number].set(best, mode="drop"),
+  )

@@ -20,7 +20,7 @@ from faults import damage, refusal
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from experiments.training import checkpoint_reader
+from experiments.training.averaging import average_last
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.checkpoint_reader import Damage, check_digests
 from experiments.training.step import init_state
@@ -44,13 +44,16 @@ def checkpoints(tmp_path):
     yield checkpoints
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("run") / "checkpoints"
+def save_three(folder):
   with Checkpoints(folder) as checkpoints:
     for step in (1, 2, 3):
       checkpoints.save(step, make_state(step))
   return folder
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+  return save_three(tmp_path_factory.mktemp("run") / "checkpoints")
 
 
 @pytest.fixture
@@ -117,12 +120,13 @@ def test_a_step_between_saves_is_kept_until_the_next_save(tmp_path):
         checkpoints.steps() == kept
         and checkpoints.restore(like=make_state()).step == step
       )
-    assert checkpoints.average(3, like=make_state().params)[1] == [50, 54]
+    assert average_last(checkpoints, 3, like=make_state().params)[1] == [50, 54]
     checkpoints.save(60, make_state(60))
     assert checkpoints.steps() == [40, 50, 60]
     for since, averaged in ((0, [50, 60]), (51, [60]), (70, [60])):
       assert (
-        checkpoints.average(3, like=make_state().params, since=since)[1] == averaged
+        average_last(checkpoints, 3, like=make_state().params, since=since)[1]
+        == averaged
       )
 
 
@@ -134,7 +138,9 @@ def test_another_interval_keeps_what_was_kept(tmp_path):
     for step, after in ((56, [56]), (57, [56, 57]), (64, [56, 64])):
       checkpoints.save(step, make_state(step))
       assert checkpoints.steps() == [30, 40, 50, *after]
-  _, averaged = Checkpoints(tmp_path).average(5, like=make_state().params, part=1.0)
+  _, averaged = average_last(
+    Checkpoints(tmp_path), 5, like=make_state().params, part=1.0
+  )
   assert averaged == [30, 40, 50, 56, 64]
 
 
@@ -159,95 +165,6 @@ def test_the_shardings_are_those_of_like(checkpoints, many_first):
   restored = checkpoints.restore(like=like)
   assert_same_bits(restored, state)
   assert restored["w"].sharding == after
-
-
-@pytest.mark.parametrize(
-  "num, steps", [(1, [3]), (2, [2, 3]), (3, [1, 2, 3]), (9, [1, 2, 3])]
-)
-def test_average_is_the_mean_of_the_last_parameters(saved, num, steps):
-  params = [make_state(step).params for step in steps]
-  average, averaged = Checkpoints(saved).average(num, like=params[0], part=1.0)
-  assert averaged == steps
-  assert jax.tree.structure(average) == jax.tree.structure(params[0])
-  wanted = jax.tree.map(lambda *x: np.mean(np.asarray(x, np.float64), axis=0), *params)
-  jax.tree.map(
-    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-8), average, wanted
-  )
-  assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(average))
-  if num == 1:
-    assert_same_bits(average, params[0])
-
-
-def test_average_sums_in_float32(checkpoints):
-  values = [1.0, 2.0**-8, 2.0**-8, 2.0**-8]  # in bfloat16 1 + 2**-8 is 1
-  for step, value in enumerate(values):
-    checkpoints.save(step, dict(params=jnp.full(3, value, jnp.bfloat16)))
-  average, _ = checkpoints.average(4, like=jnp.zeros(3, jnp.bfloat16), part=1.0)
-  assert average.dtype == jnp.bfloat16
-  np.testing.assert_array_equal(average, jnp.asarray(np.mean(values), jnp.bfloat16))
-
-
-@pytest.fixture
-def average(copied, tmp_path):
-  """Returns a function that averages two steps of a copy, and keeps what it finds."""
-  file, like = tmp_path / "average.npz", make_state().params
-  return lambda **options: Checkpoints(copied).average(
-    2, part=1.0, keep=file, like=like, **options
-  )
-
-
-def test_an_average_is_kept_and_read_without_the_checkpoints(copied, average):
-  wanted, steps = average()
-  for step in (1, 2, 3):
-    shutil.rmtree(copied / str(step) / "state")
-    shutil.rmtree(copied / str(step) / "manifest")
-  found, again = average()
-  assert_same_bits(found, wanted)
-  assert again == steps == [2, 3]
-
-
-@pytest.mark.parametrize("change", ["damaged", "a step", "a digest"])
-def test_an_average_is_computed_again_where_what_is_kept_is_not_it(
-  copied, average, tmp_path, change
-):
-  average()
-  file = tmp_path / "average.npz"
-  kept = bytearray(file.read_bytes())
-  if change == "damaged":
-    kept[len(kept) // 2] ^= 4
-    file.write_bytes(kept)
-  elif change == "a step":
-    with Checkpoints(copied) as checkpoints:
-      checkpoints.save(4, make_state(4))
-  else:
-    shutil.rmtree(copied / "3")
-    with Checkpoints(copied) as checkpoints:
-      checkpoints.save(3, make_state(7))
-  wanted, _ = Checkpoints(copied).average(2, part=1.0, like=make_state().params)
-  assert_same_bits(average()[0], wanted)
-
-
-def test_no_damage_of_a_kept_average_is_read(tmp_path):
-  file, params = tmp_path / "average.npz", make_state().params
-  checkpoint_reader.write_average(file, "a key", params)
-  content = file.read_bytes()
-  assert_same_bits(checkpoint_reader.read_average(file, "a key", params), params)
-  for place in range(0, len(content), 7):
-    damaged = bytearray(content)
-    damaged[place] ^= 1 << place % 8
-    file.write_bytes(damaged)
-    assert checkpoint_reader.read_average(file, "a key", params) is None, place
-
-
-def test_an_average_without_a_damaged_step_is_not_kept(copied, average, capsys):
-  good = (copied / "3").with_name("good")
-  shutil.copytree(copied / "3", good)
-  damage(copied / "3")
-  assert average()[1] == [1, 2]
-  shutil.rmtree(copied / "3")
-  good.rename(copied / "3")
-  assert average()[1] == [2, 3]
-  assert "passed over" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -301,7 +218,7 @@ def test_a_reader_passes_over_what_is_damaged_and_changes_nothing(copied, capsys
   damage(copied / "3")
   checkpoints = Checkpoints(copied)
   assert_same_bits(checkpoints.restore(like=make_state()), make_state(2))
-  average, _ = checkpoints.average(3, like=make_state().params, part=1.0)
+  average, _ = average_last(checkpoints, 3, like=make_state().params, part=1.0)
   *lines, last = capsys.readouterr().err.splitlines()
   assert len(lines) == 2 and all(line.endswith(": passed over") for line in lines)
   assert all(f"checkpoint {copied / '3'} is damaged: " in line for line in lines)
@@ -353,7 +270,9 @@ def test_a_folder_in_place_of_a_file_is_damage(copied, name, missing):
   if missing:
     (step / missing).unlink()
   assert Checkpoints(copied).restore(like=make_state()).step == 2
-  assert Checkpoints(copied).average(2, part=1.0, like=make_state().params)[1] == [1, 2]
+  assert average_last(Checkpoints(copied), 2, part=1.0, like=make_state().params)[
+    1
+  ] == [1, 2]
 
 
 @pytest.mark.parametrize(

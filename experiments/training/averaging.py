@@ -1,0 +1,142 @@
+"""Averages the parameters of a run's last checkpoints."""
+
+import contextlib
+import io
+import json
+import pathlib
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments.files import whole_file, with_digest, without_digest
+from experiments.training import processes
+from experiments.training.checkpoint import Checkpoints
+from experiments.training.checkpoint_reader import (
+  by_name,
+  describe,
+  digests_of,
+  list_regular,
+  none_good,
+)
+from relpos_jax.typing import PyTree
+
+
+def average_last(
+  checkpoints: Checkpoints,
+  num: int,
+  *,
+  like: PyTree,
+  part: float = 0.2,
+  since: int = 0,
+  keep: pathlib.Path | None = None,
+) -> tuple[PyTree, list[int]]:
+  """Averages `params` over the last good checkpoints; returns them and the steps.
+
+  At most `num` are averaged: those in the last `part` of the steps of the newest, from
+  step `since` on, or the newest alone. Parameters that still change fast have a mean
+  worse than the last. A step between two saves counts only while it is the newest.
+  Vaswani et al. 2017, section 6.1.
+
+  Args:
+    like: has the structure, shapes, dtypes and shardings of the result. The sum is in
+      float32.
+    keep: a local file that keeps the average. It is read again while the checkpoints
+      are the same, unless a damaged one was passed over.
+
+  Raises InputError: there is no good checkpoint, or it is of another model.
+  """
+  folder = checkpoints.folder
+  newest = checkpoints.steps()[-1:]
+  steps = sorted({*list_regular(folder), *newest}, reverse=True)
+  average = key = None
+  if keep:
+    kinds = {name: describe(array) for name, array in by_name(like).items()}
+    key = json.dumps([digests_of(folder, steps), kinds, num, part, since])
+    average = read_average(keep, key, like)
+  if average is None:
+    average, is_whole = _average_good(checkpoints, steps, num, like, part, since)
+    if keep and is_whole:
+      write_average(keep, key, *average)
+  _, averaged = average
+  if len(averaged) < num:
+    names = ", ".join(map(str, averaged))
+    processes.print_once(
+      f"averages {names} alone: {folder} has fewer than {num} good checkpoints in the "
+      f"last {part:.0%} of the steps, after the warmup"
+    )
+  return average
+
+
+def _average_good(
+  checkpoints: Checkpoints,
+  steps: Sequence[int],
+  num: int,
+  like: PyTree,
+  part: float,
+  since: int,
+) -> tuple[tuple[PyTree, list[int]], bool]:
+  """Returns the average and its steps, and whether none was passed over as damaged."""
+  averaged, first, is_whole = [], 0, True
+  for step in steps:
+    if step < first or len(averaged) == num:
+      break
+    params = checkpoints.read(step, like, "params")
+    if params is None:
+      is_whole = False
+      continue
+    if averaged:
+      total = _add(total, params)
+    else:
+      total, first = params, max(since, (1 - part) * step)
+    averaged.append(step)
+  if not averaged:
+    raise none_good(checkpoints.folder)
+  return (_divide(total, len(averaged), like), averaged[::-1]), is_whole
+
+
+@jax.jit
+def _add(*trees: PyTree) -> PyTree:
+  return optax.tree.add(*optax.tree.cast(trees, jnp.float32))
+
+
+def _divide(total: PyTree, count: int, like: PyTree) -> PyTree:
+  def divide(x, to):
+    return (x / count).astype(to.dtype)
+
+  return jax.jit(lambda total: jax.tree.map(divide, total, like))(total)
+
+
+def read_average(
+  file: pathlib.Path, key: str, like: PyTree
+) -> tuple[PyTree, list[int]] | None:
+  """Returns the average that is kept for a key, and its steps.
+
+  Returns None if it is for another key, damaged or not there.
+  """
+  try:
+    content = without_digest(file.read_bytes())
+  except (OSError, ValueError):
+    return None
+  leaves = []
+  with np.load(io.BytesIO(content)) as arrays:
+    if arrays["key"].item() != key:
+      return None
+    steps = arrays["steps"].tolist()
+    for name, leaf in by_name(like).items():
+      array = arrays[name].view(leaf.dtype)  # NumPy forgets bfloat16
+      leaves.append(jax.device_put(array, leaf.sharding))
+  return jax.tree.unflatten(jax.tree.structure(like), leaves), steps
+
+
+def write_average(
+  file: pathlib.Path, key: str, average: PyTree, steps: Sequence[int]
+) -> None:
+  """Keeps an average for a key, unless the folder cannot be written."""
+  arrays = {name: np.asarray(leaf) for name, leaf in by_name(average).items()}
+  content = io.BytesIO()
+  np.savez(content, key=key, steps=steps, **arrays)
+  with contextlib.suppress(OSError), whole_file(file) as opened:
+    opened.write(with_digest(content.getvalue()))
