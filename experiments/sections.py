@@ -18,8 +18,8 @@ from experiments.evaluation.tables import (
   row_table,
   student_interval,
 )
-from experiments.graphs import task as graphs
-from experiments.music import task as music
+from experiments.graphs import scores as graphs
+from experiments.music import scores as music
 from experiments.training.environment import short_commit
 from experiments.translation import scores as translation
 

@@ -165,7 +165,7 @@ def make_model(config: ConfigDict, names: GraphNames, rngs: nnx.Rngs) -> GraphEn
     num_node_features=names.num_node_features,
     num_edge_features=names.num_edge_features,
     head=_HEADS[config.data.source],
-    **model_values(config),
+    **model_values(config, GraphEncoderConfig),
   )
   return GraphEncoder(values, rngs=rngs)
 

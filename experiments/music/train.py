@@ -157,8 +157,8 @@ def build(config: ConfigDict, codec: Codec, mesh: AnyMesh) -> Steps:
 
 def make_model(config: ConfigDict, codec: Codec, rngs: nnx.Rngs) -> LanguageModel:
   """Returns the model of `config.model` with random parameters."""
-  values = LanguageModelConfig(codec.vocab_size, **model_values(config))
-  return LanguageModel(values, rngs=rngs)
+  values = model_values(config, LanguageModelConfig)
+  return LanguageModel(LanguageModelConfig(codec.vocab_size, **values), rngs=rngs)
 
 
 def loss(

@@ -1,8 +1,9 @@
 """Makes models of `config.model`."""
 
+import dataclasses
 import importlib
 import re
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from ml_collections import ConfigDict
 
@@ -11,18 +12,26 @@ from relpos_jax.nn import Positions
 from relpos_jax.nn.schemes import PositionsName
 
 
-def model_values(config: ConfigDict) -> dict[str, Any]:
-  """Returns the values of `config.model` as arguments of a model's config."""
-  width, num_heads = config.model.width, config.model.num_heads
+def model_values(config: ConfigDict, kind: type) -> dict[str, Any]:
+  """Returns the values of `config.model` as arguments of a model's config.
+
+  Raises InputError for a value that is not a choice of `kind`, a dataclass.
+  """
+  values = config.model.to_dict()
+  width, num_heads = values["width"], values["num_heads"]
   if width % num_heads:
     raise ValueError(f"width is {width}; want a multiple of num_heads, {num_heads}")
-  values = config.model.to_dict()
   if values["implementation"] == "":
     values["implementation"] = None
   if values.get("left") == -1:  # graphs have none
     values["left"] = None
   if "positions" in values:
     values["positions"] = load_positions(values["positions"])
+  for field in dataclasses.fields(kind):
+    choices = get_args(field.type) if get_origin(field.type) is Literal else ()
+    if choices and values.get(field.name, choices[0]) not in choices:
+      problem = f"config.model.{field.name} is {values[field.name]!r}"
+      raise InputError(f"{problem}: choose one of {', '.join(choices)}")
   return values
 
 

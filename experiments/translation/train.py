@@ -121,7 +121,8 @@ def make_model(
 ) -> Transformer:
   """Returns the model of `config.model` with random parameters."""
   size = vocabulary.get_vocab_size()
-  return Transformer(TransformerConfig(size, size, **model_values(config)), rngs=rngs)
+  values = model_values(config, TransformerConfig)
+  return Transformer(TransformerConfig(size, size, **values), rngs=rngs)
 
 
 def mock_vocabulary(config: ConfigDict) -> Tokenizer:

@@ -12,7 +12,7 @@ from compiling import quickly, randomly
 from flax import nnx
 
 from experiments.data.tokenizer import BOS, EOS, PAD
-from experiments.music import task as music
+from experiments.music import sampling as music
 from relpos_jax.decoding.sampling import SamplingParams, filter_logits, prefill, sample
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 from relpos_jax.models.layers import decoding_model

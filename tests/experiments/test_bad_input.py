@@ -41,7 +41,7 @@ def train_refused(refused, data, tmp_path):
   [
     (
       "data.source=wmt15",
-      "config.data.source 'wmt15' embedded, multi30k, wmt14, pairs",
+      "config.data.source 'wmt15' embedded, multi30k, pairs, scan, wmt14",
     ),
     ("vocabulary.size=100", "vocabulary size 100 at least 260"),
     (

@@ -11,7 +11,7 @@ import pytest
 from experiments.music import piano_roll, voices
 from experiments.music.scores import likelihood, make_nats_of
 from experiments.music.sound import write_wav
-from experiments.music.train import load_run
+from experiments.music.train import load_data, load_run
 from experiments.systems import load_config
 from experiments.training.run import own_copies
 
@@ -73,7 +73,7 @@ def run(train_music, tmp_path_factory):
 def test_a_run_is_scored_by_the_likelihood_of_complete_pieces(run, pieces):
   workdir, answer = run
   loaded = load_run(load_config(workdir), workdir)
-  music = loaded.task.load_data()
+  music = load_data(loaded.config)
   nats_of = make_nats_of(loaded.graphdef, own_copies(loaded.params))
   results = json.loads((workdir / "results.json").read_text())
   record = json.loads((workdir / "record.json").read_text())

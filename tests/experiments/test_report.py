@@ -15,7 +15,7 @@ import scipy.stats
 from experiments import report, sections
 from experiments.errors import InputError
 from experiments.evaluation.records import read_records
-from experiments.graphs import task as graphs
+from experiments.graphs import scores as graphs
 
 RESULTS = pathlib.Path(__file__).parents[2] / "results"
 
