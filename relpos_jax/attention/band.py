@@ -101,25 +101,26 @@ def logits_by_row(
     numbers = _on_rows(inputs, relation).project(inputs.queries, inputs.keys)
     if numbers is not None and relation.is_scaled:
       numbers *= jnp.asarray(inputs.scale, numbers.dtype)
-    if numbers is not None:
-      terms.append(numbers)
-  return functools.reduce(jnp.add, terms) if terms else None
+    terms.append(numbers)
+  return _sum(terms)
 
 
 def slopes(inputs: Inputs) -> Float[Array, "1 1 N"] | None:
   """Returns the slopes of all linear biases; None if there are none."""
-  terms = [x.slopes for x in inputs.relations if isinstance(x, LinearBias)]
-  return functools.reduce(jnp.add, terms)[None, None] if terms else None
+  biases = [x for x in inputs.relations if isinstance(x, LinearBias)]
+  return _sum([x.slopes[None, None] for x in biases])
 
 
 def value_table(inputs: Inputs) -> Float[Array, "R #N V"] | None:
   """Returns the sum of the tables for values, by row; None if there are none."""
-  terms = []
-  for relation in _by_distance(inputs):
-    table = getattr(_on_rows(inputs, relation), "value", None)
-    if table is not None:
-      terms.append(table)
-  return functools.reduce(jnp.add, terms) if terms else None
+  relations = [_on_rows(inputs, x) for x in _by_distance(inputs)]
+  return _sum([getattr(x, "value", None) for x in relations])
+
+
+def _sum(terms: list[Array | None]) -> Array | None:
+  """Adds the terms that are given; None if there are none."""
+  given = [term for term in terms if term is not None]
+  return functools.reduce(jnp.add, given) if given else None
 
 
 def _by_distance(inputs: Inputs) -> list[ByDistance]:
@@ -178,19 +179,19 @@ def _marks(inputs: Inputs) -> Sides:
   seeds = inputs.dropout_seeds
   if seeds is not None:  # rows of weights count from the first query
     seeds = dropout.from_row(seeds, inputs.query_offset)[:, None]
-  query_segments, key_segments = inputs.query_segment_ids, inputs.key_segment_ids
-  if query_segments is not None:
-    query_segments, key_segments = query_segments[..., None], key_segments[..., None]
-  queries = Marks(inputs.query_positions[..., None], query_segments, seeds=seeds)
-  keys = Marks(inputs.key_positions[..., None], key_segments, valid=valid)
+  of_queries = inputs.query_positions, inputs.query_segment_ids
+  of_keys = inputs.key_positions, inputs.key_segment_ids
+  of_queries, of_keys = jax.tree.map(lambda x: x[..., None], (of_queries, of_keys))
+  queries, keys = Marks(*of_queries, seeds=seeds), Marks(*of_keys, valid=valid)
   return Sides(queries, keys, pairs)
 
 
 def finish(inputs: Inputs, results: Results) -> Any:
   """Returns the output [B, T, N, V], and the residual [B, T, N] if the call asks for it."""
   output, weights, log_total = results
-  if weights is not None:
-    output += jnp.einsum("BTNR,RNV->BTNV", weights, value_table(inputs))
+  table = value_table(inputs)
+  if table is not None:
+    output += jnp.einsum("BTNR,RNV->BTNV", weights, table)
   of_queries = inputs.query_mask
   if inputs.mask is not None and inputs.mask.shape[3] == 1:
     of_queries = masks.combine(of_queries, inputs.mask)
@@ -219,26 +220,24 @@ def attend_on_devices(
   plan, floats, marks = prepare(inputs)
   of_batch, of_heads = axes_of_heads(inputs.explicit, inputs.key.shape)
 
-  def spec(x: Array, *names: tuple[str, ...]) -> PartitionSpec:
-    sizes = x.shape[: len(names)]
-    return PartitionSpec(
-      *(name if size > 1 else None for name, size in zip(names, sizes, strict=True))
-    )
+  def specs(tree: Any, *axes: tuple[str, ...]) -> Any:
+    def spec(x: Array) -> PartitionSpec:
+      sizes = x.shape[: len(axes)]
+      pairs = zip(axes, sizes, strict=True)
+      return PartitionSpec(*(axis if size > 1 else None for axis, size in pairs))
 
-  specs = []
-  for sides in (floats, marks):
-    queries, keys, pairs = sides
-    specs.append(
-      Sides(
-        jax.tree.map(lambda x: spec(x, of_batch, names, of_heads), queries),
-        jax.tree.map(lambda x: spec(x, of_batch, names_of_keys, of_heads), keys),
-        jax.tree.map(lambda x: spec(x, of_batch, of_heads, names), pairs),
-      )
-    )
-  results = PartitionSpec(of_batch, names, of_heads)
+    return jax.tree.map(spec, tree)
+
+  of_sides = []
+  for queries, keys, pairs in (floats, marks):
+    of_queries = specs(queries, of_batch, names, of_heads)
+    of_keys = specs(keys, of_batch, names_of_keys, of_heads)
+    of_pairs = specs(pairs, of_batch, of_heads, names)
+    of_sides.append(Sides(of_queries, of_keys, of_pairs))
   attend = functools.partial(attend, plan)
+  of_results = PartitionSpec(of_batch, names, of_heads)
   axes = of_batch, of_heads, names
-  results = on_shards(attend, axes, tuple(specs), results)(floats, marks)
+  results = on_shards(attend, axes, tuple(of_sides), of_results)(floats, marks)
   return finish(inputs, results)
 
 

@@ -147,7 +147,9 @@ def _diagonals(
 ) -> Float[Array, "_ D"]:
   """Returns x on each diagonal, of each query or of each key; 0 if there is no pair."""
   num_keys, num_queries = x.shape
-  steps = place + band.first + jnp.arange(band.num_diagonals)  # from a query to its key
+  steps = (
+    place + band.first + jnp.arange(band.num_diagonals)[None]
+  )  # from a query to its key
   if of_keys:
     key = jnp.arange(num_keys)[:, None]
     query = key - steps

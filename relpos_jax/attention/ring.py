@@ -129,10 +129,8 @@ def _merge(sums: Sums, part: Sums) -> Sums:
 
 def _relative_to(maximum: Array, sums: Sums) -> Sums:
   share = jnp.exp(sums.maximum - maximum)
-  weights = None
-  if sums.weights is not None:
-    weights = sums.weights * share[..., None]
-  return Sums(maximum, sums.total * share, sums.output * share[..., None], weights)
+  output, weights = sums.output * share[..., None], sums.weights * share[..., None]
+  return Sums(maximum, sums.total * share, output, weights)
 
 
 def _with_keys(floats: Sides, marks: Sides, keys: tuple) -> tuple[Sides, Sides]:

@@ -65,7 +65,7 @@ class Sides(NamedTuple):
 
   An axis may have size 1, and broadcasts. Within this file two axes are in place of B
   and A: each of A biases belongs to as many consecutive sequences. Parts of a block have
-  heads before tokens.
+  heads before tokens, but those of pairs are [T, N, S].
   """
 
   queries: Any
@@ -77,7 +77,7 @@ class Results(NamedTuple):
   """The results of a call."""
 
   output: Float[Array, "B T N V"]
-  weights: Float[Array, "B T N R"] | None  # by row of the band
+  weights: Float[Array, "B T N R"]  # by row of the band; no rows if they are not wanted
   log_total: Float[Array, "B T N"]  # logsumexp of the logits, -inf if all are masked
 
 
@@ -87,7 +87,7 @@ class Sums(NamedTuple):
   maximum: Float[Array, "*B T"]
   total: Float[Array, "*B T"]
   output: Float[Array, "*B T V"]
-  weights: Float[Array, "*B T R"] | None
+  weights: Float[Array, "*B T R"]
 
 
 class Cotangents(NamedTuple):
@@ -100,7 +100,7 @@ class Cotangents(NamedTuple):
   maximum: Float[Array, "*B T"]
   inverse_total: Float[Array, "*B T"]  # 0 if all keys are masked
   d_output: Float[Array, "*B T V"]
-  d_weights: Float[Array, "*B T R"] | None
+  d_weights: Float[Array, "*B T R"]
   delta: Float[Array, "*B T"]  # the sum of weights times their gradients
 
 
@@ -209,7 +209,7 @@ _attend.defvjp(_forward, _backward)
 def normalize(sums: Sums) -> Results:
   """Returns the results of sums over all keys."""
   inverse = _inverse_total(sums)
-  weights = None if sums.weights is None else sums.weights * inverse[..., None]
+  weights = sums.weights * inverse[..., None]
   log_total = jnp.where(inverse > 0, sums.maximum + jnp.log(sums.total), -jnp.inf)
   return Results(sums.output * inverse[..., None], weights, log_total)
 
@@ -219,8 +219,7 @@ def cotangents_of(sums: Sums, d_results: Results) -> Sides:
   d_output, d_weights, d_log_total = d_results
   results = normalize(sums)
   delta = (results.output * d_output).sum(-1) - d_log_total
-  if d_weights is not None:
-    delta += (results.weights * d_weights).sum(-1)
+  delta += (results.weights * d_weights).sum(-1)
   inverse = _inverse_total(sums)
   return Sides(Cotangents(sums.maximum, inverse, d_output, d_weights, delta))
 
@@ -280,7 +279,7 @@ def _in_context(plan: Plan, function: Callable) -> Callable:
 def _sum_over_keys(plan: Plan, floats: Sides, marks: Sides) -> Sums:
   def run_block(index: Int[Array, ""], sums: Sums) -> Sums:
     region = _region(plan, floats, index)
-    block = [_take_block(plan, x, region) for x in (floats, marks)]
+    block = [_take_queries(plan, x, region) for x in (floats, marks)]
 
     def run_tile(tile: Int[Array, ""], part: Sums) -> Sums:
       of_tile = [_take_tile(plan, x, region, tile) for x in block]
@@ -297,7 +296,7 @@ def _sum_over_keys(plan: Plan, floats: Sides, marks: Sides) -> Sums:
 def _differentiate(plan: Plan, floats: Sides, marks: Sides, cotangents: Sides) -> Sides:
   def run_block(index: Int[Array, ""], totals: Sides) -> Sides:
     region = _region(plan, floats, index)
-    block = [_take_block(plan, x, region) for x in (floats, marks, cotangents)]
+    block = [_take_queries(plan, x, region) for x in (floats, marks, cotangents)]
 
     def run_tile(tile: Int[Array, ""], part: Sides) -> Sides:
       of_tile = [_take_tile(plan, x, region, tile) for x in block]
@@ -306,60 +305,53 @@ def _differentiate(plan: Plan, floats: Sides, marks: Sides, cotangents: Sides) -
       total = jax.tree.map(jnp.add, old, gradients)
       return _put_tile(plan, part, total, region, tile)
 
-    part = _take_block(plan, totals, region)
+    part = _take_queries(plan, totals, region)
     part = jax.lax.fori_loop(*_needed_tiles(plan, block[1]), run_tile, part)
-    queries = _put(plan, totals.queries, part.queries, region)
-    pairs = _put_pairs(totals.pairs, part.pairs, _of_pairs(region))
-    return Sides(queries, part.keys, pairs)
+    return part._replace(queries=_put(plan, totals.queries, part.queries, region))
 
   empty = jax.tree.map(lambda x: zeros(x.shape, x), floats)
   return jax.lax.fori_loop(0, _num_blocks(plan, floats), run_block, empty)
 
 
+def _parts(plan: Plan, floats: Sides) -> list[tuple[int, int, int]]:
+  """Returns the axes along which blocks differ, with their number and their size."""
+  groups, members, num_queries, heads, _ = floats.queries.vectors.shape
+  parts = [(2, num_queries // plan.block, plan.block)]
+  if plan.heads:
+    parts += (3, heads // plan.heads, plan.heads), (1, members, 1), (0, groups, 1)
+  return parts
+
+
 def _num_blocks(plan: Plan, floats: Sides) -> int:
-  *sequences, num_queries, heads, _ = floats.queries.vectors.shape
-  num_parts = math.prod(sequences) * heads // plan.heads if plan.heads else 1
-  return num_parts * (num_queries // plan.block)
+  return math.prod(number for _, number, _ in _parts(plan, floats))
 
 
 def _region(plan: Plan, floats: Sides, index: Int[Array, ""]) -> Region:
-  """Returns the slices of queries, sequences and heads that a block has."""
-  if not plan.heads:
-    return ((2, index * plan.block, plan.block),)
-  groups, members, num_queries, heads, _ = floats.queries.vectors.shape
-  places = []
-  for number in (num_queries // plan.block, heads // plan.heads, members, groups):
-    places.append(jax.lax.rem(index, number))
+  """Returns the slices of queries, first, and of heads and sequences that a block has."""
+  region = []
+  for axis, number, size in _parts(plan, floats):
+    region.append((axis, jax.lax.rem(index, number) * size, size))
     index = jax.lax.div(index, number)
-  block, part, member, group = places
-  queries = 2, block * plan.block, plan.block
-  return queries, (0, group, 1), (1, member, 1), (3, part * plan.heads, plan.heads)
-
-
-def _of_pairs(region: Region) -> Region:
-  """Returns the region of arrays of pairs, which have heads before queries."""
-  axes = 0, 1, 3, 2
-  return tuple((axes[axis], start, size) for axis, start, size in region)
+  return tuple(region)
 
 
 def _of_tile(plan: Plan, region: Region, tile: Int[Array, ""]) -> tuple[Region, Region]:
-  """Returns the regions of keys, and of a block's pairs, that a tile has."""
-  start = tile * plan.tile
-  return ((2, start, plan.tile), *region[1:]), ((-1, start, plan.tile),)
+  """Returns the slices of keys, and of pairs, that a tile has for a block's queries."""
+  (_, *of_queries), *others = region
+  keys = tile * plan.tile, plan.tile
+  pairs = [(3, *of_queries), (4, *keys)]  # heads come before tokens
+  for axis, *part in others:
+    pairs.append((2 if axis == 3 else axis, *part))
+  return ((2, *keys), *others), tuple(pairs)
 
 
-def _take_block(plan: Plan, sides: Sides, region: Region) -> Sides:
-  """Slices the arrays of queries and pairs."""
-  pairs = _take_pairs(sides.pairs, _of_pairs(region))
-  if plan.heads:
-    pairs = jax.tree.map(lambda x: x[0, 0], pairs)
-  return Sides(_take(plan, sides.queries, region), sides.keys, pairs)
+def _take_queries(plan: Plan, sides: Sides, region: Region) -> Sides:
+  return sides._replace(queries=_take(plan, sides.queries, region))
 
 
 def _take_tile(plan: Plan, block: Sides, region: Region, tile: Int[Array, ""]) -> Sides:
-  """Slices the arrays of keys and of a block's pairs."""
   of_keys, of_pairs = _of_tile(plan, region, tile)
-  keys, pairs = _take(plan, block.keys, of_keys), _take_pairs(block.pairs, of_pairs)
+  keys, pairs = _take(plan, block.keys, of_keys), _take(plan, block.pairs, of_pairs)
   return Sides(block.queries, keys, pairs)
 
 
@@ -369,18 +361,20 @@ def _put_tile(
   """Sets what `_take_tile` returns."""
   of_keys, of_pairs = _of_tile(plan, region, tile)
   keys = _put(plan, block.keys, part.keys, of_keys)
-  return Sides(part.queries, keys, _put_pairs(block.pairs, part.pairs, of_pairs))
+  return Sides(part.queries, keys, _put(plan, block.pairs, part.pairs, of_pairs))
 
 
 def _take(plan: Plan, tree: Any, region: Region) -> Any:
-  """Slices arrays of queries or keys, and gives them the layout of a block.
+  """Slices arrays, and gives them the layout of a block.
 
   A few heads of a sequence have no axes of sequences: XLA's CPU compiler splits outer
   axes among its threads.
   """
 
   def part(x: Array) -> Array:
-    x = _slice(x, region).swapaxes(2, 3)
+    starts, sizes = _bounds(x, region)
+    x = jax.lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
+    x = x.swapaxes(2, 3)
     return x[0, 0] if plan.heads else x
 
   return jax.tree.map(part, tree)
@@ -391,28 +385,11 @@ def _put(plan: Plan, tree: Any, parts: Any, region: Region) -> Any:
   axis = 0 if plan.heads else 2
 
   def put(x: Array, part: Array) -> Array:
-    return _set(x, part.swapaxes(axis, axis + 1), region)
+    starts, sizes = _bounds(x, region)
+    part = part.swapaxes(axis, axis + 1).reshape(sizes)
+    return jax.lax.dynamic_update_slice(x, part, starts, allow_negative_indices=False)
 
   return jax.tree.map(put, tree, parts)
-
-
-def _take_pairs(tree: Any, region: Region) -> Any:
-  return jax.tree.map(lambda x: _slice(x, region), tree)
-
-
-def _put_pairs(tree: Any, parts: Any, region: Region) -> Any:
-  return jax.tree.map(lambda x, part: _set(x, part, region), tree, parts)
-
-
-def _slice(x: Array, region: Region) -> Array:
-  starts, sizes = _bounds(x, region)
-  return jax.lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
-
-
-def _set(x: Array, part: Array, region: Region) -> Array:
-  starts, sizes = _bounds(x, region)
-  part = part.reshape(sizes)
-  return jax.lax.dynamic_update_slice(x, part, starts, allow_negative_indices=False)
 
 
 def _bounds(x: Array, region: Region) -> tuple[list, list[int]]:
@@ -432,8 +409,8 @@ def _needed_tiles(plan: Plan, marks: Sides) -> tuple[Any, Any]:
   if left == right == UNLIMITED:
     return 0, len(starts)
   # Clipped, so that no sum is beyond 32 bits.
-  places = marks.queries.positions[..., :1] - starts
-  places = jnp.clip(places, -(2**30), 2**30).reshape(-1, len(starts))
+  places = marks.queries.positions[..., 0].reshape(-1, 1) - starts[None]
+  places = jnp.clip(places, -(2**30), 2**30)
   lowest, highest = 1 - plan.block - places.max(0), plan.tile - 1 - places.min(0)
   is_needed = (lowest <= right) & (highest >= -left)
   tile = jnp.arange(len(starts))
@@ -449,9 +426,8 @@ def no_sums(plan: Plan, queries: Queries, keys: Keys) -> Sums:
   vectors, shape = queries.vectors, queries.vectors.shape[:-1]
   number = zeros(shape, vectors)
   output = zeros((*shape, keys.values.shape[-1]), vectors)
-  weights = None
-  if plan.has_values:
-    weights = zeros((*shape, plan.band.num_rows), vectors)
+  num_rows = plan.band.num_rows if plan.has_values else 0
+  weights = zeros((*shape, num_rows), vectors)
   return Sums(number + masks.LOWEST, number, output, weights)
 
 
@@ -467,11 +443,11 @@ def _attend_tile(plan: Plan, floats: Sides, marks: Sides, sums: Sums) -> Sums:
   # The width before the queries: on a CPU the product takes half the time.
   output_VT = jnp.einsum("...SV,...ST->...VT", floats.keys.values, weights)
   output = sums.output * shrunk[..., None] + output_VT.swapaxes(-1, -2)
-  by_row = None
+  by_row = sums.weights
   if plan.has_values:
     sum_by_row = functools.partial(diagonals.sum_by_row, band=plan.band, of_keys=False)
     sum_by_row = jnp.vectorize(sum_by_row, signature="(s,t),()->(t,r)")
-    by_row = sums.weights * shrunk[..., None] + sum_by_row(weights, _places(marks))
+    by_row = by_row * shrunk[..., None] + sum_by_row(weights, _places(marks))
   return Sums(maximum, total, output, by_row)
 
 
@@ -521,7 +497,7 @@ def _add_terms(
   if queries.slopes is not None:
     logits -= queries.slopes[..., None] * jnp.abs(_distances(marks))
   if bias is not None:
-    logits += bias.swapaxes(-1, -2)
+    logits += jnp.moveaxis(bias, -3, -1)
   return masks.cap(logits, plan.soft_cap)
 
 
@@ -551,7 +527,7 @@ def _masked(plan: Plan, marks: Sides, logits: Array) -> Float[Array, "*B S T"]:
   """Makes the logits of masked pairs very low."""
   queries, keys, mask = marks
   left, right = plan.reach
-  found = [None if mask is None else mask.swapaxes(-1, -2)]
+  found = [None if mask is None else jnp.moveaxis(mask, -3, -1)]
   if keys.valid is not None:
     found.append(keys.valid[..., None])
   if queries.segments is not None:
