@@ -31,7 +31,7 @@ class Band(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def add_rows(
+def _add_rows(
   x: Float[Array, "S T"],
   rows: Float[Array, "_ R"],
   place: Int[Array, ""],
@@ -60,7 +60,7 @@ def add_rows(
   return jax.lax.cond(is_left | is_right, beside, on_band, x)
 
 
-def sum_by_row(
+def _sum_by_row(
   x: Float[Array, "S T"], place: Int[Array, ""], band: Band, of_keys: bool
 ) -> Float[Array, "_ R"]:
   """Sums x by row, for each query or for each key."""
@@ -86,16 +86,20 @@ def sum_by_row(
 def _add_rows_forward(
   x: Array, rows: Array, place: Array, band: Band, of_keys: bool
 ) -> tuple[Array, Array]:
-  return add_rows(x, rows, place, band, of_keys), place
+  return _add_rows(x, rows, place, band, of_keys), place
 
 
 def _add_rows_backward(
   band: Band, of_keys: bool, place: Array, d_x: Array
 ) -> tuple[Array, Array, None]:
-  return d_x, sum_by_row(d_x, place, band, of_keys), None
+  return d_x, _sum_by_row(d_x, place, band, of_keys), None
 
 
-add_rows.defvjp(_add_rows_forward, _add_rows_backward)
+_add_rows.defvjp(_add_rows_forward, _add_rows_backward)
+
+# For all heads and sequences. Where these are at one place, `cond` stays one.
+add_rows = jnp.vectorize(_add_rows, excluded={3, 4}, signature="(s,t),(q,r),()->(s,t)")
+sum_by_row = jnp.vectorize(_sum_by_row, excluded={2, 3}, signature="(s,t),()->(q,r)")
 
 
 def _is_beside(
@@ -152,11 +156,10 @@ def _diagonals(
   )  # from a query to its key
   if of_keys:
     key = jnp.arange(num_keys)[:, None]
-    query = key - steps
-    is_pair = (query >= 0) & (query < num_queries)
+    other = query = key - steps
   else:
     query = jnp.arange(num_queries)[:, None]
-    key = query + steps
-    is_pair = (key >= 0) & (key < num_keys)
+    other = key = query + steps
+  is_pair = (other >= 0) & (other < (num_queries if of_keys else num_keys))
   index = jnp.where(is_pair, key * num_queries + query, x.size)
   return x.reshape(-1).at[index].get(mode="fill", fill_value=0)

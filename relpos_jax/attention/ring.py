@@ -123,14 +123,8 @@ _around.defvjp(_forward, _backward)
 def _merge(sums: Sums, part: Sums) -> Sums:
   """Merges the sums over two parts of the keys."""
   maximum = jnp.maximum(sums.maximum, part.maximum)
-  terms = _relative_to(maximum, sums), _relative_to(maximum, part)
+  terms = tiles.relative_to(maximum, sums), tiles.relative_to(maximum, part)
   return jax.tree.map(jnp.add, *terms)._replace(maximum=maximum)
-
-
-def _relative_to(maximum: Array, sums: Sums) -> Sums:
-  share = jnp.exp(sums.maximum - maximum)
-  output, weights = sums.output * share[..., None], sums.weights * share[..., None]
-  return Sums(maximum, sums.total * share, output, weights)
 
 
 def _with_keys(floats: Sides, marks: Sides, keys: tuple) -> tuple[Sides, Sides]:

@@ -277,37 +277,39 @@ def _in_context(plan: Plan, function: Callable) -> Callable:
 
 
 def _sum_over_keys(plan: Plan, floats: Sides, marks: Sides) -> Sums:
-  def run_block(index: Int[Array, ""], sums: Sums) -> Sums:
+  def run_block(index: Int[Array, ""], sums: Sides) -> Sides:
     region = _region(plan, floats, index)
-    block = [_take_queries(plan, x, region) for x in (floats, marks)]
+    block = [_take(plan, x, Sides(region)) for x in (floats, marks)]
 
     def run_tile(tile: Int[Array, ""], part: Sums) -> Sums:
-      of_tile = [_take_tile(plan, x, region, tile) for x in block]
+      regions = _of_tile(plan, region, tile)
+      of_tile = [_take(plan, x, regions) for x in block]
       return _attend_tile(plan, *of_tile, part)
 
     part = no_sums(plan, *block[0][:2])
     part = jax.lax.fori_loop(*_needed_tiles(plan, block[1]), run_tile, part)
-    return _put(plan, sums, part, region)
+    return _put(plan, sums, Sides(part), Sides(region))
 
-  empty = no_sums(plan, floats.queries, floats.keys)
-  return jax.lax.fori_loop(0, _num_blocks(plan, floats), run_block, empty)
+  empty = Sides(no_sums(plan, floats.queries, floats.keys))
+  sums = jax.lax.fori_loop(0, _num_blocks(plan, floats), run_block, empty)
+  return sums.queries
 
 
 def _differentiate(plan: Plan, floats: Sides, marks: Sides, cotangents: Sides) -> Sides:
   def run_block(index: Int[Array, ""], totals: Sides) -> Sides:
     region = _region(plan, floats, index)
-    block = [_take_queries(plan, x, region) for x in (floats, marks, cotangents)]
+    block = [_take(plan, x, Sides(region)) for x in (floats, marks, cotangents)]
 
     def run_tile(tile: Int[Array, ""], part: Sides) -> Sides:
-      of_tile = [_take_tile(plan, x, region, tile) for x in block]
+      regions = _of_tile(plan, region, tile)
+      of_tile = [_take(plan, x, regions) for x in block]
       gradients = _differentiate_tile(plan, *of_tile)
-      old = _take_tile(plan, part, region, tile)
-      total = jax.tree.map(jnp.add, old, gradients)
-      return _put_tile(plan, part, total, region, tile)
+      total = jax.tree.map(jnp.add, _take(plan, part, regions), gradients)
+      return _put(plan, part, total, regions)
 
-    part = _take_queries(plan, totals, region)
+    part = _take(plan, totals, Sides(region))
     part = jax.lax.fori_loop(*_needed_tiles(plan, block[1]), run_tile, part)
-    return part._replace(queries=_put(plan, totals.queries, part.queries, region))
+    return _put(plan, totals, part, Sides(region))
 
   empty = jax.tree.map(lambda x: zeros(x.shape, x), floats)
   return jax.lax.fori_loop(0, _num_blocks(plan, floats), run_block, empty)
@@ -335,61 +337,50 @@ def _region(plan: Plan, floats: Sides, index: Int[Array, ""]) -> Region:
   return tuple(region)
 
 
-def _of_tile(plan: Plan, region: Region, tile: Int[Array, ""]) -> tuple[Region, Region]:
+def _of_tile(plan: Plan, region: Region, tile: Int[Array, ""]) -> Sides:
   """Returns the slices of keys, and of pairs, that a tile has for a block's queries."""
   (_, *of_queries), *others = region
   keys = tile * plan.tile, plan.tile
   pairs = [(3, *of_queries), (4, *keys)]  # heads come before tokens
   for axis, *part in others:
     pairs.append((2 if axis == 3 else axis, *part))
-  return ((2, *keys), *others), tuple(pairs)
+  return Sides((), ((2, *keys), *others), tuple(pairs))
 
 
-def _take_queries(plan: Plan, sides: Sides, region: Region) -> Sides:
-  return sides._replace(queries=_take(plan, sides.queries, region))
-
-
-def _take_tile(plan: Plan, block: Sides, region: Region, tile: Int[Array, ""]) -> Sides:
-  of_keys, of_pairs = _of_tile(plan, region, tile)
-  keys, pairs = _take(plan, block.keys, of_keys), _take(plan, block.pairs, of_pairs)
-  return Sides(block.queries, keys, pairs)
-
-
-def _put_tile(
-  plan: Plan, block: Sides, part: Sides, region: Region, tile: Int[Array, ""]
-) -> Sides:
-  """Sets what `_take_tile` returns."""
-  of_keys, of_pairs = _of_tile(plan, region, tile)
-  keys = _put(plan, block.keys, part.keys, of_keys)
-  return Sides(part.queries, keys, _put(plan, block.pairs, part.pairs, of_pairs))
-
-
-def _take(plan: Plan, tree: Any, region: Region) -> Any:
-  """Slices arrays, and gives them the layout of a block.
+def _take(plan: Plan, sides: Sides, regions: Sides) -> Sides:
+  """Slices the sides that have a region, and gives them the layout of a block.
 
   A few heads of a sequence have no axes of sequences: XLA's CPU compiler splits outer
   axes among its threads.
   """
 
-  def part(x: Array) -> Array:
+  def part(x: Array, region: Region) -> Array:
     starts, sizes = _bounds(x, region)
     x = jax.lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
     x = x.swapaxes(2, 3)
     return x[0, 0] if plan.heads else x
 
-  return jax.tree.map(part, tree)
+  parts = []
+  for side, region in zip(sides, regions, strict=True):
+    take = functools.partial(part, region=region)
+    parts.append(jax.tree.map(take, side) if region else side)
+  return Sides(*parts)
 
 
-def _put(plan: Plan, tree: Any, parts: Any, region: Region) -> Any:
+def _put(plan: Plan, sides: Sides, parts: Sides, regions: Sides) -> Sides:
   """Sets what `_take` returns."""
   axis = 0 if plan.heads else 2
 
-  def put(x: Array, part: Array) -> Array:
+  def put(x: Array, part: Array, region: Region) -> Array:
     starts, sizes = _bounds(x, region)
     part = part.swapaxes(axis, axis + 1).reshape(sizes)
     return jax.lax.dynamic_update_slice(x, part, starts, allow_negative_indices=False)
 
-  return jax.tree.map(put, tree, parts)
+  totals = []
+  for side, part, region in zip(sides, parts, regions, strict=True):
+    put_part = functools.partial(put, region=region)
+    totals.append(jax.tree.map(put_part, side, part) if region else part)
+  return Sides(*totals)
 
 
 def _bounds(x: Array, region: Region) -> tuple[list, list[int]]:
@@ -431,23 +422,28 @@ def no_sums(plan: Plan, queries: Queries, keys: Keys) -> Sums:
   return Sums(number + masks.LOWEST, number, output, weights)
 
 
+def relative_to(maximum: Float[Array, "*B T"], sums: Sums) -> Sums:
+  """Returns sums relative to another maximum."""
+  share = jnp.exp(sums.maximum - maximum)
+  output, weights = sums.output * share[..., None], sums.weights * share[..., None]
+  return Sums(maximum, sums.total * share, output, weights)
+
+
 def _attend_tile(plan: Plan, floats: Sides, marks: Sides, sums: Sums) -> Sums:
   """Adds the keys of a tile to a block's sums."""
   logits = _add_terms(plan, marks, _content(floats), floats)
   logits = _masked(plan, marks, logits)
   maximum = jnp.maximum(sums.maximum, logits.max(-2))
   weights = jnp.exp(logits - maximum[..., None, :])
-  shrunk = jnp.exp(sums.maximum - maximum)
-  total = sums.total * shrunk + weights.sum(-2)
+  sums = relative_to(maximum, sums)
+  total = sums.total + weights.sum(-2)
   weights = _drop(plan, marks, weights)
   # The width before the queries: on a CPU the product takes half the time.
   output_VT = jnp.einsum("...SV,...ST->...VT", floats.keys.values, weights)
-  output = sums.output * shrunk[..., None] + output_VT.swapaxes(-1, -2)
+  output = sums.output + output_VT.swapaxes(-1, -2)
   by_row = sums.weights
   if plan.has_values:
-    sum_by_row = functools.partial(diagonals.sum_by_row, band=plan.band, of_keys=False)
-    sum_by_row = jnp.vectorize(sum_by_row, signature="(s,t),()->(t,r)")
-    by_row = by_row * shrunk[..., None] + sum_by_row(weights, _places(marks))
+    by_row += diagonals.sum_by_row(weights, _places(marks), plan.band, False)
   return Sums(maximum, total, output, by_row)
 
 
@@ -507,11 +503,7 @@ def _add_rows(
   """Adds to pairs the numbers of their rows, [..., T, R] or of keys [..., S, R]."""
   tokens = x.shape[-2] if of_keys else x.shape[-1]
   rows = jnp.broadcast_to(rows, (*rows.shape[:-2], tokens, plan.band.num_rows))
-
-  def add(x: Array, rows: Array, place: Array) -> Array:
-    return diagonals.add_rows(x, rows, place, plan.band, of_keys)
-
-  return jnp.vectorize(add, signature="(s,t),(q,r),()->(s,t)")(x, rows, _places(marks))
+  return diagonals.add_rows(x, rows, _places(marks), plan.band, of_keys)
 
 
 def _places(marks: Sides) -> Int[Array, "*#B 1"]:
