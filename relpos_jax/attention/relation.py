@@ -13,7 +13,12 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from relpos_jax.attention import lookup, masks
-from relpos_jax.attention.arrays import as_array, describe, shape_text
+from relpos_jax.attention.arrays import (
+  accumulation_dtype,
+  as_array,
+  describe,
+  shape_text,
+)
 from relpos_jax.typing import Array, ArrayLike, Float, Int
 
 
@@ -37,7 +42,7 @@ class Sizes(NamedTuple):
 
   @property
   def accumulation_dtype(self) -> np.dtype:
-    return jnp.promote_types(self.dtype, jnp.float32)
+    return accumulation_dtype(self.dtype)
 
 
 class Relation:
