@@ -216,7 +216,6 @@ class LinearBias(Relation):
   """
 
   slopes: Leaf
-  may_mask = False
 
   @classmethod
   def alibi(cls, num_heads: int) -> "LinearBias":
@@ -274,7 +273,6 @@ class ContentBias(ByDistance):
   table: Leaf
   beyond: Beyond = dataclasses.field(default="clip", metadata={"static": True})
   left: int | None = dataclasses.field(default=None, metadata={"static": True})
-  may_mask = False
 
   def checked(self, name: str, sizes: Sizes) -> Relation:
     table = check_table(f"{name}.table", self.table, sizes, *jnp.shape(self.query)[-1:])
@@ -331,7 +329,6 @@ class KeyBias(ByDistance):
     return cls(_deberta_table(buckets, max_distance))
 
   is_scaled = True
-  may_mask = False
   is_by_key = True
 
   def checked(self, name: str, sizes: Sizes) -> Relation:

@@ -9,30 +9,20 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from relpos_jax.attention.arrays import accumulation_dtype
 from relpos_jax.typing import Array, Float, Int
 
 
-def product(subscripts: str, x: Array, y: Array, swapped: bool = False) -> Array:
-  """Computes the einsum of x and y in x's dtype, accumulated in float32 or wider.
-
-  With `swapped`, y is the first operand, and XLA's CPU compiler does not transpose a
-  large y.
-  """
-  accumulation_dtype = jnp.promote_types(x.dtype, jnp.float32)
-  if swapped:
-    operands, result = subscripts.split("->")
-    first, second = operands.split(",")
-    y, x = y.astype(accumulation_dtype), x.astype(accumulation_dtype)
-    return jnp.einsum(f"{second},{first}->{result}", y, x)
-  einsum = functools.partial(
-    jnp.einsum, subscripts, preferred_element_type=accumulation_dtype
-  )
-  if x.dtype == accumulation_dtype:
-    return einsum(x, y.astype(accumulation_dtype))
+def product(subscripts: str, x: Array, y: Array) -> Array:
+  """Computes the einsum of x and y in x's dtype, accumulated in float32 or wider."""
+  dtype = accumulation_dtype(x.dtype)
+  einsum = functools.partial(jnp.einsum, subscripts, preferred_element_type=dtype)
+  if x.dtype == dtype:
+    return einsum(x, y.astype(dtype))
 
   # XLA lacks some of these products on CPUs, where float32 is no slower.
   def widened(x, y):
-    return einsum(x.astype(accumulation_dtype), y.astype(accumulation_dtype))
+    return einsum(x.astype(dtype), y.astype(dtype))
 
   return jax.lax.platform_dependent(x, y.astype(x.dtype), cpu=widened, default=einsum)
 

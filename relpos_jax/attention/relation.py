@@ -53,7 +53,6 @@ class Relation:
   """
 
   is_scaled: ClassVar[bool] = False  # whether the scale multiplies the logits
-  may_mask: ClassVar[bool] = True  # whether a logit may be -inf
 
   def checked(self, name: str, sizes: Sizes) -> "Relation":
     """Returns the relation with its arrays checked, with one batch axis.
@@ -189,7 +188,6 @@ class VectorRelation(TableRelation):
   """A relation with tables of vectors aK for keys, aV for values, or both."""
 
   is_scaled = True
-  may_mask = False
 
   @property
   def num_rows(self) -> int:
