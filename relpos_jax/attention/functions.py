@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 
 from relpos_jax.attention.arrays import (
   Shape,
+  accumulation_dtype,
   as_array,
   describe,
   shape_text,
@@ -120,7 +121,7 @@ class FunctionBias(Relation):
       lambda x: jnp.broadcast_to(x, (batch, *x.shape[1:])), arguments
     )
     numbers = jax.vmap(of_sequence)(*arguments)
-    numbers = numbers.astype(jnp.promote_types(queries.vectors.dtype, jnp.float32))
+    numbers = numbers.astype(accumulation_dtype(queries.vectors.dtype))
     return numbers[:, None] if numbers.ndim == 3 else jnp.moveaxis(numbers, -1, 1)
 
 
