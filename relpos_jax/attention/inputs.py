@@ -270,7 +270,8 @@ def check_numbers(
     raise ValueError(
       f"dropout_rate is {rate} and dropout_key is None; want a jax.random.key"
     )
-  if soft_cap is not None and not 0 < soft_cap < math.inf:
+  is_positive = isinstance(soft_cap, numbers.Real) and 0 < soft_cap < math.inf
+  if soft_cap is not None and not is_positive:
     raise ValueError(f"logits_soft_cap is {soft_cap!r}; want a positive number or None")
 
 
@@ -387,7 +388,7 @@ def _positions(
     return _integers(name, x, batch, length)
   if isinstance(first, int):
     return jnp.arange(first, first + length, dtype=jnp.int32).reshape(1, length)
-  return jnp.arange(length, dtype=jnp.int32) + first[:, None]
+  return jnp.arange(length, dtype=jnp.int32)[None] + first[:, None]
 
 
 def _window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
