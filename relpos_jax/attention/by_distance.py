@@ -229,9 +229,9 @@ class LinearBias(Relation):
     Array([0.0625    , 0.00390625, 0.25      ], dtype=float32)
     """
     power = 2 ** int(math.log2(num_heads))
-    steps = np.concatenate(
-      [np.arange(1, power + 1), np.arange(num_heads - power) + 0.5]
-    )
+    steps = np.arange(1, power + 1)
+    between = np.arange(num_heads - power) + 0.5
+    steps = np.concatenate([steps, between])
     return cls(jnp.asarray(2 ** (-8 * steps / power)))
 
   def checked(self, name: str, sizes: Sizes) -> Relation:
@@ -239,9 +239,9 @@ class LinearBias(Relation):
     return dataclasses.replace(self, slopes=slopes.astype(sizes.accumulation_dtype))
 
   def logits(self, queries: Tokens, keys: Tokens) -> Float[Array, "#B N T S"]:
-    distance = distances(queries.positions, keys.positions)[:, None]
-    distance = distance.astype(self.slopes.dtype)
-    return -self.slopes[None, :, None, None] * jnp.abs(distance)
+    distance_BTS = distances(queries.positions, keys.positions)
+    size_BTS = jnp.abs(distance_BTS.astype(self.slopes.dtype))
+    return -self.slopes[None, :, None, None] * size_BTS[:, None]
 
 
 @jax.tree_util.register_dataclass
@@ -276,14 +276,15 @@ class ContentBias(ByDistance):
 
   def checked(self, name: str, sizes: Sizes) -> Relation:
     table = check_table(f"{name}.table", self.table, sizes, *jnp.shape(self.query)[-1:])
-    relation = dataclasses.replace(self, table=table).with_checked_distances(name)
     shape = (*sizes.batch, sizes.queries, sizes.heads, table.shape[-1])
     query = check_array(f"{name}.query", self.query, jnp.floating, shape)
     if query.dtype != sizes.dtype:
       raise ValueError(
         f"{name}.query has dtype {query.dtype}; want the query's, {sizes.dtype}"
       )
-    return dataclasses.replace(relation, query=with_one_batch_axis(query, 3))
+    query = with_one_batch_axis(query, 3)
+    relation = dataclasses.replace(self, query=query, table=table)
+    return relation.with_checked_distances(name)
 
   def block(self, start: Int[Array, ""], size: int) -> Relation:
     return dataclasses.replace(self, query=slice_queries(self.query, start, size))

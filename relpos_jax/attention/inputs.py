@@ -62,27 +62,27 @@ class Inputs(NamedTuple):
   query: Float[Array, "B T N H"]
   key: Float[Array, "B S K H"]
   value: Float[Array, "B S K V"]
-  bias: Float[Array, "A #N #T #S"] | None = None
-  mask: Bool[Array, "#B #N #T #S"] | None = None
-  relations: tuple[Relation, ...] = ()
-  scale: ArrayLike = 1.0
-  soft_cap: float | None = None
-  sinks: Float[Array, " N"] | None = None
-  is_causal: bool = False
-  window: tuple[int, int] | None = None  # the distances to the left and to the right
+  bias: Float[Array, "A #N #T #S"] | None
+  mask: Bool[Array, "#B #N #T #S"] | None
+  relations: tuple[Relation, ...]
+  scale: ArrayLike
+  soft_cap: float | None
+  sinks: Float[Array, " N"] | None
+  is_causal: bool
+  window: tuple[int, int] | None  # the distances to the left and to the right
   # 0, 1, 2, ... for keys, query_offset + 0, 1, 2, ... for queries
-  linear_positions: bool = True
-  query_offset: int | Int[Array, "#B"] = 0  # an int is static
-  query_positions: Int[Array, "#B T"] | None = None
-  key_positions: Int[Array, "#B S"] | None = None
-  query_mask: Bool[Array, "#B 1 T 1"] | None = None  # False past the lengths
-  key_mask: Bool[Array, "#B 1 1 S"] | None = None
-  query_segment_ids: Int[Array, "#B T"] | None = None
-  key_segment_ids: Int[Array, "#B S"] | None = None
-  dropout_rate: float = 0.0
-  dropout_seeds: Int[Array, "B N"] | None = None  # None without dropout
-  return_residual: bool = False
-  explicit: Shards = ()  # the explicit mesh axes that shard the query
+  linear_positions: bool
+  query_offset: int | Int[Array, "#B"]  # an int is static
+  query_positions: Int[Array, "#B T"] | None
+  key_positions: Int[Array, "#B S"] | None
+  query_mask: Bool[Array, "#B 1 T 1"] | None  # False past the lengths
+  key_mask: Bool[Array, "#B 1 1 S"] | None
+  query_segment_ids: Int[Array, "#B T"] | None
+  key_segment_ids: Int[Array, "#B S"] | None
+  dropout_rate: float
+  dropout_seeds: Int[Array, "B N"] | None  # None without dropout
+  return_residual: bool
+  explicit: Shards  # the explicit mesh axes that shard the query
 
   @property
   def queries(self) -> Tokens:

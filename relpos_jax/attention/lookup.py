@@ -41,7 +41,8 @@ def sum_by_label(
   weights: Float[Array, "B N T S"], labels: Int[Array, "#B T S"], num_rows: int
 ) -> Float[Array, "B N T R"]:
   """Sums the weights of each query by label, the transpose of `look_up`."""
-  sums = jax.typeof(weights).update(shape=(*weights.shape[:3], num_rows))
+  *rows, _ = weights.shape
+  sums = jax.typeof(weights).update(shape=(*rows, num_rows))
   (sums_BNTR,) = jax.linear_transpose(lambda x: look_up(x, labels), sums)(weights)
   return sums_BNTR
 
@@ -61,7 +62,8 @@ def gather(
   """Looks up by index: numbers[b, n, i, labels[i, j]], zero where the label is -1."""
   batch, heads, length, num_rows = numbers.shape
   # One index into the flattened [T R] is twice as fast on a CPU as a pair of indices.
-  index = jnp.maximum(labels, 0) + num_rows * jnp.arange(length)[None, :, None]
+  first = num_rows * jnp.arange(length)
+  index = first[None, :, None] + jnp.maximum(labels, 0)
   index = index.reshape(labels.shape[0], 1, -1)
   flat = numbers.reshape(batch, heads, length * num_rows)
   found = jnp.take_along_axis(flat, index, axis=-1, mode="promise_in_bounds")

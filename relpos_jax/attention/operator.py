@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Unpack, overload
 
@@ -274,14 +273,12 @@ def _compute(
   # New arrays are concrete under jax.grad and jax.vmap, too.
   is_in_jit = isinstance(jnp.zeros(()), jax.core.Tracer)
   if is_in_jit:
-    arguments = inputs, implementation
-    return with_automatic_axes(function, inputs.query, *arguments, result=result)
+    return _run(inputs, function, implementation, result)
   inputs = _with_traced_numbers(inputs, implementation)
   inputs = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else _Static(x), inputs)
-  return _run(inputs, function, implementation, result)
+  return _run_compiled(inputs, function, implementation, result)
 
 
-@functools.partial(jax.jit, static_argnames=("function", "implementation", "result"))
 def _run(
   inputs: Inputs,
   function: Callable,
@@ -296,6 +293,9 @@ def _run(
   )
   arguments = inputs, implementation
   return with_automatic_axes(function, inputs.query, *arguments, result=result)
+
+
+_run_compiled = jax.jit(_run, static_argnums=(1, 2, 3))
 
 
 def _with_traced_numbers(inputs: Inputs, implementation: str | None) -> Inputs:
