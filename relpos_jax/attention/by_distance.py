@@ -187,11 +187,15 @@ class DistanceBias(ByDistance):
         f"least {4 if bidirectional else 2} rows, and a max_distance above {exact}"
       )
     distances = np.arange(max_distance + 1)
-    growing = _logarithms(distances, exact, max_distance) * (number - exact)
-    growing = exact + np.floor(growing + 1e-9).astype(int)  # 2.999... is 3
-    before = np.where(distances < exact, distances, np.minimum(growing, number - 1))
-    after = before[1:] + number if bidirectional else before[:0]
-    return cls(buckets[np.concatenate([before[::-1], after])], left=max_distance)
+    steps = _logarithms(distances, exact, max_distance) * (number - exact)
+    growing = exact + np.floor(steps + 1e-9).astype(int)  # 2.999... is 3
+    growing = np.minimum(growing, number - 1)
+    rows = np.where(distances < exact, distances, growing)
+    before = rows[::-1]
+    if not bidirectional:
+      return cls(buckets[before], left=max_distance)
+    after = rows[1:] + number
+    return cls(buckets[np.concatenate([before, after])], left=max_distance)
 
   def checked(self, name: str, sizes: Sizes) -> Relation:
     table = check_table(f"{name}.table", self.table, sizes)
@@ -373,12 +377,15 @@ def _deberta_table(buckets: ArrayLike, max_distance: int) -> Float[Array, "R ...
       f"multiple of 4 rows, and a max_distance above {exact + 1}"
     )
   distances = np.arange(max_distance, -max_distance - 1, -1)
-  growing = _logarithms(abs(distances), exact, max_distance - 1) * (exact - 1)
-  growing = exact + np.ceil(growing - 1e-9).astype(int)  # 3.000...1 is 3
-  rows = np.where(abs(distances) <= exact, distances, np.sign(distances) * growing)
-  return buckets[np.clip(rows + num_rows // 2, 0, num_rows - 1)]
+  sizes = abs(distances)
+  steps = _logarithms(sizes, exact, max_distance - 1) * (exact - 1)
+  growing = exact + np.ceil(steps - 1e-9).astype(int)  # 3.000...1 is 3
+  growing *= np.sign(distances)
+  rows = np.where(sizes <= exact, distances, growing) + num_rows // 2
+  return buckets[rows.clip(0, num_rows - 1)]
 
 
 def _logarithms(distances: np.ndarray, exact: int, farthest: int) -> np.ndarray:
   """Returns 0 for distances up to `exact`, then their logarithms, 1 for `farthest`."""
-  return np.log(np.maximum(distances, exact) / exact) / math.log(farthest / exact)
+  ratios = np.maximum(distances, exact) / exact
+  return np.log(ratios) / math.log(farthest / exact)

@@ -299,17 +299,15 @@ def _describe(inputs: Inputs, implementation: str | None) -> Explanation:
   chosen = choose(inputs, implementation)
   reasons = {chosen.implementation: f"chosen, {chosen.reason}"}
   for name, known in IMPLEMENTATIONS.items():
+    unsupported = known.unsupported(inputs)
     if name != chosen.implementation:
-      reasons[name] = _why_not_chosen(known, inputs, chosen)
-    if not known.is_compiled() and not known.unsupported(inputs):
+      reasons[name] = unsupported or _why_not_chosen(known, chosen)
+    if not unsupported and not known.is_compiled():
       reasons[name] += f"; interpreted, and slow: no {known.device.upper()}"
   return Explanation(chosen.implementation, reasons)
 
 
-def _why_not_chosen(known: Implementation, inputs: Inputs, chosen: Choice) -> str:
-  reason = known.unsupported(inputs)
-  if reason:
-    return reason
+def _why_not_chosen(known: Implementation, chosen: Choice) -> str:
   if known.device and known.is_compiled():
     page = "results/attention.md says where it was timed"
     return f"can do it if implementation= names it: {page}"

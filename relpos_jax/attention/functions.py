@@ -112,7 +112,8 @@ class FunctionBias(Relation):
     )
     numbers = jax.vmap(of_sequence)(*arguments)
     numbers = numbers.astype(accumulation_dtype(queries.vectors.dtype))
-    return numbers[:, None] if numbers.ndim == 3 else jnp.moveaxis(numbers, -1, 1)
+    is_shared = numbers.ndim == 3  # by the heads
+    return numbers[:, None] if is_shared else jnp.moveaxis(numbers, -1, 1)
 
 
 def _shapes_of_one(data: Any, num_axes: int) -> Any:

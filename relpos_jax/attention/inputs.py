@@ -196,11 +196,12 @@ def gather_inputs(
     dropout_rate=dropout_rate,
     dropout_seeds=_seeds(dropout_rate, dropout_key, sizes),
     return_residual=return_residual,
-    explicit=explicit_axes(query),
+    explicit=(),
   )
   if inputs.relations:
     _warn(inputs, has_place=is_placed or query_offset is not None)
-  return align_manual_axes(inputs)
+  inputs = align_manual_axes(inputs)  # takes arrays and numbers, no names
+  return inputs._replace(explicit=explicit_axes(query))
 
 
 def is_symbolic(*arrays: Array) -> bool:
@@ -328,9 +329,8 @@ def _of_logits(name: str, x: Array, sizes: Sizes) -> Array:
     raise ValueError(
       f"{name} has shape {x.shape}; want one that broadcasts to {logits}"
     )
-  num_own = len(
-    sizes.batch
-  )  # the batch axes up to the last that sequences do not share
+  # The batch axes up to the last one that sequences do not share.
+  num_own = len(sizes.batch)
   while num_own and shape[num_own - 1] == 1:
     num_own -= 1
   if num_own and name == "mask":

@@ -123,9 +123,10 @@ def dot_product_attention(
       of a sequence. Within `jax.jit` a Python int is static. From -2**30 to 2**30;
       traced ones may be any whose distances fit in 32 bits. One causal query without it
       is at 0, as in jax.nn; with relations there is a warning.
-    query_seq_lengths: integers `[B]`; queries past their row's length get zero, as in
-      jax.nn.
-    key_value_seq_lengths: integers `[B]`; keys past their row's length are masked.
+    query_seq_lengths: integers `[B]`, or one for all; queries past their row's length
+      get zero, as in jax.nn.
+    key_value_seq_lengths: integers `[B]`, or one for all; keys past their row's length
+      are masked.
     local_window_size: the distance, or (left, right) distances, beyond which keys are
       masked.
     query_segment_ids: integers `[B, T]` or `[T]`; a query attends to its own segment.

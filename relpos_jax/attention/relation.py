@@ -226,9 +226,9 @@ class VectorRelation(TableRelation):
       width = jnp.shape(value)[-1] if width is None else width
       value = check_table(f"{name}.value", value, sizes, width)
     if key is not None and value is not None and len(key) != len(value):
-      found = f"{jnp.shape(self.key)} and {jnp.shape(self.value)}"
+      shapes = f"{jnp.shape(self.key)} and {jnp.shape(self.value)}"
       raise ValueError(
-        f"{name}.key and {name}.value have shapes {found}; want as many rows"
+        f"{name}.key and {name}.value have shapes {shapes}; want as many rows"
       )
     return dataclasses.replace(self, key=key, value=value)
 

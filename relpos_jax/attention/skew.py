@@ -81,9 +81,11 @@ def skew(x: Float[Array, "*B T C"], num_keys: int) -> Float[Array, "*B T {num_ke
   """
   *batch, length, columns = x.shape
   padding = max(0, num_keys + 1 - columns)
-  x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
+  no_padding = [(0, 0)] * (x.ndim - 1)
+  x = jnp.pad(x, [*no_padding, (0, padding)])
   columns += padding
-  flat = x.reshape(*batch, length * columns)[..., length - 1 : length * columns - 1]
+  flat = x.reshape(*batch, length * columns)
+  flat = flat[..., length - 1 : -1]
   return flat.reshape(*batch, length, columns - 1)[..., :num_keys]
 
 
@@ -121,4 +123,5 @@ def _by_key(
   after = jnp.repeat(right_end, max(0, last - right), axis=-1)
   columns = jnp.concatenate([before, numbers, after], axis=-1)
   start = max(0, first + left)
-  return skew(columns[..., start : start + last - first + 1], num_keys)
+  stop = start + last - first + 1
+  return skew(columns[..., start:stop], num_keys)
