@@ -12,11 +12,12 @@ from flax import nnx
 
 from relpos_jax.nn.attention import KVCache, MultiHeadAttention
 from relpos_jax.nn.feed_forward import FeedForward, Residual, drop, shard_leading
-from relpos_jax.nn.positions import Positions, RelativePositionTables, sinusoids
+from relpos_jax.nn.positions import Positions, sinusoids
 from relpos_jax.nn.schemes import SCHEMES, PositionsName
 from relpos_jax.typing import Array, Bool, Float, Int, PyTree
 
 PAD = 0
+_SHAW = "relative", "both"  # positions that are Shaw's tables, which have more options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,39 +80,38 @@ class LayersConfig:
       value, choices = getattr(self, field.name), get_args(field.type)
       if get_origin(field.type) is Literal and value not in choices:
         raise ValueError(f"{field.name} is {value!r}; want one of {', '.join(choices)}")
-    kind = _class_of(self.positions)
-    if kind:
-      self._check_options_of(kind)
-    elif self.positions not in get_args(PositionsName):
-      choices = f"{', '.join(get_args(PositionsName))}, or a subclass of Positions"
+    is_class = isinstance(self.positions, type) and issubclass(
+      self.positions, Positions
+    )
+    if not is_class and self.positions not in SCHEMES:
+      choices = f"{', '.join(SCHEMES)}, or a subclass of Positions"
       raise ValueError(f"positions is {self.positions!r}; want one of {choices}")
+    if self.positions_class and self.positions not in _SHAW:
+      self._check_options_of(self.positions_class)
+
+  @property
+  def positions_class(self) -> type[Positions] | None:
+    """Returns the class of the layers' positions; None without."""
+    return SCHEMES.get(self.positions, self.positions)
 
   def _check_options_of(self, kind: type[Positions]) -> None:
     """Raises ValueError if an option is given that these positions do not have."""
-    foreign = {"relative_keys", "relative_values", "beyond", "tables_per_head"}
-    if "left" not in _parameters(kind):
-      foreign.add("left")
-    for field in dataclasses.fields(self):
-      value = getattr(self, field.name)
-      if field.name in foreign and value != field.default:
-        name = kind.__name__ if kind is self.positions else repr(self.positions)
+    foreign = ["relative_keys", "relative_values", "beyond", "tables_per_head"]
+    if "left" not in _signature(kind).parameters:
+      foreign.append("left")
+    for name in foreign:
+      value = getattr(self, name)
+      default = getattr(LayersConfig, name)
+      if value != default:
         raise ValueError(
-          f"{field.name} is {value!r}, an option that positions {name} do not have; "
-          f"want the default, {field.default!r}"
+          f"{name} is {value!r}, an option that positions {self.positions!r} do not "
+          f"have; want the default, {default!r}"
         )
 
 
-def _class_of(positions: object) -> type[Positions] | None:
-  """Returns the class of a scheme's name, or the given class; None for other names."""
-  if isinstance(positions, type) and issubclass(positions, Positions):
-    return positions
-  return SCHEMES.get(positions)
-
-
-def _parameters(kind: type[Positions]) -> list[str]:
-  """Returns the names of the arguments of a class, without `self`."""
-  # The signature of an NNX class itself is (*args, **kwargs).
-  return [*inspect.signature(kind.__init__).parameters][1:]
+def _signature(kind: type[Positions]) -> inspect.Signature:
+  # That of an NNX class itself is (*args, **kwargs).
+  return inspect.signature(kind.__init__)
 
 
 class Memory(NamedTuple):
@@ -304,31 +304,29 @@ def make_positions(
   config: LayersConfig, *, is_causal: bool, rngs: nnx.Rngs
 ) -> Positions | None:
   """Returns the positions of a layer's self-attention; None if it has none."""
-  sizes = dict(
+  kind = config.positions_class
+  if kind is None or not (config.relative_keys or config.relative_values):
+    return None
+  options = dict(
+    width=config.width,
+    num_heads=config.num_heads if config.tables_per_head else None,
     head_width=config.width // config.num_heads,
     max_distance=config.max_distance,
     left=config.left,
+    bidirectional=not is_causal,
     rngs=rngs,
   )
-  has_tables = config.relative_keys or config.relative_values
-  if config.positions in ("relative", "both") and has_tables:
-    return RelativePositionTables(
-      num_heads=config.num_heads if config.tables_per_head else None,
+  if config.positions in _SHAW:
+    options |= dict(
       keys=config.relative_keys,
       values=config.relative_values,
       beyond=config.beyond,
       dtype=config.dtype,
-      **sizes,
     )
-  kind = _class_of(config.positions)
-  if kind is None:
-    return None
-  options = dict(
-    width=config.width, num_heads=config.num_heads, bidirectional=not is_causal, **sizes
-  )
-  chosen = {name: options[name] for name in _parameters(kind) if name in options}
+  signature = _signature(kind)
+  chosen = {name: options[name] for name in signature.parameters if name in options}
   try:
-    inspect.signature(kind.__init__).bind(None, **chosen)
+    signature.bind(None, **chosen)
   except TypeError as error:
     wanted = f"a default, or a name among {', '.join(options)}"
     raise ValueError(f"{kind.__name__}: {error}; want {wanted}") from error

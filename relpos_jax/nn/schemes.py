@@ -19,7 +19,13 @@ from relpos_jax.attention.relations import (
   RelativePositions,
 )
 from relpos_jax.attention.rotary import rotate
-from relpos_jax.nn.positions import Positions, new_table, sinusoids, table_shape
+from relpos_jax.nn.positions import (
+  Positions,
+  RelativePositionTables,
+  new_table,
+  sinusoids,
+  table_shape,
+)
 from relpos_jax.typing import Array, ArrayLike, Float
 
 
@@ -263,8 +269,13 @@ def _check_heads(query: Array, heads: int, width: int) -> None:
     )
 
 
-# By their names in the configs of models; the other names are no scheme of this file.
+# By their names in the configs of models. Sinusoids belong to the embedding: the layers
+# then have no positions.
 SCHEMES = dict(
+  relative=RelativePositionTables,
+  sinusoidal=None,
+  both=RelativePositionTables,
+  none=None,
   t5=T5Positions,
   alibi=AlibiPositions,
   rotary=RotaryPositions,
@@ -272,4 +283,4 @@ SCHEMES = dict(
   content=ContentPositions,
   deberta=DebertaPositions,
 )
-PositionsName = Literal["relative", "sinusoidal", "both", "none", *SCHEMES]
+PositionsName = Literal[*SCHEMES]
