@@ -7,6 +7,7 @@ from typing import Any, Protocol, Unpack, runtime_checkable
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.linen.dtypes import promote_dtype
 from jax.typing import DTypeLike
 
 from relpos_jax.attention.arrays import as_array
@@ -180,11 +181,7 @@ def attend_as_flax(
       raise NotImplementedError(
         f"{name} is {setting!r:.60}; RelativeAttention wants None"
       )
-  if dtype is None:
-    dtype = jnp.result_type(query, key, value)
-  query = query.astype(dtype)
-  key = key.astype(dtype)
-  value = value.astype(dtype)
+  query, key, value = promote_dtype(query, key, value, dtype=dtype)
   query_positions, key_positions, query_offset = _positions(
     hook, query, key, mask, input_positions, key_positions
   )
@@ -202,7 +199,7 @@ def attend_as_flax(
   with jax.default_matmul_precision(_precision_name(precision)):
     options |= arguments(query, key, query_positions, key_positions, query_offset)
     if module is not None:
-      weights = attention_weights(**options).astype(dtype)
+      weights = attention_weights(**options).astype(query.dtype)
       module.sow(collection, "attention_weights", weights)
     if not deterministic:
       options |= dict(dropout_rate=dropout_rate, dropout_key=dropout_rng)

@@ -117,10 +117,8 @@ class RotaryPositions(Positions):
     query_offset: ArrayLike | None = None,
   ) -> dict:
     if query_positions is None:
-      query_positions = jnp.arange(query.shape[-3])
-      if query_offset is not None:
-        offset = jnp.asarray(query_offset)
-        query_positions = jnp.add.outer(offset, query_positions)
+      offset = jnp.asarray(0 if query_offset is None else query_offset)
+      query_positions = jnp.add.outer(offset, jnp.arange(query.shape[-3]))
     if key_positions is None:
       key_positions = jnp.arange(key.shape[-3])
     frequencies = None if self.frequencies is None else np.array(self.frequencies)
