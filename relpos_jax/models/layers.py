@@ -206,9 +206,7 @@ class Embedding(nnx.Module):
     init = jax.nn.initializers.normal(config.width**-0.5)
     shape = vocab_size, config.width
     self.table = nnx.Param(init(rngs.params(), shape)) if table is None else table
-    self.sinusoidal = config.positions in ("sinusoidal", "both")
-    self.dropout_rate = config.embedding_dropout_rate
-    self.dtype = config.dtype
+    self.config = config
 
   def __call__(
     self,
@@ -218,17 +216,19 @@ class Embedding(nnx.Module):
     rngs: nnx.Rngs | None = None,
   ) -> Float[Array, "B T D"]:
     """Embeds tokens at `positions`, by default 0, 1, 2, ..."""
-    width = self.table.shape[1]
-    x = jnp.take(shard_leading(self.table[...], "N"), tokens, axis=0, mode="clip")
-    x = shard_leading(x * width**0.5, "BT")
-    if self.sinusoidal:
-      positions = jnp.arange(tokens.shape[1]) if positions is None else positions
-      x += sinusoids(positions, width)
-    return drop(x.astype(self.dtype), self.dropout_rate, rngs)
+    config = self.config
+    table = shard_leading(self.table[...], "N")
+    x = jnp.take(table, tokens, axis=0, mode="clip")
+    x = shard_leading(x * config.width**0.5, "BT")
+    if config.positions in ("sinusoidal", "both"):
+      if positions is None:
+        positions = jnp.arange(tokens.shape[1])
+      x += sinusoids(positions, config.width)
+    return drop(x.astype(config.dtype), config.embedding_dropout_rate, rngs)
 
   def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
     """Returns float32 logits: products with the embedding of each token."""
-    table = self.table[...].astype(self.dtype)
+    table = self.table[...].astype(self.config.dtype)
     return jnp.einsum("btd,vd->btv", x, table, preferred_element_type=jnp.float32)
 
 
@@ -255,13 +255,6 @@ class Layer(nnx.Module):
       implementation=config.implementation,
       **options,
     )
-    residual = functools.partial(
-      Residual,
-      config.width,
-      norm=config.norm,
-      dropout_rate=config.dropout_rate,
-      **options,
-    )
     self.self_attention = attention(positions=positions)
     self.cross_attention = attention() if has_memory else None
     self.feed_forward = FeedForward(
@@ -270,25 +263,30 @@ class Layer(nnx.Module):
       dropout_rate=config.feed_forward_dropout_rate,
       **options,
     )
-    self.residuals = nnx.List([residual() for _ in range(3 if has_memory else 2)])
+    self.residuals = nnx.List()
+    for _ in range(3 if has_memory else 2):
+      residual = Residual(
+        config.width, norm=config.norm, dropout_rate=config.dropout_rate, **options
+      )
+      self.residuals.append(residual)
 
   def __call__(
     self, x, rngs: nnx.Rngs | None = None, memory: Memory | None = None, **options
   ) -> Float[Array, "B T D"]:
     """Applies the layer; `options` are those of self-attention: mask, is_causal, ..."""
-    around = self.residuals[0]
-    y = self.self_attention(around.before(x), rngs=rngs, **options)
-    return self._after_self_attention(around.after(x, y, rngs), rngs, memory)
+    y = self.self_attention(self.residuals[0].before(x), rngs=rngs, **options)
+    return self._after_self_attention(x, y, rngs, memory)
 
   def decode(
     self, x, cache: KVCache, positions, memory: Memory | None = None, mask=None
   ):
     """Reads more tokens with a cache."""
-    around = self.residuals[0]
-    y, cache = self.self_attention.decode(around.before(x), cache, positions, mask)
-    return self._after_self_attention(around.after(x, y), None, memory), cache
+    inputs = self.residuals[0].before(x)
+    y, cache = self.self_attention.decode(inputs, cache, positions, mask)
+    return self._after_self_attention(x, y, None, memory), cache
 
-  def _after_self_attention(self, x, rngs: nnx.Rngs | None, memory: Memory | None):
+  def _after_self_attention(self, x, y, rngs: nnx.Rngs | None, memory: Memory | None):
+    x = self.residuals[0].after(x, y, rngs)
     if memory is not None:
       around = self.residuals[1]
       key, value, mask = memory

@@ -259,12 +259,10 @@ def _position_in_cache(
   if hook.self_attention and num_queries == 1 and mask is not None:
     last_BN1 = mask.shape[-1] - 1 - jnp.argmax(mask[..., ::-1] != 0, axis=-1)
     return last_BN1[..., 0, :]
-  remedy = "give query_positions (NNX: by nnx.view, Linen: as its attribute)"
-  if num_queries == 1:
-    remedy = f"set self_attention=True if they are of one sequence, or {remedy}"
   raise ValueError(
     f"RelativeAttention lacks the positions of {num_queries} queries and {num_keys} "
-    f"keys: {remedy}"
+    "keys: set self_attention=True if it is one query of the keys' sequence, or give "
+    "query_positions (NNX: by nnx.view, Linen: as its attribute)"
   )
 
 
