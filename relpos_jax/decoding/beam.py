@@ -134,8 +134,13 @@ def beam_search(
   )
   rules = dict(length_penalty=length_penalty, stop=stop, eos=eos, pad=pad)
   step = functools.partial(extend, decode=decode, reorder=reorder, **rules)
-  last = jax.lax.while_loop(lambda search: jnp.any(search.is_live), step, first)
-  return last.ended.tokens[:, :, 1:], last.ended.scores
+
+  def goes_on(search: Search) -> Array:
+    return jnp.any(search.is_live)
+
+  last = jax.lax.while_loop(goes_on, step, first)
+  tokens, scores = last.ended
+  return tokens[:, :, 1:], scores
 
 
 def begin(
@@ -154,7 +159,8 @@ def begin(
   # One hypothesis per sentence: W equal ones would stay equal.
   first_score = jnp.where(limits > 0, 0.0, _NONE)
   live_scores = scores.at[:, 0].set(first_score)
-  live = Hypotheses(tokens.at[:, :, 0].set(bos), live_scores)
+  live_tokens = tokens.at[:, :, 0].set(bos)
+  live = Hypotheses(live_tokens, live_scores)
   ended = Hypotheses(tokens, scores)
   return Search(jnp.zeros_like(limits), limits, live, ended, cache)
 
@@ -186,13 +192,15 @@ def extend(
   is_end = is_live & (latest == eos)
   is_last = is_live & (length == limits)
   scores = _final_scores(new.scores, length, length_penalty)
-  ended = _add_ended(search.ended, Hypotheses(new.tokens, scores), is_end, is_last)
+  finished = Hypotheses(new.tokens, scores)
+  ended = _add_ended(search.ended, finished, is_end, is_last)
 
   bounds = _final_scores(new.scores, limits, length_penalty)
-  goes_on = bounds > ended.scores[:, :1]
+  highest = ended.scores[:, :1]
+  lowest = ended.scores[:, -1:]
+  goes_on = (bounds > highest) & ~is_end & ~is_last
   if stop == "present":
-    goes_on &= scores > ended.scores[:, -1:]
-  goes_on &= ~is_end & ~is_last
+    goes_on &= scores > lowest
   live_scores = jnp.where(goes_on, new.scores, _NONE)
   beam_size = search.live.scores.shape[1]
   live_scores, best = jax.lax.top_k(live_scores, beam_size)
@@ -204,7 +212,8 @@ def extend(
 def _final_scores(
   log_probs: Float[Array, "B C"], length: Int[Array, "B 1"], length_penalty: float
 ) -> Float[Array, "B C"]:
-  return log_probs / ((5.0 + length) / 6.0) ** length_penalty
+  ratio = (5.0 + length) / 6.0
+  return log_probs / ratio**length_penalty
 
 
 def _candidates(
@@ -226,7 +235,8 @@ def _candidates(
   if beam_size > 1:
     num_candidates = min(2 * beam_size, logits[0].size)
   scores, beams, latest = _best(logits, scores, num_candidates, pad)
-  is_new = jnp.arange(tokens.shape[2]) == position + 1
+  positions = jnp.arange(tokens.shape[2])
+  is_new = positions == position + 1
   tokens = _pick(tokens, beams)
   tokens = jnp.where(is_new, latest[:, :, None], tokens)
   return Hypotheses(tokens, scores), latest, beams, cache
@@ -243,18 +253,21 @@ def _best(
   vocabulary.
   """
   num_sentences, beam_size, vocabulary = logits.shape
-  size = next((n for n in _BLOCKS if vocabulary % n == 0), _BLOCKS[0])
+  sizes = [size for size in _BLOCKS if vocabulary % size == 0]
+  size = max(sizes, default=_BLOCKS[0])
   # Added to what is left at the end: an array of all sums would be written and read
   # once more.
   totals = jax.nn.logsumexp(logits, axis=-1)
   added = scores - totals
-  padding = (0, 0), (0, 0), (0, -vocabulary % size)
+  missing = -vocabulary % size
+  padding = (0, 0), (0, 0), (0, missing)
   logits = jnp.pad(logits, padding, constant_values=_NONE)
   blocks = logits.reshape(num_sentences, beam_size, -1, size)
   highest = blocks.max(-1)
   # Masks `pad` in its block alone: masking it in all would copy them.
   pad_block, pad_index = divmod(pad, size)
-  is_pad = jnp.arange(size) == pad_index
+  indices = jnp.arange(size)
+  is_pad = indices == pad_index
   without_pad = jnp.where(is_pad, _NONE, blocks[:, :, pad_block])
   highest = highest.at[:, :, pad_block].set(without_pad.max(-1))
   highest += added[:, :, None]
@@ -265,14 +278,16 @@ def _best(
   _, best = jax.lax.top_k(highest, num_best)
   best = jnp.sort(best)  # of equal sums the first are taken
   beams, numbers = jnp.divmod(best, num_blocks)
-  tokens = size * numbers[:, :, None] + jnp.arange(size)
-  sums = _pick(blocks.reshape(num_sentences, -1, size), best)
-  sums += _pick(added, beams)[:, :, None]
+  tokens = size * numbers[:, :, None] + indices
+  blocks = blocks.reshape(num_sentences, -1, size)
+  added = _pick(added, beams)
+  sums = _pick(blocks, best) + added[:, :, None]
   sums = jnp.where(tokens == pad, _NONE, sums)
-  scores, index = jax.lax.top_k(sums.reshape(num_sentences, -1), count)
+  sums = sums.reshape(num_sentences, -1)
+  tokens = tokens.reshape(num_sentences, -1)
+  scores, index = jax.lax.top_k(sums, count)
   beams = _pick(beams, index // size)
-  tokens = _pick(tokens.reshape(num_sentences, -1), index)
-  return scores, beams, tokens
+  return scores, beams, _pick(tokens, index)
 
 
 def _add_ended(ended: Hypotheses, new: Hypotheses, is_end, is_last) -> Hypotheses:

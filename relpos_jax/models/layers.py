@@ -167,21 +167,19 @@ class Cache(NamedTuple):
 
     Returns their output and the cache.
     """
-    if self.ancestors is None:
-      ancestors = mask = None
-      num_read = (positions >= 0).sum(axis=1)
-    else:
+    ancestors = mask = None
+    if self.ancestors is not None:
       _, beam_size, num_slots = self.ancestors.shape
       own_slot = self.layers[0].length[:, None] + jnp.arange(beam_size)
-      ancestors = self.ancestors | (own_slot[:, :, None] == jnp.arange(num_slots))
+      ancestors = self.ancestors | jax.nn.one_hot(own_slot, num_slots, dtype=bool)
       mask = ancestors[:, None]
-      num_read = 1
     caches = []
     parts = itertools.zip_longest(layers, self.layers, memories or ())
     for layer, cache, memory in parts:
       x, cache = layer.decode(x, cache, positions, memory, mask)
       caches.append(cache)
-    return x, Cache(tuple(caches), self.next_position + num_read, ancestors)
+    next_position = jnp.maximum(self.next_position, positions.max(axis=1) + 1)
+    return x, Cache(tuple(caches), next_position, ancestors)
 
   def reorder(self, hypotheses: Int[Array, "B W"]) -> "Cache":
     """Returns the cache of hypotheses that extend the given ones."""
@@ -342,12 +340,12 @@ def make_stack(
 
   Each layer has positions of its own, or all share one module.
   """
-  new_positions = functools.partial(
-    make_positions, config, is_causal=is_causal, rngs=rngs
-  )
-  shared = None if config.tables_per_layer else new_positions()
-  make = functools.partial(Layer, config, has_memory=has_memory, rngs=rngs)
-  layers = nnx.List([make(shared or new_positions()) for _ in range(config.num_layers)])
+  layers = nnx.List()
+  positions = None
+  for _ in range(config.num_layers):
+    if positions is None or config.tables_per_layer:
+      positions = make_positions(config, is_causal=is_causal, rngs=rngs)
+    layers.append(Layer(config, positions, has_memory=has_memory, rngs=rngs))
   return layers, last_norm(config, rngs)
 
 

@@ -60,7 +60,8 @@ class T5Positions(Positions):
     sides = 2 if bidirectional else 1
     # A side of 2k buckets would have one for each of the k first distances, and none
     # for more.
-    rows_of_side = max(1, min(num_buckets // sides, 2 * max_distance - 1))
+    most = 2 * max_distance - 1
+    rows_of_side = max(1, min(num_buckets // sides, most))
     shape = sides * rows_of_side, num_heads
     self.buckets = new_table(rngs, shape, param_dtype)
     self.bidirectional = bidirectional
@@ -166,8 +167,9 @@ class TransformerXLPositions(Positions):
     init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform", 0, (1, 2))
     shape = width, num_heads, head_width
     self.projection = new_table(rngs, shape, param_dtype, init)
-    self.u = nnx.Param(jnp.zeros(shape[1:], param_dtype))
-    self.v = nnx.Param(jnp.zeros(shape[1:], param_dtype))
+    shape = num_heads, head_width
+    self.u = nnx.Param(jnp.zeros(shape, param_dtype))
+    self.v = nnx.Param(jnp.zeros(shape, param_dtype))
 
   def arguments(self, query: Float[Array, "*B T N H"], key: Array, *_, **__) -> dict:
     _check_heads(query, *self.u.shape)
@@ -178,7 +180,8 @@ class TransformerXLPositions(Positions):
     table = jnp.einsum("rd,dnh->rnh", waves.astype(dtype), projection)
     u = jnp.broadcast_to(self.u[...].astype(dtype), query.shape)
     v = jnp.broadcast_to(self.v[...].astype(dtype), query.shape)
-    content = (query + v) * query.shape[-1] ** -0.5
+    scale = query.shape[-1] ** -0.5
+    content = (query + v) * scale
     relations = ContentBias(content, table, left=self.left)
     return dict(query=query + u, key=key, relations=relations)
 
@@ -219,7 +222,8 @@ class ContentPositions(Positions):
     _check_heads(query, heads, width)
     projection = self.projection[...].astype(query.dtype)
     content = jnp.einsum("...nh,hnp->...np", query, projection)
-    relations = ContentBias(content, self.bank[...], beyond="zero", left=self.left)
+    bank = self.bank[...]
+    relations = ContentBias(content, bank, beyond="zero", left=self.left)
     return dict(query=query, key=key, relations=relations)
 
 
@@ -255,7 +259,8 @@ class DebertaPositions(Positions):
     return content_to_position, position_to_content
 
   def arguments(self, query: Float[Array, "*B T N H"], key: Array, *_, **__) -> dict:
-    scale = (3 * query.shape[-1]) ** -0.5
+    width = query.shape[-1]
+    scale = (3 * width) ** -0.5
     return super().arguments(query, key) | dict(scale=scale)
 
 
