@@ -48,6 +48,10 @@ class RelativePositionTables(nn.Module):
       value = self.param("value", self.table_init, shape, self.param_dtype)
     return RelativePositions(key, value, beyond=self.beyond, left=self.left)
 
+  def arguments(self, query: Array, key: Array, *_) -> dict[str, Any]:
+    """Returns the operator's query, key and relations, as NNX's `Positions` do."""
+    return dict(query=query, key=key, relations=self(query.shape[-1]))
+
 
 class RelativeAttention(nn.Module):
   """The `attention_fn` of a `MultiHeadDotProductAttention` with relative positions.
@@ -155,8 +159,7 @@ class RelativeAttention(nn.Module):
         "an NNX layer relpos_jax.nn.RelativeAttention, or call it by init or apply"
       )
     if self.positions is None:
-      relations = self.tables(query.shape[-1])
-      arguments = functools.partial(_with_relations, relations)
+      arguments = self.tables.arguments
     else:
       arguments = functools.partial(self.positions, nnx_method="arguments")
     input_positions = None
@@ -181,12 +184,6 @@ class RelativeAttention(nn.Module):
       attn_weights_value_einsum=attn_weights_value_einsum,
       **options,
     )
-
-
-def _with_relations(
-  relations: RelativePositions, query: Array, key: Array, *_
-) -> dict[str, Any]:
-  return dict(query=query, key=key, relations=relations)
 
 
 def _position_in_cache(layer: Scope | None) -> Array | None:

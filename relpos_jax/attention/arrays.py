@@ -6,51 +6,42 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from relpos_jax.typing import Array, ArrayLike, Int
 
 Shape = tuple[int, ...]
 
 
-def as_array(name: str, x: ArrayLike | None) -> Array:
+def as_array(name: str, x: ArrayLike) -> Array:
   """Returns an array or nested lists of numbers as an array.
 
   Raises if concrete integers do not fit in int32: jnp.asarray would truncate them
   silently.
   """
-  if x is None:
-    raise ValueError(f"{name} is None; want an array")
   if dataclasses.is_dataclass(x):
     raise ValueError(f"{name} is {describe(x)}; want an array: give relations=")
-  leaves = jax.tree.leaves(x)
-  if leaves and not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-    _check_32_bits(name, x)
+  if not hasattr(x, "dtype"):
+    x = jnp.asarray(x)
+  if jnp.issubdtype(x.dtype, jnp.integer) and not np.can_cast(x.dtype, np.int32):
+    low, high = range_of(x)
+    if low < -(2**31) or high >= 2**31:
+      raise ValueError(f"{name} goes from {low} to {high}; want 32-bit integers")
   return jnp.asarray(x)
 
 
-def _check_32_bits(name: str, x: ArrayLike) -> None:
-  dtype = getattr(x, "dtype", np.int64)  # lists may have any
-  if not jnp.issubdtype(dtype, jnp.integer) or np.can_cast(dtype, np.int32):
-    return
-  numbers = np.asarray(x)
-  if numbers.dtype.kind in "iuO" and numbers.size:
-    low, high = numbers.min(), numbers.max()
-    if low < -(2**31) or high >= 2**31:
-      raise ValueError(f"{name} goes from {low} to {high}; want 32-bit integers")
-
-
-def check_array(name: str, x: ArrayLike | None, kind: type, *shapes: Shape) -> Array:
+def check_array(name: str, x: ArrayLike, kind: type, *shapes: Shape) -> Array:
   """Returns x as an array of one of these shapes and of a dtype of this kind."""
   array = as_array(name, x)
   if array.shape not in shapes:
-    want = " or ".join(str(shape) for shape in dict.fromkeys(shapes))
+    want = " or ".join(map(str, dict.fromkeys(shapes)))
     raise ValueError(f"{name} has shape {array.shape}; want {want}")
   if not jnp.issubdtype(array.dtype, kind):
     raise ValueError(f"{name} has dtype {array.dtype}; want {kind.__name__} numbers")
   return array
 
 
-def check_range(name: str, x: Array, number: int) -> None:
+def check_range(name: str, x: ArrayLike, number: int) -> None:
   """Checks that concrete integers go from -1 to number - 1."""
   low, high = range_of(x)
   if low < -1 or high >= number:
@@ -59,24 +50,29 @@ def check_range(name: str, x: Array, number: int) -> None:
     )
 
 
-def range_of(x: Array) -> tuple[int, int]:
+def range_of(x: ArrayLike) -> tuple[int, int]:
   """Returns the least and the greatest of concrete integers; 0 and -1 if unknown."""
-  if isinstance(x, jax.core.Tracer) or not x.size:
+  if isinstance(x, jax.core.Tracer) or not np.size(x):
     return 0, -1
   with jax.ensure_compile_time_eval():  # also where a compiled function closes over x
-    return int(x.min()), int(x.max())
+    return int(np.min(x)), int(np.max(x))
 
 
 def describe(x: object) -> str:
   """Returns the dtype and the shape of an array, or the type of another object."""
   if hasattr(x, "dtype") and hasattr(x, "shape"):
-    return f"{x.dtype} of shape {jnp.shape(x)}"
+    return f"{x.dtype} of shape {x.shape}"
   return f"of type {type(x).__name__}"
 
 
 def shape_text(*sizes: int | str) -> str:
   """Returns a shape that an error asks for."""
   return "[" + ", ".join(map(str, sizes)) + "]"
+
+
+def accumulation_dtype(dtype: DTypeLike) -> np.dtype:
+  """Returns the dtype of sums: float32, or float64 for float64."""
+  return jnp.promote_types(dtype, jnp.float32)
 
 
 def with_one_batch_axis(x: Array, rank: int) -> Array:

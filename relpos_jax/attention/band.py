@@ -14,15 +14,44 @@ are in the order of distances: the left side, a row for each diagonal, the right
 """
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
+from relpos_jax.attention import dropout, masks
 from relpos_jax.attention.by_distance import ByDistance, LinearBias
+from relpos_jax.attention.diagonals import Band
 from relpos_jax.attention.inputs import Inputs, is_symbolic
-from relpos_jax.typing import Array, Bool, Float, Int
+from relpos_jax.attention.partitioned import (
+  axes_of_heads,
+  is_one_device,
+  on_shards,
+  target_platform,
+)
+from relpos_jax.attention.tiles import (
+  UNLIMITED,
+  Keys,
+  Marks,
+  Plan,
+  Queries,
+  Results,
+  Sides,
+  default_block,
+)
+from relpos_jax.typing import Array, Float
 
 FAR = 2**30  # a distance beyond all keys
+
+# The most pairs of a block and a tile, over all their heads. Measured on two cores: four
+# times as many take 15% more time.
+_PAIRS_ON_CPU = 2**18
+# On several of its devices all heads and sequences are in a block.
+_PAIRS_ON_CPUS = 2**19
+# Elsewhere their weights take 128 MiB in float32.
+_PAIRS = 2**25
 
 
 def unsupported(inputs: Inputs) -> str | None:
@@ -72,25 +101,26 @@ def logits_by_row(
     numbers = _on_rows(inputs, relation).project(inputs.queries, inputs.keys)
     if numbers is not None and relation.is_scaled:
       numbers *= jnp.asarray(inputs.scale, numbers.dtype)
-    if numbers is not None:
-      terms.append(numbers)
-  return functools.reduce(jnp.add, terms) if terms else None
+    terms.append(numbers)
+  return _sum(terms)
 
 
 def slopes(inputs: Inputs) -> Float[Array, "1 1 N"] | None:
   """Returns the slopes of all linear biases; None if there are none."""
-  terms = [x.slopes for x in inputs.relations if isinstance(x, LinearBias)]
-  return functools.reduce(jnp.add, terms)[None, None] if terms else None
+  biases = [x for x in inputs.relations if isinstance(x, LinearBias)]
+  return _sum([x.slopes[None, None] for x in biases])
 
 
 def value_table(inputs: Inputs) -> Float[Array, "R #N V"] | None:
   """Returns the sum of the tables for values, by row; None if there are none."""
-  terms = []
-  for relation in _by_distance(inputs):
-    table = getattr(_on_rows(inputs, relation), "value", None)
-    if table is not None:
-      terms.append(table)
-  return functools.reduce(jnp.add, terms) if terms else None
+  relations = [_on_rows(inputs, x) for x in _by_distance(inputs)]
+  return _sum([getattr(x, "value", None) for x in relations])
+
+
+def _sum(terms: list[Array | None]) -> Array | None:
+  """Adds the terms that are given; None if there are none."""
+  given = [term for term in terms if term is not None]
+  return functools.reduce(jnp.add, given) if given else None
 
 
 def _by_distance(inputs: Inputs) -> list[ByDistance]:
@@ -104,130 +134,125 @@ def _on_rows(inputs: Inputs, relation: ByDistance) -> ByDistance:
   return relation.with_rows(labels[0], left=-low)
 
 
-# A head's block: pairs [S, T], and the distance `place` from its first key to its first
-# query. A pair's distance is s - t - place, and `first` is that of the first diagonal.
+# A call as arrays of queries, keys and pairs.
 
 
-def add_rows(
-  x: Float[Array, "S T"],
-  rows: Float[Array, "_ R"],
-  place: Int[Array, ""],
-  of_keys: bool,
-  first: int,
-  has_right: bool,
-) -> Float[Array, "S T"]:
-  """Adds to each pair the number of its row, those of its query or those of its key."""
-  num_diagonals = rows.shape[1] - 2
-  is_left, is_right = _is_beside(x, num_diagonals, place, first)
-  left, *_, right = jnp.expand_dims(rows.T, 2 if of_keys else 1)
-
-  def on_band(x: Array) -> Array:
-    if num_diagonals:
-      x = _add_diagonals(x, rows[:, 1:-1], place, of_keys, first)
-    distances = _distances_of(x, place)
-    sides = jnp.where(distances < first, left, 0)
-    if has_right:
-      sides = jnp.where(distances >= first + num_diagonals, right, sides)
-    return x + sides
-
-  def beside(x: Array) -> Array:
-    return x + jnp.where(is_left, left, right)
-
-  return jax.lax.cond(is_left | is_right, beside, on_band, x)
-
-
-def sum_by_row(
-  x: Float[Array, "S T"],
-  place: Int[Array, ""],
-  of_keys: bool,
-  num_rows: int,
-  first: int,
-  has_right: bool,
-) -> Float[Array, "_ R"]:
-  """Sums x by row, for each query or for each key."""
-  num_diagonals, axis = num_rows - 2, 1 if of_keys else 0
-  is_left, is_right = _is_beside(x, num_diagonals, place, first)
-  total = x.sum(axis)
-
-  def on_band(x: Array) -> Array:
-    diagonals = _diagonals(x, num_diagonals, place, of_keys, first)
-    right = jnp.zeros_like(total)
-    if has_right:
-      is_right = _distances_of(x, place) >= first + num_diagonals
-      right = jnp.where(is_right, x, 0).sum(axis)
-    left = total - diagonals.sum(1) - right
-    return jnp.concatenate([left[:, None], diagonals, right[:, None]], axis=1)
-
-  def beside(x: Array) -> Array:
-    rows = jnp.zeros((len(total), num_rows), x.dtype)
-    return rows.at[:, jnp.where(is_left, 0, -1)].set(total)
-
-  return jax.lax.cond(is_left | is_right, beside, on_band, x)
-
-
-def _is_beside(
-  x: Float[Array, "S T"], num_diagonals: int, place: Int[Array, ""], first: int
-) -> tuple[Bool[Array, ""], Bool[Array, ""]]:
-  """Returns whether all pairs are left of the band, and whether all are right of it."""
-  num_keys, num_queries = x.shape
-  nearest, farthest = num_keys - 1 - place, 1 - num_queries - place
-  return nearest < first, farthest >= first + num_diagonals
-
-
-def _distances_of(x: Float[Array, "S T"], place: Int[Array, ""]) -> Int[Array, "S T"]:
-  num_keys, num_queries = x.shape
-  return jnp.arange(num_keys)[:, None] - jnp.arange(num_queries)[None] - place
-
-
-def _add_diagonals(
-  x: Float[Array, "S T"],
-  numbers: Float[Array, "_ D"],
-  place: Int[Array, ""],
-  of_keys: bool,
-  first: int,
-) -> Float[Array, "S T"]:
-  """Adds the numbers of each diagonal.
-
-  The queries on the band of a key follow one another. Their numbers are added at once,
-  which on a CPU takes a tenth of the time of adding them one by one.
-  """
-  (num_keys, num_queries), num_diagonals = x.shape, numbers.shape[1]
-  num_near = min(num_queries + num_diagonals - 1, num_keys)
-  width = min(num_diagonals, num_queries)
-  key = jnp.clip(place + first, 0, num_keys - num_near) + jnp.arange(num_near)
-  first_query = key - place - first - num_diagonals + 1
-  first_query = jnp.clip(first_query, 0, num_queries - width)
-  start = key * num_queries + first_query
-  key, query = key[:, None], first_query[:, None] + jnp.arange(width)[None]
-  diagonal = key - query - place - first
-  is_near = (diagonal >= 0) & (diagonal < num_diagonals)
-  token = key if of_keys else query
-  added = numbers[token, jnp.clip(diagonal, 0, num_diagonals - 1)]
-  added = jnp.where(is_near, added, 0)
-  one_window_a_key = jax.lax.ScatterDimensionNumbers((1,), (), (0,))
-  flat = jax.lax.scatter_add(
-    x.reshape(-1), start[:, None], added, one_window_a_key, mode="promise_in_bounds"
+def prepare(inputs: Inputs) -> tuple[Plan, Sides, Sides]:
+  """Returns the static parameters of a call, and its arrays with and without gradients."""
+  wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
+  low, high = distances(inputs)
+  left, right = inputs.window or (UNLIMITED, UNLIMITED)
+  if inputs.is_causal:
+    right = 0
+  block, tile, heads = _sizes(inputs)
+  plan = Plan(
+    block=block,
+    tile=tile,
+    heads=heads,
+    band=Band(low + 1, high - low - 1, has_right=high <= right),
+    has_values=value_table(inputs) is not None,
+    soft_cap=inputs.soft_cap,
+    reach=(left, right),
+    dropout_rate=inputs.dropout_rate,
+    precision=jax.config.jax_default_matmul_precision,
   )
-  return flat.reshape(x.shape)
+  query = inputs.query.astype(wide) * jnp.asarray(inputs.scale, wide)
+  of_queries, of_keys = (logits_by_row(inputs, of_keys=x) for x in (False, True))
+  queries = Queries(query, _heads_last(of_queries), slopes(inputs))
+  keys = Keys(inputs.key, inputs.value, _heads_last(of_keys))
+  bias = None if inputs.bias is None else inputs.bias.astype(wide)
+  return plan, Sides(queries, keys, bias), _marks(inputs)
 
 
-def _diagonals(
-  x: Float[Array, "S T"],
-  num_diagonals: int,
-  place: Int[Array, ""],
-  of_keys: bool,
-  first: int,
-) -> Float[Array, "_ D"]:
-  """Returns x on each diagonal, of each query or of each key; 0 if there is no pair."""
-  num_keys, num_queries = x.shape
-  steps = place + first + jnp.arange(num_diagonals)[None]  # from a query to its key
-  if of_keys:
-    key = jnp.arange(num_keys)[:, None]
-    query = key - steps
-    is_pair = (query >= 0) & (query < num_queries)
-  else:
-    query = jnp.arange(num_queries)[:, None]
-    key = query + steps
-    is_pair = (key >= 0) & (key < num_keys)
-  index = jnp.where(is_pair, key * num_queries + query, x.size)
-  return x.reshape(-1).at[index].get(mode="fill", fill_value=0)
+def _heads_last(x: Array | None) -> Array | None:
+  return None if x is None else x.swapaxes(1, 2)
+
+
+def _marks(inputs: Inputs) -> Sides:
+  valid, pairs = inputs.key_mask, inputs.mask
+  if pairs is not None and pairs.shape[2] == 1:  # the same for all queries
+    valid = masks.combine(valid, pairs)
+  if pairs is not None and 1 in pairs.shape[2:]:  # `finish` masks queries
+    pairs = None
+  if valid is not None:
+    valid = valid[:, :, 0].swapaxes(1, 2)
+  seeds = inputs.dropout_seeds
+  if seeds is not None:  # rows of weights count from the first query
+    seeds = dropout.from_row(seeds, inputs.query_offset)[:, None]
+  of_queries = inputs.query_positions, inputs.query_segment_ids
+  of_keys = inputs.key_positions, inputs.key_segment_ids
+  of_queries, of_keys = jax.tree.map(lambda x: x[..., None], (of_queries, of_keys))
+  queries, keys = Marks(*of_queries, seeds=seeds), Marks(*of_keys, valid=valid)
+  return Sides(queries, keys, pairs)
+
+
+def finish(inputs: Inputs, results: Results) -> Any:
+  """Returns the output [B, T, N, V], and the residual [B, T, N] if the call asks for it."""
+  output, weights, log_total = results
+  table = value_table(inputs)
+  if table is not None:
+    output += jnp.einsum("BTNR,RNV->BTNV", weights, table)
+  of_queries = inputs.query_mask
+  if inputs.mask is not None and inputs.mask.shape[3] == 1:
+    of_queries = masks.combine(of_queries, inputs.mask)
+  if of_queries is not None:
+    is_valid = of_queries.swapaxes(1, 2)
+    output = jnp.where(is_valid, output, 0)
+    log_total = jnp.where(is_valid[..., 0], log_total, -jnp.inf)
+  if inputs.sinks is not None:  # a part of the keys whose value is zero
+    sinks = inputs.sinks[None, None]
+    has_key = ~jnp.isneginf(log_total)
+    finite = jnp.where(has_key, log_total, 0)
+    output *= jax.nn.sigmoid(finite - sinks)[..., None]
+    log_total = jnp.where(has_key, jnp.logaddexp(finite, sinks), -jnp.inf)
+  output = output.astype(inputs.value.dtype)
+  return (output, log_total) if inputs.return_residual else output
+
+
+def attend_on_devices(
+  attend: Callable, inputs: Inputs, names: tuple[str, ...], names_of_keys: tuple
+) -> Any:
+  """Computes attention of each device's queries, and its residual if asked for.
+
+  Mesh axes of these names shard the queries, and the keys, along their sequence. A
+  device calls `attend` with the plan and its arrays.
+  """
+  plan, floats, marks = prepare(inputs)
+  of_batch, of_heads = axes_of_heads(inputs.explicit, inputs.key.shape)
+
+  def specs(tree: Any, *axes: tuple[str, ...]) -> Any:
+    def spec(x: Array) -> PartitionSpec:
+      sizes = x.shape[: len(axes)]
+      pairs = zip(axes, sizes, strict=True)
+      return PartitionSpec(*(axis if size > 1 else None for axis, size in pairs))
+
+    return jax.tree.map(spec, tree)
+
+  of_sides = []
+  for queries, keys, pairs in (floats, marks):
+    of_queries = specs(queries, of_batch, names, of_heads)
+    of_keys = specs(keys, of_batch, names_of_keys, of_heads)
+    of_pairs = specs(pairs, of_batch, of_heads, names)
+    of_sides.append(Sides(of_queries, of_keys, of_pairs))
+  attend = functools.partial(attend, plan)
+  of_results = PartitionSpec(of_batch, names, of_heads)
+  axes = of_batch, of_heads, names
+  results = on_shards(attend, axes, tuple(of_sides), of_results)(floats, marks)
+  return finish(inputs, results)
+
+
+def _sizes(inputs: Inputs) -> tuple[int, int, int | None]:
+  """Returns the queries in a block, the keys in a tile, and the heads at a time."""
+  batch, num_queries, heads, _ = inputs.query.shape
+  num_keys = inputs.key.shape[1]
+  is_on_cpu = target_platform() == "cpu"
+  if not is_on_cpu or not is_one_device():
+    tile = min(2048, num_keys)
+    most = _PAIRS_ON_CPUS if is_on_cpu else _PAIRS
+    return default_block(batch * heads * tile, most), tile, None
+  # Small tiles skip more masked pairs; products of large ones are faster.
+  is_short = inputs.is_causal and num_keys < 2048
+  size = 256 if is_short or inputs.window is not None else 512
+  block, tile = min(size, num_queries), min(size, num_keys)
+  most = max(1, _PAIRS_ON_CPU // (block * tile))
+  return block, tile, max(n for n in range(1, most + 1) if heads % n == 0)

@@ -14,21 +14,17 @@ import jax.numpy as jnp
 
 from relpos_jax.attention import reference
 from relpos_jax.attention.inputs import Inputs
+from relpos_jax.attention.tiles import default_block
 from relpos_jax.typing import Array, Float
 
-# The most pairs in a block, over all its heads and sequences, unless it has the fewest
-# queries.
+# The most pairs in a block, over all its heads and sequences.
 _PAIRS = 2**19
-_FEWEST = 16
 
 
-def attention(inputs: Inputs, block: int | None = None) -> Array | tuple[Array, Array]:
-  """Computes attention, and its residual if the inputs ask for it.
-
-  A block has `block` queries, by default a number for the call.
-  """
+def attention(inputs: Inputs) -> Array | tuple[Array, Array]:
+  """Computes attention, and its residual if the inputs ask for it."""
   batch, num_queries, heads, _ = inputs.query.shape
-  block = block or _default_block(batch * heads * inputs.key.shape[1])
+  block = default_block(batch * heads * inputs.key.shape[1], _PAIRS)
   if block >= num_queries:
     return reference.projected(inputs)
   tokens = inputs.queries, inputs.keys
@@ -54,13 +50,6 @@ def attention(inputs: Inputs, block: int | None = None) -> Array | tuple[Array, 
   starts = jnp.minimum(starts, num_queries - block)  # the last block may overlap
   results = jax.lax.map(attend, starts)
   return jax.tree.map(lambda x: _joined(x, num_queries), results)
-
-
-def _default_block(pairs_of_a_query: int) -> int:
-  """Returns a power of two, at least `_FEWEST`, with at most `_PAIRS` pairs if
-  possible.
-  """
-  return max(_FEWEST, 1 << (max(1, _PAIRS // pairs_of_a_query).bit_length() - 1))
 
 
 def _widened(x: Array) -> Array:

@@ -187,11 +187,15 @@ class DistanceBias(ByDistance):
         f"least {4 if bidirectional else 2} rows, and a max_distance above {exact}"
       )
     distances = np.arange(max_distance + 1)
-    growing = _logarithms(distances, exact, max_distance) * (number - exact)
-    growing = exact + np.floor(growing + 1e-9).astype(int)  # 2.999... is 3
-    before = np.where(distances < exact, distances, np.minimum(growing, number - 1))
-    after = before[1:] + number if bidirectional else before[:0]
-    return cls(buckets[np.concatenate([before[::-1], after])], left=max_distance)
+    steps = _logarithms(distances, exact, max_distance) * (number - exact)
+    growing = exact + np.floor(steps + 1e-9).astype(int)  # 2.999... is 3
+    growing = np.minimum(growing, number - 1)
+    rows = np.where(distances < exact, distances, growing)
+    before = rows[::-1]
+    if not bidirectional:
+      return cls(buckets[before], left=max_distance)
+    after = rows[1:] + number
+    return cls(buckets[np.concatenate([before, after])], left=max_distance)
 
   def checked(self, name: str, sizes: Sizes) -> Relation:
     table = check_table(f"{name}.table", self.table, sizes)
@@ -216,7 +220,6 @@ class LinearBias(Relation):
   """
 
   slopes: Leaf
-  may_mask = False
 
   @classmethod
   def alibi(cls, num_heads: int) -> "LinearBias":
@@ -230,9 +233,9 @@ class LinearBias(Relation):
     Array([0.0625    , 0.00390625, 0.25      ], dtype=float32)
     """
     power = 2 ** int(math.log2(num_heads))
-    steps = np.concatenate(
-      [np.arange(1, power + 1), np.arange(num_heads - power) + 0.5]
-    )
+    steps = np.arange(1, power + 1)
+    between = np.arange(num_heads - power) + 0.5
+    steps = np.concatenate([steps, between])
     return cls(jnp.asarray(2 ** (-8 * steps / power)))
 
   def checked(self, name: str, sizes: Sizes) -> Relation:
@@ -240,9 +243,9 @@ class LinearBias(Relation):
     return dataclasses.replace(self, slopes=slopes.astype(sizes.accumulation_dtype))
 
   def logits(self, queries: Tokens, keys: Tokens) -> Float[Array, "#B N T S"]:
-    distance = distances(queries.positions, keys.positions)[:, None]
-    distance = distance.astype(self.slopes.dtype)
-    return -self.slopes[None, :, None, None] * jnp.abs(distance)
+    distance_BTS = distances(queries.positions, keys.positions)
+    size_BTS = jnp.abs(distance_BTS.astype(self.slopes.dtype))
+    return -self.slopes[None, :, None, None] * size_BTS[:, None]
 
 
 @jax.tree_util.register_dataclass
@@ -274,18 +277,18 @@ class ContentBias(ByDistance):
   table: Leaf
   beyond: Beyond = dataclasses.field(default="clip", metadata={"static": True})
   left: int | None = dataclasses.field(default=None, metadata={"static": True})
-  may_mask = False
 
   def checked(self, name: str, sizes: Sizes) -> Relation:
     table = check_table(f"{name}.table", self.table, sizes, *jnp.shape(self.query)[-1:])
-    relation = dataclasses.replace(self, table=table).with_checked_distances(name)
     shape = (*sizes.batch, sizes.queries, sizes.heads, table.shape[-1])
     query = check_array(f"{name}.query", self.query, jnp.floating, shape)
     if query.dtype != sizes.dtype:
       raise ValueError(
         f"{name}.query has dtype {query.dtype}; want the query's, {sizes.dtype}"
       )
-    return dataclasses.replace(relation, query=with_one_batch_axis(query, 3))
+    query = with_one_batch_axis(query, 3)
+    relation = dataclasses.replace(self, query=query, table=table)
+    return relation.with_checked_distances(name)
 
   def block(self, start: Int[Array, ""], size: int) -> Relation:
     return dataclasses.replace(self, query=slice_queries(self.query, start, size))
@@ -331,7 +334,6 @@ class KeyBias(ByDistance):
     return cls(_deberta_table(buckets, max_distance))
 
   is_scaled = True
-  may_mask = False
   is_by_key = True
 
   def checked(self, name: str, sizes: Sizes) -> Relation:
@@ -375,12 +377,15 @@ def _deberta_table(buckets: ArrayLike, max_distance: int) -> Float[Array, "R ...
       f"multiple of 4 rows, and a max_distance above {exact + 1}"
     )
   distances = np.arange(max_distance, -max_distance - 1, -1)
-  growing = _logarithms(abs(distances), exact, max_distance - 1) * (exact - 1)
-  growing = exact + np.ceil(growing - 1e-9).astype(int)  # 3.000...1 is 3
-  rows = np.where(abs(distances) <= exact, distances, np.sign(distances) * growing)
-  return buckets[np.clip(rows + num_rows // 2, 0, num_rows - 1)]
+  sizes = abs(distances)
+  steps = _logarithms(sizes, exact, max_distance - 1) * (exact - 1)
+  growing = exact + np.ceil(steps - 1e-9).astype(int)  # 3.000...1 is 3
+  growing *= np.sign(distances)
+  rows = np.where(sizes <= exact, distances, growing) + num_rows // 2
+  return buckets[rows.clip(0, num_rows - 1)]
 
 
 def _logarithms(distances: np.ndarray, exact: int, farthest: int) -> np.ndarray:
   """Returns 0 for distances up to `exact`, then their logarithms, 1 for `farthest`."""
-  return np.log(np.maximum(distances, exact) / exact) / math.log(farthest / exact)
+  ratios = np.maximum(distances, exact) / exact
+  return np.log(ratios) / math.log(farthest / exact)

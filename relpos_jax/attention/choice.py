@@ -88,16 +88,15 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
 PLAIN = "jax.nn"
 
 
-# Kernels are among the rules where a page in results/ shows that they are right and
-# faster on a kind of device. The lengths on CPUs are from times, forward and backward.
-# Elsewhere little is timed, and the rules follow the compiler for TPUs:
-# results/tpu_costs.md.
+# A kernel is chosen where a page in results/ shows that it is right and faster on a kind
+# of device. The lengths on CPUs are from times, forward and backward. Elsewhere little is
+# timed, and the choice follows the compiler for TPUs: results/tpu_costs.md.
 def _is_timed_on_gpu(inputs: Inputs) -> bool:
   """Returns whether a call is causal self-attention from 1,024 tokens on, in bfloat16,
   on one H200.
 
   Timed were heads of 64 numbers, without relations or with 18 rows of tables, at 1,024
-  to 4,096 tokens. The rule allows one row for 16 tokens, and 1 GiB for the band.
+  to 4,096 tokens. This allows one row for 16 tokens, and 1 GiB for the band.
   Forward and backward it takes 0.54 times as long as jax.nn without relations at 1,024
   tokens, and 0.40 times at 4,096. Without relations it takes 0.29 and 0.27 times as
   long: results/attention.md.
@@ -144,21 +143,6 @@ def _is_long(inputs: Inputs) -> bool:
   return _num_pairs(inputs) >= 2**28 * num_devices
 
 
-def _has_few_queries_and_many_keys(inputs: Inputs) -> bool:
-  return reference.has_few_queries(inputs) and _is_long(inputs)
-
-
-def _has_many_pairs_without_relations(inputs: Inputs) -> bool:
-  """Returns whether `chunked` is faster than jax.nn.
-
-  Forward and backward, on a CPU, it takes 0.66 times as long at 512 tokens (causal:
-  0.48), and a seventh of the memory: results/attention.md. With a bias it takes three
-  quarters to a tenth of the memory from this number of pairs on.
-  """
-  has_many_pairs = _num_pairs(inputs) >= 2**20
-  return not inputs.relations and has_many_pairs and _is_long(inputs)
-
-
 def _is_plain(inputs: Inputs) -> bool:
   """Returns whether jax.nn can do the call."""
   if inputs.relations or inputs.return_residual:
@@ -170,10 +154,6 @@ def _is_plain(inputs: Inputs) -> bool:
     return False
   # Compiled, jax.nn asks for a product of float16 that only GPUs have.
   return inputs.query.dtype != jnp.float16 or target_platform() == "gpu"
-
-
-def _is_symbolic(inputs: Inputs) -> bool:
-  return is_symbolic(inputs.query, inputs.key)
 
 
 def _gathered_is_small(inputs: Inputs) -> bool:
@@ -190,82 +170,75 @@ def _gathered_is_small(inputs: Inputs) -> bool:
   return label_batch * table_heads * width <= batch * heads
 
 
-def _has_no_relations(inputs: Inputs) -> bool:
-  return not inputs.relations
-
-
-def _applies_always(inputs: Inputs) -> bool:
-  return True
-
-
-class Rule(NamedTuple):
-  """An implementation, which runs if it supports the call and the rule `applies`."""
+class Choice(NamedTuple):
+  """An implementation, and why it runs."""
 
   implementation: str
   reason: str
-  applies: Callable[[Inputs], bool] = _applies_always
 
 
-# The first that applies is chosen.
-RULES: tuple[Rule, ...] = (
-  Rule(
-    "pallas_gpu",
-    "on this GPU it is faster than jax.nn without relations and than chunked",
-    _is_timed_on_gpu,
-  ),
-  Rule(
-    "chunked",
-    "queries are few and keys are many, on a CPU",
-    _has_few_queries_and_many_keys,
-  ),
-  # jax.nn would transpose the keys and the values.
-  Rule("projected", "queries are few, on a CPU", reference.has_few_queries),
-  Rule(
-    "chunked",
-    "there are no relations but many pairs, and it does not store their weights",
-    _has_many_pairs_without_relations,
-  ),
-  Rule(
-    PLAIN,
-    "there are no relations (cross-attention has none), nor options that jax.nn lacks",
-    _is_plain,
-  ),
-  Rule("projected", "a dimension is symbolic", _is_symbolic),
-  Rule(
-    "per_position",
-    "keys are below 64, and it gathers no more numbers than there are weights",
-    _gathered_is_small,
-  ),
-  Rule("chunked", "keys are many, and it does not store their weights", _is_long),
-  Rule("reference", "there are no relations", _has_no_relations),
-  Rule("projected", "weights fit into memory, and it gathers no vectors"),
+_PLAIN = Choice(
+  PLAIN,
+  "there are no relations (cross-attention has none), nor options that jax.nn lacks",
 )
 
 
-def choose(inputs: Inputs, implementation: str | None = None) -> Rule:
-  """Returns the rule whose implementation runs, and logs it.
+def choose(inputs: Inputs, implementation: str | None = None) -> Choice:
+  """Returns the implementation that runs, with the reason, and logs both.
 
   Raises if the implementation that is asked for does not support the call.
   """
   if implementation is not None:
     _check(implementation, inputs)
-    rule = Rule(implementation, "implementation= names it")
+    choice = Choice(implementation, "implementation= names it")
   elif axes_of_keys()[1] > 1:
     _check("chunked", inputs)  # the others would gather the keys
-    rule = Rule("chunked", "mesh_axes shards the keys, and it passes them round")
+    choice = Choice("chunked", "mesh_axes shards the keys, and it passes them round")
   else:
-    able = (rule for rule in RULES if _can_run(rule.implementation, inputs))
-    rule = next(rule for rule in able if rule.applies(inputs))
-  logger.debug("attention by %s, because %s", rule.implementation, rule.reason)
-  return rule
+    choice = _fastest(inputs)
+  logger.debug("attention by %s, because %s", choice.implementation, choice.reason)
+  return choice
 
 
-def _can_run(name: str, inputs: Inputs) -> bool:
-  """Returns whether an implementation supports the call, compiled."""
-  if name == PLAIN:
-    return True
-  known = IMPLEMENTATIONS[name]
-  return known.is_compiled() and not known.unsupported(inputs)
+def _fastest(inputs: Inputs) -> Choice:
+  """Returns the choice for a call whose keys are not sharded."""
+  if is_symbolic(inputs.query, inputs.key):
+    if _is_plain(inputs):
+      return _PLAIN
+    return Choice("projected", "a dimension is symbolic")
+  if _is_timed_on_gpu(inputs) and not _unsupported_by_pallas_gpu(inputs):
+    reason = "on this GPU it is faster than jax.nn without relations and than chunked"
+    return Choice("pallas_gpu", reason)
+  if reference.has_few_queries(inputs):
+    if _is_long(inputs):
+      return Choice("chunked", "queries are few and keys are many, on a CPU")
+    # jax.nn would transpose the keys and the values.
+    return Choice("projected", "queries are few, on a CPU")
+  if not inputs.relations:
+    return _fastest_without_relations(inputs)
+  if _gathered_is_small(inputs):
+    reason = "keys are below 64, and it gathers no more numbers than there are weights"
+    return Choice("per_position", reason)
+  if _is_long(inputs):
+    return Choice("chunked", "keys are many, and it does not store their weights")
+  return Choice("projected", "weights fit into memory, and it gathers no vectors")
+
+
+def _fastest_without_relations(inputs: Inputs) -> Choice:
+  # Forward and backward, on a CPU, chunked takes 0.66 times as long as jax.nn at 512
+  # tokens (causal: 0.48), and a seventh of the memory: results/attention.md. With a
+  # bias it takes three quarters to a tenth of the memory from this number of pairs on.
+  is_long = _is_long(inputs)
+  if is_long and _num_pairs(inputs) >= 2**20:
+    reason = (
+      "there are no relations but many pairs, and it does not store their weights"
+    )
+    return Choice("chunked", reason)
+  if _is_plain(inputs):
+    return _PLAIN
+  if is_long:
+    return Choice("chunked", "keys are many, and it does not store their weights")
+  return Choice("reference", "there are no relations")
 
 
 def _check(name: str, inputs: Inputs) -> None:
@@ -326,17 +299,15 @@ def _describe(inputs: Inputs, implementation: str | None) -> Explanation:
   chosen = choose(inputs, implementation)
   reasons = {chosen.implementation: f"chosen, {chosen.reason}"}
   for name, known in IMPLEMENTATIONS.items():
+    unsupported = known.unsupported(inputs)
     if name != chosen.implementation:
-      reasons[name] = _why_not_chosen(known, inputs, chosen)
-    if not known.is_compiled() and not known.unsupported(inputs):
+      reasons[name] = unsupported or _why_not_chosen(known, chosen)
+    if not unsupported and not known.is_compiled():
       reasons[name] += f"; interpreted, and slow: no {known.device.upper()}"
   return Explanation(chosen.implementation, reasons)
 
 
-def _why_not_chosen(known: Implementation, inputs: Inputs, chosen: Rule) -> str:
-  reason = known.unsupported(inputs)
-  if reason:
-    return reason
+def _why_not_chosen(known: Implementation, chosen: Choice) -> str:
   if known.device and known.is_compiled():
     page = "results/attention.md says where it was timed"
     return f"can do it if implementation= names it: {page}"

@@ -1,6 +1,5 @@
 """Attention over a list of edges, in time and memory of the edges, not of [T, S]."""
 
-import contextlib
 import functools
 import math
 from collections.abc import Iterator
@@ -9,11 +8,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention.arrays import as_array, check_array, check_range, describe
-from relpos_jax.attention.inputs import check_numbers, check_tensors
+from relpos_jax.attention.arrays import (
+  accumulation_dtype,
+  check_array,
+  check_range,
+  describe,
+)
+from relpos_jax.attention.inputs import check_numbers, check_tensors, sizes_of
 from relpos_jax.attention.labels import EdgeLabels, clamp, nan_if_clamped
 from relpos_jax.attention.partitioned import with_automatic_axes
-from relpos_jax.attention.relation import Sizes
 from relpos_jax.attention.relations import EdgeFeatures
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
@@ -92,21 +95,18 @@ def _edge_attention(
   dropout_key,
 ):
   query, key, value = check_tensors(query, key, value)
-  if scale is None:
-    scale = query.shape[-1] ** -0.5
   check_numbers(scale, dropout_rate, dropout_key)
-  parts = senders, receivers, getattr(labels, "labels", None)
-  is_traced = any(isinstance(x, jax.core.Tracer) for x in parts)
+  *nodes, heads, width = query.shape
+  if scale is None:
+    scale = width**-0.5
   # Concrete edges are sorted now: XLA would take minutes to fold the sort of constants.
-  context = contextlib.nullcontext() if is_traced else jax.ensure_compile_time_eval()
-  with context:
+  with jax.ensure_compile_time_eval():
     edges = _checked_edges(query, key, value, senders, receivers, labels, features)
-  shape = *query.shape[:-1], value.shape[-1]
+  shape = *nodes, heads, value.shape[-1]
   if edges is None:
     return jnp.zeros(shape, value.dtype)
 
-  dtype = jnp.promote_types(query.dtype, jnp.float32)
-  *nodes, heads, _ = query.shape
+  dtype = accumulation_dtype(query.dtype)
   num_queries = math.prod(nodes)
   query_MNH = _at(_nodes(query, heads), edges.receivers).astype(dtype)
   key_MNH = _at(_nodes(key, heads), edges.senders)
@@ -139,17 +139,12 @@ def _checked_edges(
   features: EdgeFeatures | None,
 ) -> "_Edges | None":
   """Returns the edges, sorted; None if there are no pairs of nodes."""
-  senders = as_array("senders", senders)
-  *batch, num_queries, heads, width = query.shape
-  num_keys = key.shape[-3]
-  shape = *batch, *senders.shape[-1:]
-  check_array("senders", senders, jnp.integer, shape)
+  sizes = sizes_of(query, key, value)
+  shape = *sizes.batch, *jnp.shape(senders)[-1:]
+  senders = check_array("senders", senders, jnp.integer, shape)
   receivers = check_array("receivers", receivers, jnp.integer, shape)
-  check_range("senders", senders, num_keys)
-  check_range("receivers", receivers, num_queries)
-  sizes = Sizes(
-    tuple(batch), num_queries, num_keys, heads, width, value.shape[-1], query.dtype
-  )
+  check_range("senders", senders, sizes.keys)
+  check_range("receivers", receivers, sizes.queries)
   if labels is not None:
     _check_kind("labels", labels, EdgeLabels)
     labels = labels.with_checked_tables("labels", sizes)
@@ -160,7 +155,7 @@ def _checked_edges(
     features = features.with_checked_features("features", shape)
   if not query.size or not key.size or not senders.size:
     return None
-  edges = _sorted(senders, receivers, labels, num_queries, num_keys)
+  edges = _sorted(senders, receivers, labels, sizes.queries, sizes.keys)
   return edges._replace(label_tables=labels, features=features)
 
 

@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 
 from relpos_jax.attention.arrays import (
   Shape,
+  accumulation_dtype,
   as_array,
   describe,
   shape_text,
@@ -65,16 +66,12 @@ class FunctionBias(Relation):
 
   def checked(self, name: str, sizes: Sizes) -> Relation:
     params = jax.tree.map(lambda x: as_array(f"{name}.params", x), self.params)
-    pair = sizes.queries, sizes.keys
-    relation = dataclasses.replace(
-      self,
-      params=params,
-      of_query=_checked_data(f"{name}.of_query", self.of_query, sizes, pair[:1]),
-      of_key=_checked_data(f"{name}.of_key", self.of_key, sizes, pair[1:]),
-      of_pair=_checked_data(f"{name}.of_pair", self.of_pair, sizes, pair),
-    )
-    one_pair = relation.shapes_of_pair(jnp.int32)
-    number = jax.eval_shape(self.function, params, *one_pair)
+    batch, queries, keys = sizes.batch, sizes.queries, sizes.keys
+    of_query = _checked_data(f"{name}.of_query", self.of_query, batch, queries)
+    of_key = _checked_data(f"{name}.of_key", self.of_key, batch, keys)
+    of_pair = _checked_data(f"{name}.of_pair", self.of_pair, batch, queries, keys)
+    relation = FunctionBias(self.function, params, of_query, of_key, of_pair)
+    number = jax.eval_shape(self.function, params, *relation.shapes_of_pair(jnp.int32))
     is_number = hasattr(number, "shape") and jnp.issubdtype(number.dtype, jnp.number)
     if not is_number or number.shape not in ((), (sizes.heads,)):
       raise ValueError(
@@ -85,16 +82,10 @@ class FunctionBias(Relation):
 
   def shapes_of_pair(self, position_dtype: DTypeLike) -> tuple:
     """Returns the shapes of all arguments of the function but the parameters."""
-
-    def of_token(x):
-      return jax.ShapeDtypeStruct(x.shape[2:], x.dtype)
-
-    def of_pair(x):
-      return jax.ShapeDtypeStruct(x.shape[3:], x.dtype)
-
     position = jax.ShapeDtypeStruct((), position_dtype)
-    of_query, of_key = jax.tree.map(of_token, (self.of_query, self.of_key))
-    return position, position, of_query, of_key, jax.tree.map(of_pair, self.of_pair)
+    of_query, of_key = _shapes_of_one((self.of_query, self.of_key), num_axes=2)
+    of_pair = _shapes_of_one(self.of_pair, num_axes=3)
+    return position, position, of_query, of_key, of_pair
 
   def as_program(self, position_dtype: DTypeLike) -> "FunctionBias":
     # A new function: JAX would find the trace of one that it knows.
@@ -120,15 +111,21 @@ class FunctionBias(Relation):
       lambda x: jnp.broadcast_to(x, (batch, *x.shape[1:])), arguments
     )
     numbers = jax.vmap(of_sequence)(*arguments)
-    numbers = numbers.astype(jnp.promote_types(queries.vectors.dtype, jnp.float32))
-    return numbers[:, None] if numbers.ndim == 3 else jnp.moveaxis(numbers, -1, 1)
+    numbers = numbers.astype(accumulation_dtype(queries.vectors.dtype))
+    is_shared = numbers.ndim == 3  # by the heads
+    return numbers[:, None] if is_shared else jnp.moveaxis(numbers, -1, 1)
 
 
-def _checked_data(name: str, data: Any, sizes: Sizes, tokens: Shape) -> Any:
+def _shapes_of_one(data: Any, num_axes: int) -> Any:
+  """Returns the shapes of arrays without their first axes."""
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[num_axes:], x.dtype), data)
+
+
+def _checked_data(name: str, data: Any, batch: Shape, *tokens: int) -> Any:
   """Returns a tree of arrays that have one batch axis, and axes of these tokens."""
 
   def checked(x):
-    return _with_one_batch_axis(name, as_array(name, x), sizes.batch, tokens)
+    return _with_one_batch_axis(name, as_array(name, x), batch, tokens)
 
   return jax.tree.map(checked, data)
 
@@ -136,26 +133,27 @@ def _checked_data(name: str, data: Any, sizes: Sizes, tokens: Shape) -> Any:
 def _with_one_batch_axis(name: str, x: Array, batch: Shape, tokens: Shape) -> Array:
   """Returns data with one batch axis, of size 1 if all sequences share them."""
   ones = (1,) * len(batch)
-  fits = []
-  for leading in dict.fromkeys((batch, ones, ())):
-    shape = (*leading, *tokens)
-    if x.shape[: len(shape)] == shape:
-      fits.append(leading)
-  if not fits:
+
+  def begins_with(shape):
+    return x.shape[: len(shape)] == shape
+
+  has_ones = begins_with(ones + tokens)
+  has_batch = has_ones or begins_with(batch + tokens)
+  may_be_shared = begins_with(tokens)
+  if not has_batch and not may_be_shared:
     own, shared = shape_text(*batch, *tokens, "..."), shape_text(*tokens, "...")
     want = " or ".join(dict.fromkeys((shared, own)))
     raise ValueError(f"{name} has an array of shape {x.shape}; want {want}")
   # With one query, [1, 1] may be [1, T], or [T, P] without the axes of a batch.
-  may_lack_batch = x.ndim == len(batch) + len(tokens) or ones not in fits
-  if len(fits) > 1 and () in fits and may_lack_batch:
+  may_lack_batch = x.ndim == len(batch + tokens) or not has_ones
+  if batch and has_batch and may_be_shared and may_lack_batch:
     want = shape_text(*ones, *tokens, "...")
     raise ValueError(
       f"{name} has an array of shape {x.shape}, which may be shared or not; want "
       f"{want} if it is, as x[None] has; if it is not, map the call over the sequences "
       "with jax.vmap"
     )
-  leading = ones if ones in fits else fits[0]
-  return with_one_batch_axis(x, x.ndim - len(leading))
+  return with_one_batch_axis(x, x.ndim - has_batch * len(batch))
 
 
 class PairProgram:

@@ -4,7 +4,7 @@ import math
 import numbers
 import operator
 import warnings
-from typing import Any, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -52,27 +52,6 @@ class AttentionOptions(TypedDict, total=False):
   dropout_key: ArrayLike | None
 
 
-class _Options(NamedTuple):
-  """The options as a user gives them, with their defaults."""
-
-  relations: Relations | None = None
-  scale: ArrayLike | None = None
-  logits_soft_cap: float | None = None
-  sinks: ArrayLike | None = None
-  is_causal: bool = False
-  query_positions: ArrayLike | None = None
-  key_positions: ArrayLike | None = None
-  query_offset: ArrayLike | None = None
-  query_seq_lengths: ArrayLike | None = None
-  key_value_seq_lengths: ArrayLike | None = None
-  local_window_size: int | tuple[int, int] | None = None
-  query_segment_ids: ArrayLike | None = None
-  key_segment_ids: ArrayLike | None = None
-  dropout_rate: float = 0.0
-  dropout_key: ArrayLike | None = None
-  return_residual: bool = False
-
-
 class Inputs(NamedTuple):
   """The checked arguments of a call, with one batch axis and with defaults.
 
@@ -83,27 +62,27 @@ class Inputs(NamedTuple):
   query: Float[Array, "B T N H"]
   key: Float[Array, "B S K H"]
   value: Float[Array, "B S K V"]
-  bias: Float[Array, "A #N #T #S"] | None = None
-  mask: Bool[Array, "#B #N #T #S"] | None = None
-  relations: tuple[Relation, ...] = ()
-  scale: ArrayLike = 1.0
-  soft_cap: float | None = None
-  sinks: Float[Array, " N"] | None = None
-  is_causal: bool = False
-  window: tuple[int, int] | None = None  # the distances to the left and to the right
+  bias: Float[Array, "A #N #T #S"] | None
+  mask: Bool[Array, "#B #N #T #S"] | None
+  relations: tuple[Relation, ...]
+  scale: ArrayLike
+  soft_cap: float | None
+  sinks: Float[Array, " N"] | None
+  is_causal: bool
+  window: tuple[int, int] | None  # the distances to the left and to the right
   # 0, 1, 2, ... for keys, query_offset + 0, 1, 2, ... for queries
-  linear_positions: bool = True
-  query_offset: int | Int[Array, "#B"] = 0  # an int is static
-  query_positions: Int[Array, "#B T"] | None = None
-  key_positions: Int[Array, "#B S"] | None = None
-  query_mask: Bool[Array, "#B 1 T 1"] | None = None  # False past the lengths
-  key_mask: Bool[Array, "#B 1 1 S"] | None = None
-  query_segment_ids: Int[Array, "#B T"] | None = None
-  key_segment_ids: Int[Array, "#B S"] | None = None
-  dropout_rate: float = 0.0
-  dropout_seeds: Int[Array, "B N"] | None = None  # None without dropout
-  return_residual: bool = False
-  explicit: Shards = ()  # the explicit mesh axes that shard the query
+  linear_positions: bool
+  query_offset: int | Int[Array, "#B"]  # an int is static
+  query_positions: Int[Array, "#B T"] | None
+  key_positions: Int[Array, "#B S"] | None
+  query_mask: Bool[Array, "#B 1 T 1"] | None  # False past the lengths
+  key_mask: Bool[Array, "#B 1 1 S"] | None
+  query_segment_ids: Int[Array, "#B T"] | None
+  key_segment_ids: Int[Array, "#B S"] | None
+  dropout_rate: float
+  dropout_seeds: Int[Array, "B N"] | None  # None without dropout
+  return_residual: bool
+  explicit: Shards  # the explicit mesh axes that shard the query
 
   @property
   def queries(self) -> Tokens:
@@ -155,34 +134,89 @@ def gather_inputs(
   value: ArrayLike | None,
   bias: ArrayLike | None = None,
   mask: ArrayLike | None = None,
-  **options: Any,
+  *,
+  relations: Relations | None = None,
+  scale: ArrayLike | None = None,
+  logits_soft_cap: float | None = None,
+  sinks: ArrayLike | None = None,
+  is_causal: bool = False,
+  query_positions: ArrayLike | None = None,
+  key_positions: ArrayLike | None = None,
+  query_offset: ArrayLike | None = None,
+  query_seq_lengths: ArrayLike | None = None,
+  key_value_seq_lengths: ArrayLike | None = None,
+  local_window_size: int | tuple[int, int] | None = None,
+  query_segment_ids: ArrayLike | None = None,
+  key_segment_ids: ArrayLike | None = None,
+  dropout_rate: float = 0.0,
+  dropout_key: ArrayLike | None = None,
+  return_residual: bool = False,
 ) -> Inputs:
   """Checks the operator's arguments and fills in the defaults.
 
   Without values, the keys take their place, and value tables have any width.
   """
-  given = _Options(**options)
   has_values = value is not None
   query, key, value = check_tensors(query, key, value if has_values else key)
-  sizes = Sizes(
-    batch=query.shape[:-3],
-    queries=query.shape[-3],
-    keys=key.shape[-3],
-    heads=query.shape[-2],
-    width=query.shape[-1],
-    value_width=value.shape[-1] if has_values else None,
-    dtype=query.dtype,
+  sizes = sizes_of(query, key, value if has_values else None)
+  check_numbers(scale, dropout_rate, dropout_key, logits_soft_cap)
+  is_placed = query_positions is not None or key_positions is not None
+  offset = _offset(query_offset, sizes.batch, is_placed)
+  of_queries, of_keys = (sizes.batch, sizes.queries), (sizes.batch, sizes.keys)
+  query_lengths = _integers("query_seq_lengths", query_seq_lengths, sizes.batch)
+  key_lengths = _integers("key_value_seq_lengths", key_value_seq_lengths, sizes.batch)
+  query_mask = masks.within(query_lengths, sizes.queries)
+  if query_mask is not None:
+    query_mask = query_mask.swapaxes(2, 3)
+  if (query_segment_ids is None) != (key_segment_ids is None):
+    raise ValueError("want both query_segment_ids and key_segment_ids, or neither")
+  query_segment_ids = _integers("query_segment_ids", query_segment_ids, *of_queries)
+  key_segment_ids = _integers("key_segment_ids", key_segment_ids, *of_keys)
+
+  inputs = Inputs(
+    query=with_one_batch_axis(query, 3),
+    key=with_one_batch_axis(key, 3),
+    value=with_one_batch_axis(value, 3),
+    bias=_checked_bias(bias, sizes),
+    mask=_checked_mask(mask, sizes),
+    relations=_checked_relations(relations, sizes),
+    scale=sizes.width**-0.5 if scale is None else scale,
+    soft_cap=logits_soft_cap,
+    sinks=_checked_sinks(sinks, sizes),
+    is_causal=bool(is_causal),
+    window=_window(local_window_size),
+    linear_positions=not is_placed,
+    query_offset=offset,
+    query_positions=_positions("query_positions", query_positions, offset, *of_queries),
+    key_positions=_positions("key_positions", key_positions, 0, *of_keys),
+    query_mask=query_mask,
+    key_mask=masks.within(key_lengths, sizes.keys),
+    query_segment_ids=query_segment_ids,
+    key_segment_ids=key_segment_ids,
+    dropout_rate=dropout_rate,
+    dropout_seeds=_seeds(dropout_rate, dropout_key, sizes),
+    return_residual=return_residual,
+    explicit=(),
   )
-  inputs = _with_arrays(given, sizes, query, key, value, bias)
-  inputs = _with_positions_and_masks(given, sizes, inputs, mask)
-  inputs = inputs._replace(relations=_checked_relations(given, sizes))
-  inputs = align_manual_axes(inputs)
+  if inputs.relations:
+    _warn(inputs, has_place=is_placed or query_offset is not None)
+  inputs = align_manual_axes(inputs)  # takes arrays and numbers, no names
   return inputs._replace(explicit=explicit_axes(query))
 
 
 def is_symbolic(*arrays: Array) -> bool:
   """Returns whether a dimension of an array is a variable of `jax.export`."""
   return any(export.is_symbolic_dim(size) for array in arrays for size in array.shape)
+
+
+def sizes_of(query: Array, key: Array, value: Array | None) -> Sizes:
+  """Returns the sizes of a call from its checked arrays; None stands for any values."""
+  *batch, num_queries, heads, width = query.shape
+  value_width = None if value is None else value.shape[-1]
+  num_keys = key.shape[-3]
+  return Sizes(
+    tuple(batch), num_queries, num_keys, heads, width, value_width, query.dtype
+  )
 
 
 # Arrays.
@@ -237,47 +271,48 @@ def check_numbers(
     raise ValueError(
       f"dropout_rate is {rate} and dropout_key is None; want a jax.random.key"
     )
-  is_positive = isinstance(soft_cap, numbers.Real) and 0 < soft_cap < float("inf")
+  is_positive = isinstance(soft_cap, numbers.Real) and 0 < soft_cap < math.inf
   if soft_cap is not None and not is_positive:
     raise ValueError(f"logits_soft_cap is {soft_cap!r}; want a positive number or None")
 
 
-def _with_arrays(
-  given: _Options,
-  sizes: Sizes,
-  query: Array,
-  key: Array,
-  value: Array,
-  bias: ArrayLike | None,
-) -> Inputs:
-  """Returns the inputs with tensors, bias, sinks, and the numbers of softmax."""
-  rate, dropout_key = given.dropout_rate, given.dropout_key
-  check_numbers(given.scale, rate, dropout_key, given.logits_soft_cap)
-  sinks, seeds = given.sinks, None
-  if sinks is not None:
-    sinks = check_array("sinks", sinks, jnp.floating, (sizes.heads,))
-    sinks = sinks.astype(sizes.accumulation_dtype)
-  if bias is not None:
-    bias = as_array("bias", bias)
-    if not jnp.issubdtype(bias.dtype, jnp.floating):
-      want = "give it as mask=" if bias.dtype == bool else "want floating numbers"
-      raise ValueError(f"bias has dtype {bias.dtype}; {want}")
-    bias = _of_logits("bias", bias, sizes)
-  if rate:  # a seed for every head; `dropout.keep` derives the rest
-    bits = jax.random.bits(dropout_key, (*sizes.batch, sizes.heads), "uint32")
-    seeds = with_one_batch_axis(jax.lax.bitcast_convert_type(bits, jnp.int32), 1)
-  return Inputs(
-    query=with_one_batch_axis(query, 3),
-    key=with_one_batch_axis(key, 3),
-    value=with_one_batch_axis(value, 3),
-    bias=bias,
-    scale=sizes.width**-0.5 if given.scale is None else given.scale,
-    soft_cap=given.logits_soft_cap,
-    sinks=sinks,
-    dropout_rate=rate,
-    dropout_seeds=seeds,
-    return_residual=given.return_residual,
-  )
+def _seeds(
+  rate: float, key: ArrayLike | None, sizes: Sizes
+) -> Int[Array, "B N"] | None:
+  """Returns a seed for every head, from which `dropout.keep` derives the rest."""
+  if not rate:
+    return None
+  bits = jax.random.bits(key, (*sizes.batch, sizes.heads), "uint32")
+  return with_one_batch_axis(jax.lax.bitcast_convert_type(bits, jnp.int32), 1)
+
+
+def _checked_sinks(sinks: ArrayLike | None, sizes: Sizes) -> Float[Array, " N"] | None:
+  if sinks is None:
+    return None
+  sinks = check_array("sinks", sinks, jnp.floating, (sizes.heads,))
+  return sinks.astype(sizes.accumulation_dtype)
+
+
+def _checked_bias(bias: ArrayLike | None, sizes: Sizes) -> Float[Array, "..."] | None:
+  if bias is None:
+    return None
+  bias = as_array("bias", bias)
+  if bias.dtype == bool:
+    raise ValueError("bias has dtype bool; give it as mask=")
+  if not jnp.issubdtype(bias.dtype, jnp.floating):
+    raise ValueError(f"bias has dtype {bias.dtype}; want floating numbers")
+  return _of_logits("bias", bias, sizes)
+
+
+def _checked_mask(mask: ArrayLike | None, sizes: Sizes) -> Bool[Array, "..."] | None:
+  if mask is None:
+    return None
+  mask = as_array("mask", mask)
+  if mask.dtype != bool:
+    raise ValueError(
+      f"mask has dtype {mask.dtype}; want bool, True where a key may be seen"
+    )
+  return _of_logits("mask", mask, sizes)
 
 
 def _of_logits(name: str, x: Array, sizes: Sizes) -> Array:
@@ -287,84 +322,73 @@ def _of_logits(name: str, x: Array, sizes: Sizes) -> Array:
   small as it is.
   """
   logits = (*sizes.batch, sizes.heads, sizes.queries, sizes.keys)
-  sizes_of_both = zip(x.shape[::-1], logits[::-1], strict=False)
+  shape = (1,) * (len(logits) - x.ndim) + x.shape
+  sizes_of_both = zip(shape, logits, strict=False)
   is_broadcast = all(size in (1, wanted) for size, wanted in sizes_of_both)
-  if x.ndim > len(logits) or not is_broadcast:
+  if len(shape) > len(logits) or not is_broadcast:
     raise ValueError(
       f"{name} has shape {x.shape}; want one that broadcasts to {logits}"
     )
-  x = jnp.expand_dims(x, (*range(len(logits) - x.ndim),))
-  num_own = 0  # the batch axes up to the last one that sequences do not share
-  for axis, size in enumerate(x.shape[:-3]):
-    if size != 1:
-      num_own = axis + 1
+  # The batch axes up to the last one that sequences do not share.
+  num_own = len(sizes.batch)
+  while num_own and shape[num_own - 1] == 1:
+    num_own -= 1
   if num_own and name == "mask":
     num_own = len(sizes.batch)
-  own, shared = sizes.batch[:num_own], (1,) * (len(sizes.batch) - num_own)
-  x = jnp.broadcast_to(x, (*own, *shared, *x.shape[-3:]))
-  return x.reshape(math.prod(own), *x.shape[-3:])
+  shape = *sizes.batch[:num_own], *shape[num_own:]
+  return with_one_batch_axis(jnp.broadcast_to(x, shape), 3)
 
 
 # Positions and masks.
 
 
-def _with_positions_and_masks(
-  given: _Options, sizes: Sizes, inputs: Inputs, mask: ArrayLike | None
-) -> Inputs:
-  """Returns the inputs with positions and all that masks."""
-  if (given.query_segment_ids is None) != (given.key_segment_ids is None):
-    raise ValueError("want both query_segment_ids and key_segment_ids, or neither")
-  query_positions, key_positions = given.query_positions, given.key_positions
-  if query_positions is None:
-    query_positions = jnp.arange(sizes.queries, dtype=jnp.int32)
-  if key_positions is None:
-    key_positions = jnp.arange(sizes.keys, dtype=jnp.int32)
-  if mask is not None:
-    mask = as_array("mask", mask)
-    if mask.dtype != bool:
-      raise ValueError(
-        f"mask has dtype {mask.dtype}; want bool, True where a key may be seen"
-      )
-    mask = _of_logits("mask", mask, sizes)
-  query_mask = _lengths("query_seq_lengths", given.query_seq_lengths, sizes)
-  key_mask = _lengths("key_value_seq_lengths", given.key_value_seq_lengths, sizes)
-  query_mask = masks.within(query_mask, sizes.queries)
-  of_queries, of_keys = (sizes.batch, sizes.queries), (sizes.batch, sizes.keys)
-  inputs = inputs._replace(
-    mask=mask,
-    is_causal=bool(given.is_causal),
-    window=_window(given.local_window_size),
-    linear_positions=given.query_positions is None and given.key_positions is None,
-    query_positions=_of_tokens("query_positions", query_positions, *of_queries),
-    key_positions=_of_tokens("key_positions", key_positions, *of_keys),
-    query_mask=None if query_mask is None else query_mask.swapaxes(2, 3),
-    key_mask=masks.within(key_mask, sizes.keys),
-    query_segment_ids=_of_tokens(
-      "query_segment_ids", given.query_segment_ids, *of_queries
-    ),
-    key_segment_ids=_of_tokens("key_segment_ids", given.key_segment_ids, *of_keys),
-  )
-  return _with_offset(given.query_offset, sizes, inputs)
+def _integers(
+  name: str, x: ArrayLike | None, batch: Shape, *tokens: int
+) -> Int[Array, "#B *tokens"] | None:
+  """Returns checked integers, of each sequence or of all; None stays None.
+
+  They become int32, unless they are traced in 64 bits: then their values are not
+  checked.
+  """
+  if x is None:
+    return None
+  x = check_array(name, x, jnp.integer, (*batch, *tokens), tokens)
+  is_wide = isinstance(x, jax.core.Tracer) and x.dtype.itemsize == 8
+  x = x.astype(jnp.int64 if is_wide else jnp.int32)
+  return with_one_batch_axis(x, len(tokens))
 
 
-def _with_offset(offset: ArrayLike | None, sizes: Sizes, inputs: Inputs) -> Inputs:
-  """Returns the inputs with an offset, and with positions that begin with it."""
+def _offset(
+  offset: ArrayLike | None, batch: Shape, is_placed: bool
+) -> int | Int[Array, "#B"]:
+  """Returns the position of the first query, static if it is an int."""
   if offset is None or (isinstance(offset, int) and offset == 0):
-    return inputs
-  if not inputs.linear_positions:
+    return 0
+  if is_placed:
     raise ValueError("query_offset is given with positions; want it or query_positions")
-  is_static = isinstance(offset, int | np.integer)
-  if is_static:
-    low = high = int(offset)
+  if isinstance(offset, int | np.integer):
+    low = high = offset = int(offset)
   else:
-    low, high = range_of(as_array("query_offset", offset))
+    offset = _integers("query_offset", offset, batch)
+    low, high = range_of(offset)
   if low < -(2**30) or high > 2**30:  # distances must fit in 32 bits
     raise ValueError(f"query_offset goes from {low} to {high}; want -2**30 to 2**30")
-  offsets = _integers("query_offset", offset, 0, (), sizes.batch)
-  return inputs._replace(
-    query_offset=low if is_static else offsets,
-    query_positions=inputs.query_positions + offsets[:, None],
-  )
+  return offset
+
+
+def _positions(
+  name: str,
+  x: ArrayLike | None,
+  first: int | Int[Array, "#B"],
+  batch: Shape,
+  length: int,
+) -> Int[Array, "#B {length}"]:
+  """Returns checked positions, by default those that follow the first one."""
+  if x is not None:
+    return _integers(name, x, batch, length)
+  if isinstance(first, int):
+    return jnp.arange(first, first + length, dtype=jnp.int32).reshape(1, length)
+  return jnp.arange(length, dtype=jnp.int32)[None] + first[:, None]
 
 
 def _window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
@@ -378,66 +402,52 @@ def _window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
   return min(left, _FARTHEST), min(right, _FARTHEST)
 
 
-def _of_tokens(
-  name: str, x: ArrayLike | None, batch: Shape, length: int
-) -> Int[Array, "#B T"] | None:
-  return None if x is None else _integers(name, x, 1, (*batch, length), (length,))
-
-
-def _lengths(name: str, x: ArrayLike | None, sizes: Sizes) -> Int[Array, "#B"] | None:
-  return None if x is None else _integers(name, x, 0, sizes.batch)
-
-
-def _integers(name: str, x: ArrayLike, rank: int, *shapes: Shape) -> Array:
-  """Returns checked integers with a batch axis before the last `rank` axes.
-
-  They become int32, unless they are traced in 64 bits: then their values are not
-  checked.
-  """
-  x = check_array(name, x, jnp.integer, *shapes)
-  is_wide = isinstance(x, jax.core.Tracer) and x.dtype.itemsize == 8
-  return with_one_batch_axis(x.astype(jnp.int64 if is_wide else jnp.int32), rank)
-
-
 # Relations.
 
 
-def _checked_relations(given: _Options, sizes: Sizes) -> tuple[Relation, ...]:
-  """Returns the relations, checked, and warns of calls that may be mistaken."""
-  if given.relations is None:
+def _checked_relations(
+  relations: Relations | None, sizes: Sizes
+) -> tuple[Relation, ...]:
+  if relations is None:
     return ()
-  several = isinstance(given.relations, tuple)
+  if not isinstance(relations, tuple):
+    return (
+      _checked_relation("relations", relations, sizes, ", a tuple of them or None"),
+    )
   checked = []
-  for i, relation in enumerate(given.relations if several else (given.relations,)):
-    name = f"relations[{i}]" if several else "relations"
-    if not isinstance(relation, Relation):
-      # Positions of a layer, or a class.
-      remedy = ": call it" if callable(relation) else ""
-      wanted = "RelativePositions, EdgeLabels, EdgeFeatures or another relation"
-      wanted += "" if several else ", a tuple of them or None"
-      raise ValueError(f"{name} is {describe(relation)}{remedy}; want {wanted}")
-    checked.append(relation.checked(name, sizes))
-  if checked:
-    _warn(given, sizes)
+  for i, relation in enumerate(relations):
+    checked.append(_checked_relation(f"relations[{i}]", relation, sizes))
   return tuple(checked)
 
 
-def _warn(given: _Options, sizes: Sizes) -> None:
-  """Warns at the line that calls the operator."""
-  places = given.query_positions, given.key_positions, given.query_offset
-  is_placed = any(place is not None for place in places)
-  is_one_of_several = sizes.queries == 1 and sizes.keys not in (0, 1)
-  if given.is_causal and is_one_of_several and not is_placed:
+def _checked_relation(
+  name: str, relation: Relation, sizes: Sizes, or_else: str = ""
+) -> Relation:
+  if isinstance(relation, Relation):
+    return relation.checked(name, sizes)
+  # Positions of a layer, or a class.
+  remedy = ": call it" if callable(relation) else ""
+  raise ValueError(
+    f"{name} is {describe(relation)}{remedy}; want RelativePositions, EdgeLabels, "
+    f"EdgeFeatures or another relation{or_else}"
+  )
+
+
+def _warn(inputs: Inputs, has_place: bool) -> None:
+  """Warns, at the line that calls the operator, of calls that may be mistaken."""
+  num_queries, heads = inputs.query.shape[1:3]
+  num_keys = inputs.key.shape[1]
+  is_one_of_several = num_queries == 1 and num_keys not in (0, 1)
+  if inputs.is_causal and is_one_of_several and not has_place:
     warnings.warn(
-      f"the one query is at position 0 of {sizes.keys} keys, and is_causal masks the "
+      f"the one query is at position 0 of {num_keys} keys, and is_causal masks the "
       "others: give its position as query_offset=, or 0 if that is meant",
-      stacklevel=5,
+      stacklevel=4,
     )
-  lengths = sizes.queries, sizes.keys
-  has_symbols = any(map(export.is_symbolic_dim, (*sizes.batch, *lengths)))
-  if not has_symbols and sizes.heads > max(*lengths, _MOST_HEADS):
+  has_symbols = is_symbolic(inputs.query, inputs.key)
+  if not has_symbols and heads > max(num_queries, num_keys, _MOST_HEADS):
     warnings.warn(
-      f"query has {sizes.heads} heads and {sizes.queries} tokens: the layout is "
+      f"query has {heads} heads and {num_queries} tokens: the layout is "
       "[B, T, N, H], tokens before heads",
-      stacklevel=5,
+      stacklevel=4,
     )

@@ -9,30 +9,20 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from relpos_jax.attention.arrays import accumulation_dtype
 from relpos_jax.typing import Array, Float, Int
 
 
-def product(subscripts: str, x: Array, y: Array, swapped: bool = False) -> Array:
-  """Computes the einsum of x and y in x's dtype, accumulated in float32 or wider.
-
-  With `swapped`, y is the first operand, and XLA's CPU compiler does not transpose a
-  large y.
-  """
-  accumulation_dtype = jnp.promote_types(x.dtype, jnp.float32)
-  if swapped:
-    operands, result = subscripts.split("->")
-    first, second = operands.split(",")
-    y, x = y.astype(accumulation_dtype), x.astype(accumulation_dtype)
-    return jnp.einsum(f"{second},{first}->{result}", y, x)
-  einsum = functools.partial(
-    jnp.einsum, subscripts, preferred_element_type=accumulation_dtype
-  )
-  if x.dtype == accumulation_dtype:
-    return einsum(x, y.astype(accumulation_dtype))
+def product(subscripts: str, x: Array, y: Array) -> Array:
+  """Computes the einsum of x and y in x's dtype, accumulated in float32 or wider."""
+  dtype = accumulation_dtype(x.dtype)
+  einsum = functools.partial(jnp.einsum, subscripts, preferred_element_type=dtype)
+  if x.dtype == dtype:
+    return einsum(x, y.astype(dtype))
 
   # XLA lacks some of these products on CPUs, where float32 is no slower.
   def widened(x, y):
-    return einsum(x.astype(accumulation_dtype), y.astype(accumulation_dtype))
+    return einsum(x.astype(dtype), y.astype(dtype))
 
   return jax.lax.platform_dependent(x, y.astype(x.dtype), cpu=widened, default=einsum)
 
@@ -51,7 +41,8 @@ def sum_by_label(
   weights: Float[Array, "B N T S"], labels: Int[Array, "#B T S"], num_rows: int
 ) -> Float[Array, "B N T R"]:
   """Sums the weights of each query by label, the transpose of `look_up`."""
-  sums = jax.typeof(weights).update(shape=(*weights.shape[:3], num_rows))
+  *rows, _ = weights.shape
+  sums = jax.typeof(weights).update(shape=(*rows, num_rows))
   (sums_BNTR,) = jax.linear_transpose(lambda x: look_up(x, labels), sums)(weights)
   return sums_BNTR
 
@@ -71,7 +62,8 @@ def gather(
   """Looks up by index: numbers[b, n, i, labels[i, j]], zero where the label is -1."""
   batch, heads, length, num_rows = numbers.shape
   # One index into the flattened [T R] is twice as fast on a CPU as a pair of indices.
-  index = jnp.maximum(labels, 0) + num_rows * jnp.arange(length)[None, :, None]
+  first = num_rows * jnp.arange(length)
+  index = first[None, :, None] + jnp.maximum(labels, 0)
   index = index.reshape(labels.shape[0], 1, -1)
   flat = numbers.reshape(batch, heads, length * num_rows)
   found = jnp.take_along_axis(flat, index, axis=-1, mode="promise_in_bounds")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Unpack, overload
 
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import masks, reference
+from relpos_jax.attention.arrays import accumulation_dtype
 from relpos_jax.attention.choice import IMPLEMENTATIONS, PLAIN, choose
 from relpos_jax.attention.inputs import AttentionOptions, Inputs, gather_inputs
 from relpos_jax.attention.partitioned import (
@@ -123,9 +123,10 @@ def dot_product_attention(
       of a sequence. Within `jax.jit` a Python int is static. From -2**30 to 2**30;
       traced ones may be any whose distances fit in 32 bits. One causal query without it
       is at 0, as in jax.nn; with relations there is a warning.
-    query_seq_lengths: integers `[B]`; queries past their row's length get zero, as in
-      jax.nn.
-    key_value_seq_lengths: integers `[B]`; keys past their row's length are masked.
+    query_seq_lengths: integers `[B]`, or one for all; queries past their row's length
+      get zero, as in jax.nn.
+    key_value_seq_lengths: integers `[B]`, or one for all; keys past their row's length
+      are masked.
     local_window_size: the distance, or (left, right) distances, beyond which keys are
       masked.
     query_segment_ids: integers `[B, T]` or `[T]`; a query attends to its own segment.
@@ -238,8 +239,8 @@ def merge(
   >>> bool(jnp.allclose(output, dot_product_attention(q, k, k), atol=1e-6))
   True
   """
-  output_of_part = jnp.stack([jnp.asarray(x) for x in outputs])
-  residual_of_part = jnp.stack([jnp.asarray(x) for x in residuals])
+  output_of_part = jnp.stack(outputs)
+  residual_of_part = jnp.stack(residuals)
   is_masked = jnp.isneginf(residual_of_part).all(0, keepdims=True)
   finite = jnp.where(is_masked, 0, residual_of_part)
   total = jax.nn.logsumexp(finite, axis=0, keepdims=True)
@@ -249,15 +250,12 @@ def merge(
   return merged.astype(output_of_part.dtype), residual
 
 
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class _Program:
-  """All of a call but its arrays: calls with equal ones share what JAX compiled."""
+class _Static:
+  """A number or a name: calls with equal ones share what JAX compiled."""
 
-  function: Callable  # of the inputs and the implementation
-  implementation: str | None
-  result: str | tuple[str, ...]  # the letters of the axes of each result
-  structure: jax.tree_util.PyTreeDef  # of the inputs
-  static: tuple  # the leaves of the inputs, with None in place of arrays
+  value: Any
 
 
 def _compute(
@@ -276,77 +274,73 @@ def _compute(
   # New arrays are concrete under jax.grad and jax.vmap, too.
   is_in_jit = isinstance(jnp.zeros(()), jax.core.Tracer)
   if is_in_jit:
-    arguments = inputs, implementation
-    return with_automatic_axes(function, inputs.query, *arguments, result=result)
+    return _run(inputs, function, implementation, result)
   inputs = _with_traced_numbers(inputs, implementation)
-  leaves, structure = jax.tree.flatten(inputs)
-  arrays, static = [], []
-  for leaf in leaves:
-    is_array = isinstance(leaf, jax.Array)
-    arrays.append(leaf if is_array else None)
-    static.append(None if is_array else leaf)
-  program = _Program(function, implementation, result, structure, tuple(static))
-  return _run(arrays, program)
+  inputs = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else _Static(x), inputs)
+  return _run_compiled(inputs, function, implementation, result)
 
 
-@functools.partial(jax.jit, static_argnames="program")
-def _run(arrays: list[Array | None], program: _Program) -> Any:
-  leaves = []
-  for array, static in zip(arrays, program.static, strict=True):
-    leaves.append(static if array is None else array)
-  inputs = jax.tree.unflatten(program.structure, leaves)
-  arguments = inputs, program.implementation
-  return with_automatic_axes(
-    program.function, inputs.query, *arguments, result=program.result
+def _run(
+  inputs: Inputs,
+  function: Callable,
+  implementation: str | None,
+  result: str | tuple[str, ...],
+) -> Any:
+  def is_static(x):
+    return isinstance(x, _Static)
+
+  inputs = jax.tree.map(
+    lambda x: x.value if is_static(x) else x, inputs, is_leaf=is_static
   )
+  arguments = inputs, implementation
+  return with_automatic_axes(function, inputs.query, *arguments, result=result)
+
+
+_run_compiled = jax.jit(_run, static_argnums=(1, 2, 3))
 
 
 def _with_traced_numbers(inputs: Inputs, implementation: str | None) -> Inputs:
   """Makes arrays of what may change from call to call without another program."""
   position_dtype = inputs.query_positions.dtype
   programs = tuple(relation.as_program(position_dtype) for relation in inputs.relations)
-  inputs = inputs._replace(relations=programs)
-  if isinstance(inputs.query_offset, int) and inputs.query_offset:
-    inputs = inputs._replace(query_offset=jnp.int32([inputs.query_offset]))
+  offset, scale = inputs.query_offset, inputs.scale
+  if isinstance(offset, int) and offset:
+    offset = jnp.int32([offset])
   # A kernel is compiled for one scale, and may be chosen on its device.
-  if implementation is None:
-    may_be_kernel = target_platform() != "cpu"
-  else:
-    may_be_kernel = implementation == "pallas_gpu"
-  if not may_be_kernel:
-    return inputs._replace(scale=jnp.asarray(inputs.scale))
-  if isinstance(inputs.scale, jax.core.Tracer):
-    return inputs
-  return inputs._replace(scale=float(inputs.scale))
+  may_choose_kernel = implementation is None and target_platform() != "cpu"
+  if implementation != "pallas_gpu" and not may_choose_kernel:
+    scale = jnp.asarray(scale)
+  elif not isinstance(scale, jax.core.Tracer):
+    scale = float(scale)
+  return inputs._replace(relations=programs, query_offset=offset, scale=scale)
 
 
 def _attend(inputs: Inputs, implementation: str | None) -> Array | tuple[Array, Array]:
   """Calls the implementation of that name, or the one chosen for the call."""
-  rule = choose(inputs, implementation)
+  choice = choose(inputs, implementation)
   if not inputs.query.size or not inputs.key.size:
     return _without_pairs(inputs)
-  if rule.implementation == PLAIN:
+  if choice.implementation == PLAIN:
     return _plain(inputs)
-  return IMPLEMENTATIONS[rule.implementation].attention(inputs)
+  return IMPLEMENTATIONS[choice.implementation].attention(inputs)
 
 
 def _without_pairs(inputs: Inputs) -> Array | tuple[Array, Array]:
   """Returns zeros, and residuals of fully masked queries."""
-  queries = inputs.query.shape[:3]
-  value_width = inputs.value.shape[3]
-  output = jnp.zeros((*queries, value_width), inputs.value.dtype)
+  *queries, _ = inputs.query.shape
+  dtype = inputs.value.dtype
+  output = jnp.zeros((*queries, inputs.value.shape[3]), dtype)
   if not inputs.return_residual:
     return output
-  accumulation_dtype = jnp.promote_types(output.dtype, jnp.float32)
-  return output, jnp.full(queries, -jnp.inf, accumulation_dtype)
+  return output, jnp.full(queries, -jnp.inf, accumulation_dtype(dtype))
 
 
 def _weights(inputs: Inputs, _) -> Float[Array, "B N T S"]:
   if inputs.query.size and inputs.key.size:
     return reference.attention_weights(inputs, reference.projected_logits)[0]
   batch, num_queries, heads, _ = inputs.query.shape
-  accumulation_dtype = jnp.promote_types(inputs.query.dtype, jnp.float32)
-  return jnp.zeros((batch, heads, num_queries, inputs.key.shape[1]), accumulation_dtype)
+  shape = batch, heads, num_queries, inputs.key.shape[1]
+  return jnp.zeros(shape, accumulation_dtype(inputs.query.dtype))
 
 
 def _plain(inputs: Inputs) -> Array:

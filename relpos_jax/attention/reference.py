@@ -60,8 +60,10 @@ def _weighted_sum(
   batch, _, num_queries, num_keys = weights.shape
   weights_BKGTS = weights.reshape(batch, inputs.key.shape[2], -1, num_queries, num_keys)
   weights_BKGTS = weights_BKGTS.astype(inputs.value.dtype)
-  few = has_few_queries(inputs)
-  output = product("BKGTS,BSKV->BTKGV", weights_BKGTS, inputs.value, few)
+  if has_few_queries(inputs):
+    output = product("BSKV,BKGTS->BTKGV", inputs.value, weights_BKGTS)
+  else:
+    output = product("BKGTS,BSKV->BTKGV", weights_BKGTS, inputs.value)
   output = output.reshape(*inputs.query.shape[:3], inputs.value.shape[3])
   for relation in inputs.relations:
     term = values_of(inputs, relation, weights)
@@ -78,9 +80,8 @@ def attention_weights(inputs: Inputs, logits_of: Logits) -> tuple[Array, Array |
   """
   logits = _masked_logits(inputs, logits_of)
   highest = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
-  maximum = jnp.maximum(
-    highest, masks.LOWEST
-  )  # a query whose logits are -inf is no NaN
+  # A query whose logits are all -inf is no NaN.
+  maximum = jnp.maximum(highest, masks.LOWEST)
   sinks = None
   if inputs.sinks is not None:
     sinks = inputs.sinks[None, :, None, None]
@@ -89,20 +90,13 @@ def attention_weights(inputs: Inputs, logits_of: Logits) -> tuple[Array, Array |
   total = powers.sum(-1, keepdims=True)
   if sinks is not None:
     total += jnp.exp(sinks - maximum)
-  if _may_mask(inputs):
-    total = jnp.where(highest <= masks.LOWEST / 2, jnp.inf, total)
+  total = jnp.where(highest <= masks.LOWEST / 2, jnp.inf, total)
   weights, residual = powers / total, None
   if inputs.return_residual:
     # Separately: in a logsumexp float32 would lose the total beside a large maximum.
     residual = jnp.where(jnp.isinf(total), -jnp.inf, maximum + jnp.log(total))
     residual = residual[..., 0].swapaxes(1, 2)
   return weights, residual
-
-
-def _may_mask(inputs: Inputs) -> bool:
-  """Returns whether a pair may be masked, by a mask or a number of -inf."""
-  has_numbers = any(relation.may_mask for relation in inputs.relations)
-  return has_numbers or inputs.bias is not None or inputs.pair_mask() is not None
 
 
 def _masked_logits(inputs: Inputs, logits_of: Logits) -> Float[Array, "B N T S"]:
@@ -113,8 +107,10 @@ def _masked_logits(inputs: Inputs, logits_of: Logits) -> Float[Array, "B N T S"]
   """
   batch, num_queries, heads, width = inputs.query.shape
   query_BTKGH = inputs.query.reshape(batch, num_queries, inputs.key.shape[2], -1, width)
-  few = has_few_queries(inputs)
-  logits_BKGTS = product("BTKGH,BSKH->BKGTS", query_BTKGH, inputs.key, few)
+  if has_few_queries(inputs):
+    logits_BKGTS = product("BSKH,BTKGH->BKGTS", inputs.key, query_BTKGH)
+  else:
+    logits_BKGTS = product("BTKGH,BSKH->BKGTS", query_BTKGH, inputs.key)
   logits = logits_BKGTS.reshape(batch, heads, num_queries, -1)
   unscaled = []
   for relation in inputs.relations:
@@ -134,7 +130,11 @@ def _masked_logits(inputs: Inputs, logits_of: Logits) -> Float[Array, "B N T S"]
 
 
 def has_few_queries(inputs: Inputs) -> bool:
-  """Returns whether, on a CPU, at most 8 queries share a key head, as in decoding."""
+  """Returns whether, on a CPU, at most 8 queries share a key head, as in decoding.
+
+  Then products have the keys or the values first: XLA's CPU compiler would transpose
+  them where they are second.
+  """
   group = inputs.query.shape[2] // inputs.key.shape[2]
   is_known = target_platform() == "cpu" and not is_symbolic(inputs.query)
   return is_known and inputs.query.shape[1] * group <= 8

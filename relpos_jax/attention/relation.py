@@ -13,7 +13,12 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from relpos_jax.attention import lookup, masks
-from relpos_jax.attention.arrays import as_array, describe, shape_text
+from relpos_jax.attention.arrays import (
+  accumulation_dtype,
+  as_array,
+  describe,
+  shape_text,
+)
 from relpos_jax.typing import Array, ArrayLike, Float, Int
 
 
@@ -37,7 +42,7 @@ class Sizes(NamedTuple):
 
   @property
   def accumulation_dtype(self) -> np.dtype:
-    return jnp.promote_types(self.dtype, jnp.float32)
+    return accumulation_dtype(self.dtype)
 
 
 class Relation:
@@ -48,7 +53,6 @@ class Relation:
   """
 
   is_scaled: ClassVar[bool] = False  # whether the scale multiplies the logits
-  may_mask: ClassVar[bool] = True  # whether a logit may be -inf
 
   def checked(self, name: str, sizes: Sizes) -> "Relation":
     """Returns the relation with its arrays checked, with one batch axis.
@@ -184,7 +188,6 @@ class VectorRelation(TableRelation):
   """A relation with tables of vectors aK for keys, aV for values, or both."""
 
   is_scaled = True
-  may_mask = False
 
   @property
   def num_rows(self) -> int:
@@ -223,9 +226,9 @@ class VectorRelation(TableRelation):
       width = jnp.shape(value)[-1] if width is None else width
       value = check_table(f"{name}.value", value, sizes, width)
     if key is not None and value is not None and len(key) != len(value):
-      found = f"{jnp.shape(self.key)} and {jnp.shape(self.value)}"
+      shapes = f"{jnp.shape(self.key)} and {jnp.shape(self.value)}"
       raise ValueError(
-        f"{name}.key and {name}.value have shapes {found}; want as many rows"
+        f"{name}.key and {name}.value have shapes {shapes}; want as many rows"
       )
     return dataclasses.replace(self, key=key, value=value)
 

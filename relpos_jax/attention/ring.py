@@ -1,36 +1,29 @@
 """A ring of devices: each has a part of a sequence, and the keys go round.
 
-In every round a device attends to the keys that it has, merges the result with that of
-the rounds before, and passes the keys on to its neighbour (Liu et al. 2023, "Ring
-attention with blockwise transformers"). So no device gathers them. The backward pass
-goes round again, and the gradients of the keys travel with them.
+In every round a device adds the keys that it has to the sums of its queries, and passes
+them on to its neighbour (Liu et al. 2023, "Ring attention with blockwise transformers").
+So no device gathers them. The backward pass goes round again, and the gradients of the
+keys travel with them.
 
-Causal: a sequence has two chunks for each of n devices, and device i gets chunks i and
-2n - 1 - i (the "zigzag" of Zhu's ring-flash-attention, 2024). Then in every round all
-devices have about as many pairs that are not masked; `chunked` skips the tiles of the
-others. Parts that have an odd number of tokens stay as they are.
+Causal: a sequence has two chunks for each of n devices, and device i gets chunks 2i and
+2n - 1 - 2i, as in the "zigzag" of Zhu's ring-flash-attention, 2024. Then in every round
+all devices have about as many pairs that are not masked; tiles.py skips the tiles of the
+others. Parts stay as they are if their halves are no whole number of blocks or tiles.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
-from relpos_jax.attention import band, chunked
-from relpos_jax.attention.chunked import Keys, Marks, Plan, Queries, Results, Sides
+from relpos_jax.attention import band, tiles
 from relpos_jax.attention.inputs import Inputs
-from relpos_jax.attention.partitioned import axes_of_heads, axes_of_keys, on_shards
-from relpos_jax.typing import Array, Float, Int
+from relpos_jax.attention.partitioned import axes_of_keys, zeros
+from relpos_jax.attention.tiles import Plan, Results, Sides, Sums
+from relpos_jax.typing import Array
 
-
-class Ring(NamedTuple):
-  """The static parameters of a call."""
-
-  plan: Plan
-  names: tuple[str, ...]  # of the mesh axes
-  num_chunks: int  # of a device's queries, and of its keys
+Names = tuple[str, ...]  # of the mesh axes that shard the keys
 
 
 def unsupported(inputs: Inputs) -> str | None:
@@ -53,217 +46,109 @@ def unsupported(inputs: Inputs) -> str | None:
 
 def attention(inputs: Inputs) -> Any:
   """Computes attention, and its residual if the inputs ask for it."""
-  names, num_devices = axes_of_keys()
-  plan, floats, marks = chunked.prepare(inputs)
-  sizes = inputs.query.shape[1] // num_devices, inputs.key.shape[1] // num_devices
-  is_dealt = inputs.is_causal and not any(size % 2 for size in sizes)
-  ring = Ring(plan, names, 2 if is_dealt else 1)
-
-  axes = axes_of_heads(inputs.explicit, floats.keys.vectors.shape)
-  specs = [chunked.specs_of(axes, sides, names, names) for sides in (floats, marks)]
-  attend = functools.partial(_attend, ring)
-  of_batch, of_heads = axes
-  results = PartitionSpec(of_batch, names, of_heads)
-  results = on_shards(attend, (*axes, names), tuple(specs), results)(floats, marks)
-  return chunked.finish(inputs, results)
+  names, _ = axes_of_keys()
+  attend = functools.partial(_attend, names, inputs.is_causal)
+  return band.attend_on_devices(attend, inputs, names, names)
 
 
-def _attend(ring: Ring, floats: Sides, marks: Sides) -> Results:
+def _attend(
+  names: Names, is_causal: bool, plan: Plan, floats: Sides, marks: Sides
+) -> Results:
   """Computes attention of a device's queries to the keys of all devices."""
-  floats, marks = jax.tree.map(functools.partial(_split, ring), (floats, marks))
-  if ring.num_chunks == 2:
-    floats, marks = jax.tree.map(functools.partial(_deal, ring), (floats, marks))
-  results = _around(ring, floats, marks)
-  if ring.num_chunks == 2:
-    results = jax.tree.map(functools.partial(_deal_back, ring), results)
-  return jax.tree.map(_join, results)
+  num_queries, num_keys = (side.vectors.shape[1] for side in floats[:2])
+  block, more_queries = tiles.even_parts(num_queries // 2, plan.block)
+  tile, more_keys = tiles.even_parts(num_keys // 2, plan.tile)
+  has_halves = num_queries % 2 == num_keys % 2 == more_queries == more_keys == 0
+  around = functools.partial(_around, names)
+  if not (is_causal and has_halves):
+    return tiles.attend(plan, floats, marks, around)
+  plan = plan._replace(block=block, tile=tile)
+  floats, marks = _deal(names, (floats, marks))
+  return _deal(names, tiles.attend(plan, floats, marks, around))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _around(ring: Ring, floats: Sides, marks: Sides) -> Results:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _around(names: Names, plan: Plan, floats: Sides, marks: Sides) -> Results:
   """Computes attention, round by round.
 
   JAX's derivative would keep the keys of all rounds.
   """
-  return _forward(ring, floats, marks)[0]
+  return _forward(names, plan, floats, marks)[0]
 
 
-def _forward(ring: Ring, floats: Sides, marks: Sides) -> tuple[Results, tuple]:
-  sums = chunked.empty_sums(ring.plan, floats.queries.vectors, floats.keys.values)
-  empty = Results(sums.output, sums.weights, sums.total - jnp.inf)
-
+def _forward(
+  names: Names, plan: Plan, floats: Sides, marks: Sides
+) -> tuple[Results, tuple]:
   def run_round(_, carry: tuple) -> tuple:
-    keys, results = carry
+    keys, sums = carry
+    part = tiles.sum_over_keys(plan, *_with_keys(floats, marks, keys))
+    return _pass_on(names, keys), _merge(sums, part)
 
-    def run_pair(index: Int[Array, ""], results: Results) -> Results:
-      pair = _take_pair(ring, index, floats.queries, marks.queries, *keys)
-      part = chunked.attend(ring.plan, *pair)
-      chunk = index // ring.num_chunks
-      return _set(results, chunk, _merge(_take(results, chunk), part))
-
-    results = jax.lax.fori_loop(0, ring.num_chunks**2, run_pair, results)
-    return _pass_on(ring, keys), results
-
-  keys, rounds = (floats.keys, marks.keys), jax.lax.axis_size(ring.names)
-  _, results = jax.lax.fori_loop(0, rounds, run_round, (keys, empty))
-  return results, (floats, marks, results)
+  empty = tiles.no_sums(plan, floats.queries, floats.keys)
+  carry = (floats.keys, marks.keys), empty
+  _, sums = jax.lax.fori_loop(0, jax.lax.axis_size(names), run_round, carry)
+  return tiles.normalize(sums), (floats, marks, sums)
 
 
-def _backward(ring: Ring, saved: tuple, d_results: Results) -> tuple[Sides, None]:
-  floats, marks, results = saved
+def _backward(
+  names: Names,
+  plan: Plan,
+  saved: tuple[Sides, Sides, Sums],
+  d_results: Results,
+) -> tuple[Sides, None]:
+  floats, marks, sums = saved
+  cotangents = tiles.cotangents_of(sums, d_results)
 
   def widened(x: Array) -> Array:
     return x.astype(floats.queries.vectors.dtype)
 
   def run_round(_, carry: tuple) -> tuple:
-    keys, totals = carry
+    (keys, key_marks), totals = carry
+    # Wide keys have wide gradients, which are rounded after the last round.
+    pair = _with_keys(floats, marks, (jax.tree.map(widened, keys), key_marks))
+    gradients = tiles.differentiate(plan, *pair, cotangents)
+    queries, d_keys, _ = jax.tree.map(jnp.add, totals, gradients)
+    keys, d_keys = _pass_on(names, ((keys, key_marks), d_keys))
+    return keys, Sides(queries, d_keys, None)
 
-    def run_pair(index: Int[Array, ""], totals: Sides) -> Sides:
-      pair, pair_marks = _take_pair(ring, index, floats.queries, marks.queries, *keys)
-      # Wide keys have wide gradients, which are rounded after the last round.
-      pair = pair._replace(keys=jax.tree.map(widened, pair.keys))
-      part, of_part = jax.vjp(lambda x: chunked.attend(ring.plan, x, pair_marks), pair)
-      chunk, chunk_of_keys = index // ring.num_chunks, index % ring.num_chunks
-      whole, d_whole = _take((results, d_results), chunk)
-      (gradients,) = of_part(_gradients_of_part(part, whole, d_whole))
-      return Sides(
-        _add(totals.queries, chunk, gradients.queries),
-        _add(totals.keys, chunk_of_keys, gradients.keys),
-      )
-
-    totals = jax.lax.fori_loop(0, ring.num_chunks**2, run_pair, totals)
-    keys, d_keys = _pass_on(ring, (keys, totals.keys))
-    return keys, totals._replace(keys=d_keys)
-
-  keys, rounds = (floats.keys, marks.keys), jax.lax.axis_size(ring.names)
-  empty = jax.tree.map(jnp.zeros_like, (floats.queries, floats.keys))
-  empty = Sides(*jax.tree.map(widened, empty))
-  _, totals = jax.lax.fori_loop(0, rounds, run_round, (keys, empty))
-  d_keys = jax.tree.map(
-    lambda x, total: total.astype(x.dtype), floats.keys, totals.keys
-  )
-  return Sides(totals.queries, d_keys, None), None
+  empty = jax.tree.map(lambda x: zeros(x.shape, widened(x)), floats)
+  carry = (floats.keys, marks.keys), empty
+  _, totals = jax.lax.fori_loop(0, jax.lax.axis_size(names), run_round, carry)
+  return jax.tree.map(lambda x, total: total.astype(x.dtype), floats, totals), None
 
 
 _around.defvjp(_forward, _backward)
 
 
-def _pass_on(ring: Ring, tree: Any) -> Any:
+def _merge(sums: Sums, part: Sums) -> Sums:
+  """Merges the sums over two parts of the keys."""
+  maximum = jnp.maximum(sums.maximum, part.maximum)
+  terms = tiles.relative_to(maximum, sums), tiles.relative_to(maximum, part)
+  return jax.tree.map(jnp.add, *terms)._replace(maximum=maximum)
+
+
+def _with_keys(floats: Sides, marks: Sides, keys: tuple) -> tuple[Sides, Sides]:
+  """Puts the keys that a device has, and their marks, in place of its own."""
+  return floats._replace(keys=keys[0]), marks._replace(keys=keys[1])
+
+
+def _pass_on(names: Names, tree: Any) -> Any:
   """Sends arrays to the next device."""
-  size = jax.lax.axis_size(ring.names)
+  size = jax.lax.axis_size(names)
   ways = [(device, (device + 1) % size) for device in range(size)]
-  return jax.tree.map(lambda x: jax.lax.ppermute(x, ring.names, ways), tree)
+  return jax.tree.map(lambda x: jax.lax.ppermute(x, names, ways), tree)
 
 
-def _merge(whole: Results, part: Results) -> Results:
-  """Merges the results of two parts of the keys."""
-  log_total = jnp.logaddexp(whole.log_total, part.log_total)
-  share_of_whole = _share(whole.log_total, log_total)
-  share_of_part = _share(part.log_total, log_total)
+def _deal(names: Names, tree: Any) -> Any:
+  """Exchanges the later halves of device i and device n - 1 - i; its own inverse."""
+  size = jax.lax.axis_size(names)
+  ways = [(device, size - 1 - device) for device in range(size)]
 
-  def merged(x: Array, y: Array) -> Array:
-    return share_of_whole[..., None] * x + share_of_part[..., None] * y
+  def dealt(x: Array) -> Array:
+    if x.shape[1] == 1:
+      return x
+    earlier, later = jnp.split(x, 2, axis=1)
+    later = jax.lax.ppermute(later, names, ways)
+    return jnp.concatenate([earlier, later], axis=1)
 
-  weights = None
-  if whole.weights is not None:
-    weights = merged(whole.weights, part.weights)
-  return Results(merged(whole.output, part.output), weights, log_total)
-
-
-def _gradients_of_part(part: Results, whole: Results, d_whole: Results) -> Results:
-  """Returns the gradients of a part's results, of those of the whole."""
-  share = _share(part.log_total, whole.log_total)
-  d_share = d_whole.log_total
-  d_share += (d_whole.output * (part.output - whole.output)).sum(3)
-  d_weights = None
-  if whole.weights is not None:
-    d_share += (d_whole.weights * (part.weights - whole.weights)).sum(3)
-    d_weights = share[..., None] * d_whole.weights
-  return Results(share[..., None] * d_whole.output, d_weights, share * d_share)
-
-
-def _share(log_part: Float[Array, "B T N"], log_total: Float[Array, "B T N"]) -> Array:
-  """Returns a part's share of all weights; 0 if all keys are masked."""
-  is_masked = jnp.isneginf(log_total)
-  return jnp.where(is_masked, 0, jnp.exp(log_part - jnp.where(is_masked, 0, log_total)))
-
-
-# Chunks of a device's tokens, an axis before all others; of size 1 if they share one.
-
-
-def _split(ring: Ring, x: Array) -> Array:
-  batch, size, *rest = x.shape
-  if size == 1:
-    return x[None]
-  return jnp.moveaxis(x.reshape(batch, ring.num_chunks, -1, *rest), 1, 0)
-
-
-def _join(x: Array) -> Array:
-  chunks, batch, size, *rest = x.shape
-  return jnp.moveaxis(x, 0, 1).reshape(batch, chunks * size, *rest)
-
-
-def _take_pair(
-  ring: Ring,
-  index: Int[Array, ""],
-  queries: Queries,
-  query_marks: Marks,
-  keys: Keys,
-  key_marks: Marks,
-) -> tuple[Sides, Sides]:
-  """Returns the arrays of a chunk of queries and of one of keys."""
-  queries, query_marks = _take((queries, query_marks), index // ring.num_chunks)
-  keys, key_marks = _take((keys, key_marks), index % ring.num_chunks)
-  return Sides(queries, keys, None), Sides(query_marks, key_marks, None)
-
-
-def _take(tree: Any, chunk: Int[Array, ""]) -> Any:
-  return jax.tree.map(lambda x: x[_place(x, chunk)], tree)
-
-
-def _set(tree: Any, chunk: Int[Array, ""], parts: Any) -> Any:
-  return jax.tree.map(lambda x, part: x.at[_place(x, chunk)].set(part), tree, parts)
-
-
-def _add(tree: Any, chunk: Int[Array, ""], parts: Any) -> Any:
-  return jax.tree.map(lambda x, part: x.at[_place(x, chunk)].add(part), tree, parts)
-
-
-def _place(x: Array, chunk: Int[Array, ""]) -> Int[Array, ""]:
-  return jnp.minimum(chunk, len(x) - 1)
-
-
-def _ways(ring: Ring, is_odd: bool) -> list[tuple[int, int]]:
-  """Returns from which device to which the chunks 0, 2, ... go, or 1, 3, ..."""
-  size = jax.lax.axis_size(ring.names)
-  chunks = range(int(is_odd), 2 * size, 2)
-  return [(chunk // 2, min(chunk, 2 * size - 1 - chunk)) for chunk in chunks]
-
-
-def _deal(ring: Ring, x: Array) -> Array:
-  """Sends chunks i and 2n - 1 - i of a sequence to device i.
-
-  Each device has an even and an odd chunk, before and after: either kind is permuted at
-  once.
-  """
-  if len(x) == 1:
-    return x
-  even = jax.lax.ppermute(x[0], ring.names, _ways(ring, False))
-  odd = jax.lax.ppermute(x[1], ring.names, _ways(ring, True))
-  return _in_order(ring, even, odd)
-
-
-def _deal_back(ring: Ring, x: Array) -> Array:
-  even, odd = _in_order(ring, x[0], x[1])
-  of_parity = []
-  for part, is_odd in ((even, False), (odd, True)):
-    ways = [(there, here) for here, there in _ways(ring, is_odd)]
-    of_parity.append(jax.lax.ppermute(part, ring.names, ways))
-  return jnp.stack(of_parity)
-
-
-def _in_order(ring: Ring, first: Array, second: Array) -> Array:
-  """Stacks an even and an odd chunk by place, or chunks by place as even and odd."""
-  is_even = jax.lax.axis_index(ring.names) % 2 == 0  # whether its earlier chunk is
-  earlier = jnp.where(is_even, first, second)
-  return jnp.stack([earlier, jnp.where(is_even, second, first)])
+  return jax.tree.map(dealt, tree)

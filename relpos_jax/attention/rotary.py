@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from relpos_jax.attention.arrays import check_array
+from relpos_jax.attention.arrays import accumulation_dtype, check_array
 from relpos_jax.typing import Array, ArrayLike, Float
 
 
@@ -49,17 +49,21 @@ def rotate(
     raise ValueError(f"x has shape {x.shape}; want heads of an even width")
   shapes = (*batch, length), (length,)
   positions = check_array("positions", positions, jnp.number, *shapes)
-  wide = jnp.promote_types(x.dtype, jnp.float32)
+  dtype = accumulation_dtype(x.dtype)
   if frequencies is None:
-    frequencies = base ** (-jnp.arange(width // 2, dtype=wide) / (width // 2))
-  frequencies = jnp.asarray(frequencies, wide)
+    exponents = jnp.arange(0, width, 2, dtype=dtype) / width
+    frequencies = base**-exponents
+  frequencies = jnp.asarray(frequencies, dtype)
   if frequencies.ndim != 1 or 2 * len(frequencies) > width:
     raise ValueError(
       f"frequencies has shape {frequencies.shape}; want at most ({width // 2},)"
     )
-  angles = jnp.multiply.outer(positions.astype(wide), frequencies)
+  angles = jnp.multiply.outer(positions.astype(dtype), frequencies)
   angles = jnp.expand_dims(angles, (*range(x.ndim - angles.ndim - 1), -2))
   cos, sin = jnp.cos(angles), jnp.sin(angles)
-  first, second, rest = jnp.split(x, [len(frequencies), 2 * len(frequencies)], axis=-1)
-  rotated = first * cos - second * sin, second * cos + first * sin, rest
-  return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
+  num_pairs = len(frequencies)
+  first, second, rest = jnp.split(x, [num_pairs, 2 * num_pairs], axis=-1)
+  turned_first = first * cos - second * sin
+  turned_second = second * cos + first * sin
+  turned = jnp.concatenate([turned_first, turned_second, rest], axis=-1)
+  return turned.astype(x.dtype)

@@ -5,7 +5,7 @@ copies of [B, N, T, T + S] instead of lookups, and no [T, S, H] tensor. All rela
 distance are numbers by row for each query or, in `KeyBias`, for each key.
 """
 
-import functools
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -35,15 +35,16 @@ def relative_logits(
   if numbers is None:
     return None
   num_queries, num_keys = inputs.query.shape[1], inputs.key.shape[1]
-  offset, is_zero = inputs.query_offset, relation.beyond == "zero"
   if relation.is_by_key:
     # The distance from a key to a query is i - j: queries and keys change places.
-    reach = relation.reach[::-1]
+    _, right = relation.reach
+    mirrored = dataclasses.replace(relation, left=right)
     numbers = numbers[..., ::-1]
-    return _by_key(numbers, num_queries, reach, is_zero, -offset).swapaxes(2, 3)
-  shape = (*numbers.shape[:2], num_queries, numbers.shape[3])
-  numbers = jnp.broadcast_to(numbers, shape)
-  return _by_key(numbers, num_keys, relation.reach, is_zero, offset, inputs.is_causal)
+    by_query = _by_key(numbers, mirrored, num_queries, -inputs.query_offset)
+    return by_query.swapaxes(2, 3)
+  batch, heads, _, num_rows = numbers.shape
+  numbers = jnp.broadcast_to(numbers, (batch, heads, num_queries, num_rows))
+  return _by_key(numbers, relation, num_keys, inputs.query_offset, inputs.is_causal)
 
 
 def relative_values(
@@ -56,15 +57,12 @@ def relative_values(
     # There a skew has entries of other rows; the weights of a NaN row are NaN.
     mask = masks.causal(inputs.query_positions, inputs.key_positions)
     weights = jnp.where(mask, weights, 0)
-  sums = jax.typeof(weights).update(shape=(*weights.shape[:3], relation.num_rows))
-  by_key = functools.partial(
-    _by_key,
-    num_keys=inputs.key.shape[1],
-    reach=relation.reach,
-    is_zero=relation.beyond == "zero",
-    offset=inputs.query_offset,
-    is_causal=inputs.is_causal,
-  )
+  *rows, num_keys = weights.shape
+
+  def by_key(numbers):
+    return _by_key(numbers, relation, num_keys, inputs.query_offset, inputs.is_causal)
+
+  sums = jax.typeof(weights).update(shape=(*rows, relation.num_rows))
   (sums_BNTR,) = jax.linear_transpose(by_key, sums)(weights)
   return product("BNTR,RNH->BTNH", sums_BNTR, relation.value)
 
@@ -83,17 +81,18 @@ def skew(x: Float[Array, "*B T C"], num_keys: int) -> Float[Array, "*B T {num_ke
   """
   *batch, length, columns = x.shape
   padding = max(0, num_keys + 1 - columns)
-  x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
+  no_padding = [(0, 0)] * (x.ndim - 1)
+  x = jnp.pad(x, [*no_padding, (0, padding)])
   columns += padding
-  flat = x.reshape(*batch, length * columns)[..., length - 1 : length * columns - 1]
+  flat = x.reshape(*batch, length * columns)
+  flat = flat[..., length - 1 : -1]
   return flat.reshape(*batch, length, columns - 1)[..., :num_keys]
 
 
 def _by_key(
   numbers: Float[Array, "#B #N T R"],
+  relation: ByDistance,
   num_keys: int,
-  reach: tuple[int, int],
-  is_zero: bool,
   offset: int | Int[Array, "#B"],
   is_causal: bool = False,
 ) -> Float[Array, "#B #N T S"]:
@@ -101,30 +100,28 @@ def _by_key(
 
   Repeats or drops columns, so that there is one for every distance from -(T - 1) to S -
   1, and skews. An offset is subtracted from both. With causality the last distance is
-  at most 0, if known. Beyond the table there are its end rows, or zeros if `is_zero`.
+  at most 0, if known. Beyond the table there are its end rows, or zeros.
   """
-  num_queries, (left, right) = numbers.shape[2], reach
+  num_queries = numbers.shape[2]
   if not isinstance(offset, int):
     columns = jnp.arange(1 - num_queries, num_keys, dtype=jnp.int32)
-    distances_BC = columns[None] - offset[:, None]
-    nearest_BC = distances_BC.clip(-left, right)
-    rows = (nearest_BC + left)[:, None, None]
-    numbers = jnp.take_along_axis(numbers, rows, axis=-1, mode="promise_in_bounds")
-    if is_zero:
-      in_table = (nearest_BC == distances_BC)[:, None, None]
-      numbers = jnp.where(in_table, numbers, 0)
-    return skew(numbers, num_keys)
+    rows = relation.labels(offset[:, None], columns[None])[:, None]
+    index = jnp.maximum(rows, 0)
+    numbers = jnp.take_along_axis(numbers, index, axis=-1, mode="promise_in_bounds")
+    return skew(jnp.where(rows >= 0, numbers, 0), num_keys)
+  left, right = relation.reach
   # Farther away all keys have the same row.
   offset = max(min(offset, num_keys + left), -num_queries - right)
   first, last = 1 - num_queries - offset, num_keys - 1 - offset
   if is_causal:
     last = max(min(last, 0), first)
-  ends = numbers[..., :1], numbers[..., -1:]
-  if is_zero:
-    ends = jnp.zeros_like(ends[0]), jnp.zeros_like(ends[1])
+  left_end, right_end = numbers[..., :1], numbers[..., -1:]
+  if relation.beyond == "zero":
+    left_end = right_end = jnp.zeros_like(left_end)
   # Not jnp.pad: the transpose of an edge padding moves data between devices.
-  before = jnp.repeat(ends[0], max(0, -left - first), axis=-1)
-  after = jnp.repeat(ends[1], max(0, last - right), axis=-1)
+  before = jnp.repeat(left_end, max(0, -left - first), axis=-1)
+  after = jnp.repeat(right_end, max(0, last - right), axis=-1)
   columns = jnp.concatenate([before, numbers, after], axis=-1)
   start = max(0, first + left)
-  return skew(columns[..., start : start + last - first + 1], num_keys)
+  stop = start + last - first + 1
+  return skew(columns[..., start:stop], num_keys)

@@ -134,8 +134,13 @@ def beam_search(
   )
   rules = dict(length_penalty=length_penalty, stop=stop, eos=eos, pad=pad)
   step = functools.partial(extend, decode=decode, reorder=reorder, **rules)
-  last = jax.lax.while_loop(lambda search: jnp.any(search.is_live), step, first)
-  return last.ended.tokens[:, :, 1:], last.ended.scores
+
+  def goes_on(search: Search) -> Array:
+    return jnp.any(search.is_live)
+
+  last = jax.lax.while_loop(goes_on, step, first)
+  tokens, scores = last.ended
+  return tokens[:, :, 1:], scores
 
 
 def begin(
@@ -154,7 +159,8 @@ def begin(
   # One hypothesis per sentence: W equal ones would stay equal.
   first_score = jnp.where(limits > 0, 0.0, _NONE)
   live_scores = scores.at[:, 0].set(first_score)
-  live = Hypotheses(tokens.at[:, :, 0].set(bos), live_scores)
+  live_tokens = tokens.at[:, :, 0].set(bos)
+  live = Hypotheses(live_tokens, live_scores)
   ended = Hypotheses(tokens, scores)
   return Search(jnp.zeros_like(limits), limits, live, ended, cache)
 
@@ -178,35 +184,36 @@ def extend(
   if stop not in ("bound", "present"):
     raise ValueError(f"stop is {stop!r}; want bound or present")
 
-  length = search.length[:, None] + 1
+  is_live = search.is_live[:, None]
+  length = search.length[:, None] + is_live
   limits = search.limits[:, None]
   new, latest, beams, cache = _candidates(search, decode, pad)
-  is_end = latest == eos
-  is_last = length == limits
+  # Of sentences that are done, all new scores are -inf, or NaN: none ends or goes on.
+  is_end = is_live & (latest == eos)
+  is_last = is_live & (length == limits)
   scores = _final_scores(new.scores, length, length_penalty)
-  ended = _add_ended(search.ended, Hypotheses(new.tokens, scores), is_end, is_last)
+  finished = Hypotheses(new.tokens, scores)
+  ended = _add_ended(search.ended, finished, is_end, is_last)
 
   bounds = _final_scores(new.scores, limits, length_penalty)
-  goes_on = bounds > ended.scores[:, :1]
+  highest = ended.scores[:, :1]
+  lowest = ended.scores[:, -1:]
+  goes_on = (bounds > highest) & ~is_end & ~is_last
   if stop == "present":
-    goes_on &= scores > ended.scores[:, -1:]
-  goes_on &= ~is_end & ~is_last
+    goes_on &= scores > lowest
   live_scores = jnp.where(goes_on, new.scores, _NONE)
   beam_size = search.live.scores.shape[1]
   live_scores, best = jax.lax.top_k(live_scores, beam_size)
   live = Hypotheses(_pick(new.tokens, best), live_scores)
   cache = reorder(cache, _pick(beams, best))
-
-  extended = Search(length[:, 0], search.limits, live, ended, cache=None)
-  where_live = functools.partial(jax.vmap(jnp.where), search.is_live)
-  search = jax.tree.map(where_live, extended, search._replace(cache=None))
-  return search._replace(cache=cache)
+  return Search(length[:, 0], search.limits, live, ended, cache)
 
 
 def _final_scores(
   log_probs: Float[Array, "B C"], length: Int[Array, "B 1"], length_penalty: float
 ) -> Float[Array, "B C"]:
-  return log_probs / ((5.0 + length) / 6.0) ** length_penalty
+  ratio = (5.0 + length) / 6.0
+  return log_probs / ratio**length_penalty
 
 
 def _candidates(
@@ -228,7 +235,8 @@ def _candidates(
   if beam_size > 1:
     num_candidates = min(2 * beam_size, logits[0].size)
   scores, beams, latest = _best(logits, scores, num_candidates, pad)
-  is_new = jnp.arange(tokens.shape[2]) == position + 1
+  positions = jnp.arange(tokens.shape[2])
+  is_new = positions == position + 1
   tokens = _pick(tokens, beams)
   tokens = jnp.where(is_new, latest[:, :, None], tokens)
   return Hypotheses(tokens, scores), latest, beams, cache
@@ -244,64 +252,54 @@ def _best(
   searches find them, among the maxima and in these blocks, instead of one in the whole
   vocabulary.
   """
-  num_sentences, _, vocabulary = logits.shape
-  size = next((n for n in _BLOCKS if vocabulary % n == 0), _BLOCKS[0])
+  num_sentences, beam_size, vocabulary = logits.shape
+  sizes = [size for size in _BLOCKS if vocabulary % size == 0]
+  size = max(sizes, default=_BLOCKS[0])
   # Added to what is left at the end: an array of all sums would be written and read
   # once more.
   totals = jax.nn.logsumexp(logits, axis=-1)
   added = scores - totals
-  highest = _highest_of_blocks(logits, pad, size)
-  num_blocks = highest.shape[2]  # of a beam
-  highest += added[:, :, None]
-  highest = highest.reshape(num_sentences, -1)
-  num_best = min(count, highest.shape[1])
-  _, blocks = jax.lax.top_k(highest, num_best)
-  blocks = jnp.sort(blocks)  # of equal sums the first are taken
-  beams, blocks = jnp.divmod(blocks, num_blocks)
-
-  tokens = size * blocks[:, :, None] + jnp.arange(size)
-  sums = jax.vmap(_logits_of_tokens)(logits, beams[:, :, None], tokens)
-  sums += _pick(added, beams)[:, :, None]
-  sums = jnp.where(tokens == pad, _NONE, sums).reshape(num_sentences, -1)
-  best, index = jax.lax.top_k(sums, count)
-  beams = _pick(beams, index // size)
-  tokens = _pick(tokens.reshape(num_sentences, -1), index)
-  return best, beams, tokens
-
-
-def _logits_of_tokens(logits: Float[Array, "W V"], beams: Array, tokens: Array):
-  return logits.at[beams, tokens].get(mode="fill", fill_value=_NONE)
-
-
-def _highest_of_blocks(
-  logits: Array, pad: int, size: int
-) -> Float[Array, "B W blocks"]:
-  """Returns the highest logit of each block of tokens, `pad` excluded."""
-  missing = -logits.shape[2] % size
+  missing = -vocabulary % size
   padding = (0, 0), (0, 0), (0, missing)
   logits = jnp.pad(logits, padding, constant_values=_NONE)
-  num_sentences, beam_size, _ = logits.shape
   blocks = logits.reshape(num_sentences, beam_size, -1, size)
+  highest = blocks.max(-1)
   # Masks `pad` in its block alone: masking it in all would copy them.
   pad_block, pad_index = divmod(pad, size)
-  is_pad = jnp.arange(size) == pad_index
-  block = blocks[:, :, pad_block]
-  without_pad = jnp.where(is_pad, _NONE, block)
-  highest = blocks.max(-1)
-  return highest.at[:, :, pad_block].set(without_pad.max(-1))
+  indices = jnp.arange(size)
+  is_pad = indices == pad_index
+  without_pad = jnp.where(is_pad, _NONE, blocks[:, :, pad_block])
+  highest = highest.at[:, :, pad_block].set(without_pad.max(-1))
+  highest += added[:, :, None]
+
+  num_blocks = highest.shape[2]  # of a beam
+  highest = highest.reshape(num_sentences, -1)
+  num_best = min(count, highest.shape[1])
+  _, best = jax.lax.top_k(highest, num_best)
+  best = jnp.sort(best)  # of equal sums the first are taken
+  beams, numbers = jnp.divmod(best, num_blocks)
+  tokens = size * numbers[:, :, None] + indices
+  blocks = blocks.reshape(num_sentences, -1, size)
+  added = _pick(added, beams)
+  sums = _pick(blocks, best) + added[:, :, None]
+  sums = jnp.where(tokens == pad, _NONE, sums)
+  sums = sums.reshape(num_sentences, -1)
+  tokens = tokens.reshape(num_sentences, -1)
+  scores, index = jax.lax.top_k(sums, count)
+  beams = _pick(beams, index // size)
+  return scores, beams, _pick(tokens, index)
 
 
 def _add_ended(ended: Hypotheses, new: Hypotheses, is_end, is_last) -> Hypotheses:
   """Returns the W best that have ended; at the limit, live ones if none has."""
-  beam_size = ended.scores.shape[1]
   end_scores = jnp.where(is_end, new.scores, _NONE)
-  had_ended = jnp.any(ended.scores > _NONE, axis=1)
-  has_ended = had_ended | jnp.any(end_scores > _NONE, axis=1)
-  is_cut = is_last & ~has_ended[:, None]
-  end_scores = jnp.where(is_cut, new.scores, end_scores)
-  tokens = jnp.concatenate([ended.tokens, new.tokens], axis=1)
+  both = jnp.concatenate([ended.scores, end_scores], axis=1)
+  has_ended = jnp.any(both > _NONE, axis=1, keepdims=True)
+  end_scores = jnp.where(is_last & ~has_ended, new.scores, end_scores)
   scores = jnp.concatenate([ended.scores, end_scores], axis=1)
+  tokens = jnp.concatenate([ended.tokens, new.tokens], axis=1)
   # Of equal scores the first are taken, so that missing hypotheses stay padding.
+  beam_size = ended.scores.shape[1]
   scores, best = jax.lax.top_k(scores, beam_size)
   return Hypotheses(_pick(tokens, best), scores)
 

@@ -1,5 +1,6 @@
 """Sampling as a pure function of a step-wise decoder and its cache."""
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -93,7 +94,8 @@ def sample(
     latest = jnp.where(is_live, latest, pad)
     tokens = state.tokens.at[:, state.step].set(latest)
     step = state.step + 1
-    is_live &= (latest != eos) & (step < limits)
+    is_live &= latest != eos
+    is_live &= step < limits
     logits, cache = decode(latest[:, None], state.cache)
     return _State(step, tokens, is_live, logits[:, 0], cache)
 
@@ -159,19 +161,20 @@ def prefill(
     before, cache = state
     logits, cache = decode(tokens, cache)
     is_token = tokens != pad
-    index = jnp.where(is_token, jnp.arange(tokens.shape[1]), -1)
-    last = jnp.argmax(index, axis=1)
-    logits = jnp.take_along_axis(logits, last[:, None, None], axis=1)[:, 0]
+    columns = jnp.arange(tokens.shape[1])
+    last = jnp.max(jnp.where(is_token, columns, 0), axis=1)
+    logits = jax.vmap(operator.getitem)(logits, last)
     has_token = is_token.any(axis=1, keepdims=True)
     logits = jnp.where(has_token, logits, before)
     return (logits, cache), None
 
   num_rows, length = tokens.shape
   first = (length - 1) % piece + 1
-  state, _ = read((0.0, cache), tokens[:, :first])
+  first_piece, rest = jnp.split(tokens, [first], axis=1)
+  state, _ = read((0.0, cache), first_piece)
   if first < length:
-    pieces = tokens[:, first:].reshape(num_rows, -1, piece)
-    state, _ = jax.lax.scan(read, state, pieces.swapaxes(0, 1))
+    pieces = rest.reshape(num_rows, -1, piece).swapaxes(0, 1)
+    state, _ = jax.lax.scan(read, state, pieces)
   return state
 
 
@@ -191,7 +194,8 @@ def filter_logits(
   sampling.check()
   temperature, top_k, top_p = sampling
   # The largest becomes 0, at any temperature, and no difference overflows.
-  logits = logits - jnp.max(logits, axis=-1, keepdims=True)
+  highest = jnp.max(logits, axis=-1, keepdims=True)
+  logits = logits - highest
   finite = jnp.minimum(temperature, 1e30)  # -inf times 1 / inf would be NaN
   divisor = jnp.where(temperature > 0, finite, 1.0)
   logits = logits / divisor
@@ -202,7 +206,8 @@ def filter_logits(
   ranked = jnp.where(stays, ranked, -jnp.inf)
   probabilities = jax.nn.softmax(ranked)
   before = jnp.cumsum(probabilities, axis=-1) - probabilities
-  stays &= (before < top_p) | (top_p >= 1) | (rank == 0)
+  is_first = rank == 0
+  stays &= (before < top_p) | (top_p >= 1) | is_first
   ranks = jnp.argsort(order, axis=-1)
   stays = jnp.take_along_axis(stays, ranks, axis=-1)
   return jnp.where(stays, logits, -jnp.inf)

@@ -151,28 +151,24 @@ class _NodeEmbedding(nnx.Module):
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
     options = dict(embedding_init=jax.nn.initializers.normal(1.0), rngs=rngs)
     self.table = nnx.Embed(config.num_node_labels, config.width, **options)
-    # Flax refuses a layer as an attribute that was None.
-    places = features = None
     if config.head == "pair":
-      places = nnx.Embed(2, config.width, **options)
+      self.places = nnx.Embed(2, config.width, **options)
     if config.num_node_features:
       sizes = config.num_node_features, config.width
-      features = nnx.Linear(*sizes, kernel_init=kernel_init, rngs=rngs)
-    self.places = places
-    self.features = features
-    self.dropout_rate = config.embedding_dropout_rate
-    self.dtype = config.dtype
+      self.features = nnx.Linear(*sizes, kernel_init=kernel_init, rngs=rngs)
+    self.config = config
 
   def __call__(
     self, graphs: GraphBatch, rngs: nnx.Rngs | None = None
   ) -> Float[Array, "B T D"]:
     x = self.table(jnp.maximum(graphs.nodes, 0))
-    if self.features is not None:
+    if self.config.num_node_features:
       x += self.features(graphs.node_features)
-    if self.places is not None:
+    if self.config.head == "pair":
       is_asked = jax.nn.one_hot(graphs.query, x.shape[1], dtype=x.dtype)  # [B, 2, T]
       x += jnp.einsum("BPT,PD->BTD", is_asked, self.places.embedding[...])
-    return drop(x.astype(self.dtype), self.dropout_rate, rngs)
+    x = x.astype(self.config.dtype)
+    return drop(x, self.config.embedding_dropout_rate, rngs)
 
 
 class _EdgeTables(nnx.Module):
@@ -201,24 +197,25 @@ class _EdgeTables(nnx.Module):
     self, labels: Array, features: Array
   ) -> dict[str, EdgeLabels | EdgeFeatures]:
     """Returns the options `labels` and `features` of `edge_attention`."""
-    key, value, key_kernel, value_kernel = self._cast()
-    options: dict = dict(labels=EdgeLabels(labels, key, value))
+    tables = self._rows(self.key), self._rows(self.value)
+    options: dict = dict(labels=EdgeLabels(labels, *tables))
     if features.shape[-1]:
-      options["features"] = EdgeFeatures(features, key_kernel, value_kernel)
+      kernels = self._rows(self.key_kernel), self._rows(self.value_kernel)
+      options["features"] = EdgeFeatures(features, *kernels)
     return options
 
   def of_pairs(self, features: Float[Array, "B T T R"]) -> EdgeFeatures:
     """Returns the relation of `pair_features`: rows of labels, then of features."""
-    key, value, key_kernel, value_kernel = self._cast()
-    if key_kernel is not None:
-      key = jnp.concatenate([key, key_kernel])
-    if value_kernel is not None:
-      value = jnp.concatenate([value, value_kernel])
+    key = self._rows(self.key, self.key_kernel)
+    value = self._rows(self.value, self.value_kernel)
     return EdgeFeatures(features, key, value)
 
-  def _cast(self) -> list[Array | None]:
-    tables = self.key, self.value, self.key_kernel, self.value_kernel
-    return [None if x is None else x[...].astype(self.dtype) for x in tables]
+  def _rows(self, *tables: nnx.Param | None) -> Array | None:
+    """Returns the rows of tables, one table after the other; None without any."""
+    parts = [table[...] for table in tables if table is not None]
+    if not parts:
+      return None
+    return jnp.concatenate(parts).astype(self.dtype)
 
 
 class _Head(nnx.Module):
@@ -228,27 +225,25 @@ class _Head(nnx.Module):
     options = dict(kernel_init=kernel_init, dtype=config.dtype, rngs=rngs)
     num_nodes = 2 if config.head == "pair" else 1
     self.hidden = nnx.Linear(num_nodes * config.width, config.width, **options)
-    self.dropout_rate = config.dropout_rate
     self.out = nnx.Linear(config.width, config.num_classes, **options)
-    self.kind = config.head
-    self.readout = config.readout
+    self.config = config
 
   def __call__(
     self, x: Array, graphs: GraphBatch, rngs: nnx.Rngs | None = None
   ) -> Float[Array, "B *T C"]:
     """Returns float32 logits."""
-    if self.kind == "pair":  # concatenate the two nodes of each query
+    if self.config.head == "pair":  # concatenate the two nodes of each query
       indices = jnp.maximum(graphs.query, 0)[..., None]
       x = jnp.take_along_axis(x, indices, axis=1).reshape(len(x), -1)
-    elif self.kind == "graph":  # a missing graph has 0
+    elif self.config.head == "graph":  # a missing graph has 0
       accumulation_dtype = jnp.promote_types(x.dtype, jnp.float32)
       is_node = (graphs.nodes >= 0).astype(accumulation_dtype)
       sums = jnp.einsum("BT,BTD->BD", is_node, x.astype(accumulation_dtype))
-      if self.readout == "mean":
+      if self.config.readout == "mean":
         sums /= jnp.maximum(is_node.sum(1), 1)[:, None]
       x = sums.astype(x.dtype)
     hidden = jax.nn.relu(self.hidden(x))
-    hidden = drop(hidden, self.dropout_rate, rngs)
+    hidden = drop(hidden, self.config.dropout_rate, rngs)
     return self.out(hidden).astype(jnp.float32)
 
 
@@ -265,31 +260,27 @@ def complete(
   operator's mean over all edges of a pair then leaves them as they are: neither edges
   in the other direction nor an edge from a node to itself dilute them.
   """
+  num_edges = graphs.labels.shape[1]
   num_nodes = graphs.nodes.shape[1]
   node = jnp.where(graphs.nodes >= 0, jnp.arange(num_nodes), -1)
   own_label = jnp.full_like(node, config.num_table_rows - 1)
-  # Sums of features over a pair, each beside the number of its terms, for each
-  # direction.
-  count = jnp.ones_like(graphs.edge_features, shape=(*graphs.labels.shape, 1))
-  terms = jnp.concatenate([graphs.edge_features, count], -1)
-  zeros = jnp.zeros_like(terms)
-  forward = terms
-  if config.num_directions == 2:
-    forward = jnp.concatenate([terms, zeros], -1)
-  no_terms = jnp.zeros_like(forward, shape=(*node.shape, forward.shape[-1]))
-  parts = [
-    (graphs.senders, graphs.receivers, graphs.labels, forward),
-    (node, node, own_label, no_terms),
-  ]
+  edges = [(graphs.senders, graphs.receivers, graphs.labels), (node, node, own_label)]
   if config.num_directions == 2:
     labels = graphs.labels + config.num_edge_labels
     labels = jnp.where(graphs.labels >= 0, labels, -1)
-    backward = jnp.concatenate([zeros, terms], -1)
-    parts.append((graphs.receivers, graphs.senders, labels, backward))
+    edges.append((graphs.receivers, graphs.senders, labels))
+  parts = zip(*edges, strict=True)
+  senders, receivers, labels = (jnp.concatenate(part, 1) for part in parts)
 
-  edges = jax.tree.map(lambda *xs: jnp.concatenate(xs, 1), *parts)
-  senders, receivers, labels, terms = edges
+  # The sums of a pair in each direction, beside the number of their terms.
+  count = jnp.ones((*graphs.labels.shape, 1))
+  features = jnp.concatenate([graphs.edge_features, count], -1)
+  shape = *senders.shape, config.num_directions, features.shape[-1]
+  terms = jnp.zeros(shape).at[:, :num_edges, 0].set(features)
+  if config.num_directions == 2:
+    terms = terms.at[:, num_edges + num_nodes :, 1].set(features)
+  terms = terms.reshape(*senders.shape, -1)
   sums = sum_over_pairs(senders, receivers, terms, num_nodes=num_nodes)
-  sums = sums.reshape(*senders.shape, config.num_directions, zeros.shape[-1])
+  sums = sums.reshape(shape)
   means = sums[..., :-1] / jnp.maximum(sums[..., -1:], 1)
   return senders, receivers, labels, means.reshape(*senders.shape, -1)

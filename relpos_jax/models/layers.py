@@ -12,11 +12,12 @@ from flax import nnx
 
 from relpos_jax.nn.attention import KVCache, MultiHeadAttention
 from relpos_jax.nn.feed_forward import FeedForward, Residual, drop, shard_leading
-from relpos_jax.nn.positions import Positions, RelativePositionTables, sinusoids
+from relpos_jax.nn.positions import Positions, sinusoids
 from relpos_jax.nn.schemes import SCHEMES, PositionsName
 from relpos_jax.typing import Array, Bool, Float, Int, PyTree
 
 PAD = 0
+_SHAW = "relative", "both"  # positions that are Shaw's tables, which have more options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,39 +80,38 @@ class LayersConfig:
       value, choices = getattr(self, field.name), get_args(field.type)
       if get_origin(field.type) is Literal and value not in choices:
         raise ValueError(f"{field.name} is {value!r}; want one of {', '.join(choices)}")
-    kind = _class_of(self.positions)
-    if kind:
-      self._check_options_of(kind)
-    elif self.positions not in get_args(PositionsName):
-      choices = f"{', '.join(get_args(PositionsName))}, or a subclass of Positions"
+    is_class = isinstance(self.positions, type) and issubclass(
+      self.positions, Positions
+    )
+    if not is_class and self.positions not in SCHEMES:
+      choices = f"{', '.join(SCHEMES)}, or a subclass of Positions"
       raise ValueError(f"positions is {self.positions!r}; want one of {choices}")
+    if self.positions_class and self.positions not in _SHAW:
+      self._check_options_of(self.positions_class)
+
+  @property
+  def positions_class(self) -> type[Positions] | None:
+    """Returns the class of the layers' positions; None without."""
+    return SCHEMES.get(self.positions, self.positions)
 
   def _check_options_of(self, kind: type[Positions]) -> None:
     """Raises ValueError if an option is given that these positions do not have."""
-    foreign = {"relative_keys", "relative_values", "beyond", "tables_per_head"}
-    if "left" not in _parameters(kind):
-      foreign.add("left")
-    for field in dataclasses.fields(self):
-      value = getattr(self, field.name)
-      if field.name in foreign and value != field.default:
-        name = kind.__name__ if kind is self.positions else repr(self.positions)
+    foreign = ["relative_keys", "relative_values", "beyond", "tables_per_head"]
+    if "left" not in _signature(kind).parameters:
+      foreign.append("left")
+    for name in foreign:
+      value = getattr(self, name)
+      default = getattr(LayersConfig, name)
+      if value != default:
         raise ValueError(
-          f"{field.name} is {value!r}, an option that positions {name} do not have; "
-          f"want the default, {field.default!r}"
+          f"{name} is {value!r}, an option that positions {self.positions!r} do not "
+          f"have; want the default, {default!r}"
         )
 
 
-def _class_of(positions: object) -> type[Positions] | None:
-  """Returns the class of a scheme's name, or the given class; None for other names."""
-  if isinstance(positions, type) and issubclass(positions, Positions):
-    return positions
-  return SCHEMES.get(positions)
-
-
-def _parameters(kind: type[Positions]) -> list[str]:
-  """Returns the names of the arguments of a class, without `self`."""
-  # The signature of an NNX class itself is (*args, **kwargs).
-  return [*inspect.signature(kind.__init__).parameters][1:]
+def _signature(kind: type[Positions]) -> inspect.Signature:
+  # That of an NNX class itself is (*args, **kwargs).
+  return inspect.signature(kind.__init__)
 
 
 class Memory(NamedTuple):
@@ -167,21 +167,19 @@ class Cache(NamedTuple):
 
     Returns their output and the cache.
     """
-    if self.ancestors is None:
-      ancestors = mask = None
-      num_read = (positions >= 0).sum(axis=1)
-    else:
+    ancestors = mask = None
+    if self.ancestors is not None:
       _, beam_size, num_slots = self.ancestors.shape
       own_slot = self.layers[0].length[:, None] + jnp.arange(beam_size)
-      ancestors = self.ancestors | (own_slot[:, :, None] == jnp.arange(num_slots))
+      ancestors = self.ancestors | jax.nn.one_hot(own_slot, num_slots, dtype=bool)
       mask = ancestors[:, None]
-      num_read = 1
     caches = []
     parts = itertools.zip_longest(layers, self.layers, memories or ())
     for layer, cache, memory in parts:
       x, cache = layer.decode(x, cache, positions, memory, mask)
       caches.append(cache)
-    return x, Cache(tuple(caches), self.next_position + num_read, ancestors)
+    next_position = jnp.maximum(self.next_position, positions.max(axis=1) + 1)
+    return x, Cache(tuple(caches), next_position, ancestors)
 
   def reorder(self, hypotheses: Int[Array, "B W"]) -> "Cache":
     """Returns the cache of hypotheses that extend the given ones."""
@@ -206,9 +204,7 @@ class Embedding(nnx.Module):
     init = jax.nn.initializers.normal(config.width**-0.5)
     shape = vocab_size, config.width
     self.table = nnx.Param(init(rngs.params(), shape)) if table is None else table
-    self.sinusoidal = config.positions in ("sinusoidal", "both")
-    self.dropout_rate = config.embedding_dropout_rate
-    self.dtype = config.dtype
+    self.config = config
 
   def __call__(
     self,
@@ -218,17 +214,19 @@ class Embedding(nnx.Module):
     rngs: nnx.Rngs | None = None,
   ) -> Float[Array, "B T D"]:
     """Embeds tokens at `positions`, by default 0, 1, 2, ..."""
-    width = self.table.shape[1]
-    x = jnp.take(shard_leading(self.table[...], "N"), tokens, axis=0, mode="clip")
-    x = shard_leading(x * width**0.5, "BT")
-    if self.sinusoidal:
-      positions = jnp.arange(tokens.shape[1]) if positions is None else positions
-      x += sinusoids(positions, width)
-    return drop(x.astype(self.dtype), self.dropout_rate, rngs)
+    config = self.config
+    table = shard_leading(self.table[...], "N")
+    x = jnp.take(table, tokens, axis=0, mode="clip")
+    x = shard_leading(x * config.width**0.5, "BT")
+    if config.positions in ("sinusoidal", "both"):
+      if positions is None:
+        positions = jnp.arange(tokens.shape[1])
+      x += sinusoids(positions, config.width)
+    return drop(x.astype(config.dtype), config.embedding_dropout_rate, rngs)
 
   def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
     """Returns float32 logits: products with the embedding of each token."""
-    table = self.table[...].astype(self.dtype)
+    table = self.table[...].astype(self.config.dtype)
     return jnp.einsum("btd,vd->btv", x, table, preferred_element_type=jnp.float32)
 
 
@@ -255,13 +253,6 @@ class Layer(nnx.Module):
       implementation=config.implementation,
       **options,
     )
-    residual = functools.partial(
-      Residual,
-      config.width,
-      norm=config.norm,
-      dropout_rate=config.dropout_rate,
-      **options,
-    )
     self.self_attention = attention(positions=positions)
     self.cross_attention = attention() if has_memory else None
     self.feed_forward = FeedForward(
@@ -270,25 +261,30 @@ class Layer(nnx.Module):
       dropout_rate=config.feed_forward_dropout_rate,
       **options,
     )
-    self.residuals = nnx.List([residual() for _ in range(3 if has_memory else 2)])
+    self.residuals = nnx.List()
+    for _ in range(3 if has_memory else 2):
+      residual = Residual(
+        config.width, norm=config.norm, dropout_rate=config.dropout_rate, **options
+      )
+      self.residuals.append(residual)
 
   def __call__(
     self, x, rngs: nnx.Rngs | None = None, memory: Memory | None = None, **options
   ) -> Float[Array, "B T D"]:
     """Applies the layer; `options` are those of self-attention: mask, is_causal, ..."""
-    around = self.residuals[0]
-    y = self.self_attention(around.before(x), rngs=rngs, **options)
-    return self._after_self_attention(around.after(x, y, rngs), rngs, memory)
+    y = self.self_attention(self.residuals[0].before(x), rngs=rngs, **options)
+    return self._after_self_attention(x, y, rngs, memory)
 
   def decode(
     self, x, cache: KVCache, positions, memory: Memory | None = None, mask=None
   ):
     """Reads more tokens with a cache."""
-    around = self.residuals[0]
-    y, cache = self.self_attention.decode(around.before(x), cache, positions, mask)
-    return self._after_self_attention(around.after(x, y), None, memory), cache
+    inputs = self.residuals[0].before(x)
+    y, cache = self.self_attention.decode(inputs, cache, positions, mask)
+    return self._after_self_attention(x, y, None, memory), cache
 
-  def _after_self_attention(self, x, rngs: nnx.Rngs | None, memory: Memory | None):
+  def _after_self_attention(self, x, y, rngs: nnx.Rngs | None, memory: Memory | None):
+    x = self.residuals[0].after(x, y, rngs)
     if memory is not None:
       around = self.residuals[1]
       key, value, mask = memory
@@ -304,31 +300,29 @@ def make_positions(
   config: LayersConfig, *, is_causal: bool, rngs: nnx.Rngs
 ) -> Positions | None:
   """Returns the positions of a layer's self-attention; None if it has none."""
-  sizes = dict(
+  kind = config.positions_class
+  if kind is None or not (config.relative_keys or config.relative_values):
+    return None
+  options = dict(
+    width=config.width,
+    num_heads=config.num_heads if config.tables_per_head else None,
     head_width=config.width // config.num_heads,
     max_distance=config.max_distance,
     left=config.left,
+    bidirectional=not is_causal,
     rngs=rngs,
   )
-  has_tables = config.relative_keys or config.relative_values
-  if config.positions in ("relative", "both") and has_tables:
-    return RelativePositionTables(
-      num_heads=config.num_heads if config.tables_per_head else None,
+  if config.positions in _SHAW:
+    options |= dict(
       keys=config.relative_keys,
       values=config.relative_values,
       beyond=config.beyond,
       dtype=config.dtype,
-      **sizes,
     )
-  kind = _class_of(config.positions)
-  if kind is None:
-    return None
-  options = dict(
-    width=config.width, num_heads=config.num_heads, bidirectional=not is_causal, **sizes
-  )
-  chosen = {name: options[name] for name in _parameters(kind) if name in options}
+  signature = _signature(kind)
+  chosen = {name: options[name] for name in signature.parameters if name in options}
   try:
-    inspect.signature(kind.__init__).bind(None, **chosen)
+    signature.bind(None, **chosen)
   except TypeError as error:
     wanted = f"a default, or a name among {', '.join(options)}"
     raise ValueError(f"{kind.__name__}: {error}; want {wanted}") from error
@@ -346,12 +340,12 @@ def make_stack(
 
   Each layer has positions of its own, or all share one module.
   """
-  new_positions = functools.partial(
-    make_positions, config, is_causal=is_causal, rngs=rngs
-  )
-  shared = None if config.tables_per_layer else new_positions()
-  make = functools.partial(Layer, config, has_memory=has_memory, rngs=rngs)
-  layers = nnx.List([make(shared or new_positions()) for _ in range(config.num_layers)])
+  layers = nnx.List()
+  positions = None
+  for _ in range(config.num_layers):
+    if positions is None or config.tables_per_layer:
+      positions = make_positions(config, is_causal=is_causal, rngs=rngs)
+    layers.append(Layer(config, positions, has_memory=has_memory, rngs=rngs))
   return layers, last_norm(config, rngs)
 
 

@@ -110,23 +110,17 @@ class Transformer(nnx.Module):
     Returns the encoder keys and values of each layer of the decoder.
     """
     x = self.encode(source, rngs)
-    return self._memories(x, source)
-
-  def empty_memory(self, source: Int[Array, "B S"]) -> tuple[Memory, ...]:
-    """Returns zeros of the shapes of `encode_memory`, without running the encoder."""
-    width = self.source_embedding.table.shape[1]
-    x = jnp.zeros((*source.shape, width))
-    return jax.tree.map(jnp.zeros_like, self._memories(x, source))
-
-  def _memories(
-    self, x: Float[Array, "B S D"], source: Int[Array, "B S"]
-  ) -> tuple[Memory, ...]:
     mask = (source != PAD)[:, None, None]
     memories = []
     for layer in self.decoder.layers:
       key, value = layer.cross_attention.keys_values(x)
       memories.append(Memory(key, value, mask))
     return tuple(memories)
+
+  def empty_memory(self, source: Int[Array, "B S"]) -> tuple[Memory, ...]:
+    """Returns zeros of the shapes of `encode_memory`, without running the encoder."""
+    shapes = jax.eval_shape(self.encode_memory, source)
+    return jax.tree.map(jnp.zeros_like, shapes)
 
   def init_cache(
     self, batch_size: int, num_slots: int, beam_size: int | None = None

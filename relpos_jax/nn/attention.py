@@ -1,6 +1,7 @@
 """The attention layer: projections, positions, the operator and its cache."""
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -57,17 +58,18 @@ class KVCache(NamedTuple):
         raise ValueError(
           f"cache of {num_slots} slots holds {longest} tokens: no room for {num_new}"
         )
-    slots = jnp.add.outer(self.length, jnp.arange(num_new))
-    return jax.vmap(KVCache._write)(self, key, value, positions, slots)
+    return jax.vmap(KVCache._write)(self, key, value, positions)
 
-  def _write(self, key_MKH, value_MKH, positions, slots) -> "KVCache":
+  def _write(self, key_MKH, value_MKH, positions) -> "KVCache":
     """Writes tokens of one row, without a batch axis."""
-    key_KHM = key_MKH.transpose(1, 2, 0).astype(self.key.dtype)
-    value_KMH = value_MKH.swapaxes(0, 1).astype(self.value.dtype)
+    num_new = len(positions)
+    slots = self.length + jnp.arange(num_new)
+    key_KHM = key_MKH.transpose(1, 2, 0)
+    value_KMH = value_MKH.swapaxes(0, 1)
     key = self.key.at[:, :, slots].set(key_KHM, mode="drop")
     value = self.value.at[:, slots].set(value_KMH, mode="drop")
     positions = self.positions.at[slots].set(positions, mode="drop")
-    return KVCache(key, value, positions, self.length + len(slots))
+    return KVCache(key, value, positions, self.length + num_new)
 
   @property
   def full(self) -> Bool[Array, " B"]:
@@ -120,15 +122,18 @@ class MultiHeadAttention(nnx.Module):
     dtype=jnp.float32,
     rngs: nnx.Rngs,
   ):
-    if head_width is None and width % num_heads:
-      raise ValueError(f"width is {width}; want a multiple of num_heads, {num_heads}")
-    head_width = width // num_heads if head_width is None else head_width
+    if head_width is None:
+      head_width, remainder = divmod(width, num_heads)
+      if remainder:
+        raise ValueError(f"width is {width}; want a multiple of num_heads, {num_heads}")
+    if num_key_heads is None:
+      num_key_heads = num_heads
     if not isinstance(positions, Positions | None):
       raise ValueError(
         f"positions is {positions!r:.60}; want Positions such as AlibiPositions(8)"
       )
     query_shape = num_heads, head_width
-    self.key_shape = num_heads if num_key_heads is None else num_key_heads, head_width
+    self.key_shape = num_key_heads, head_width
     options = dict(use_bias=False, kernel_init=kernel_init, dtype=dtype, rngs=rngs)
     self.query = nnx.LinearGeneral(width, query_shape, **options)
     self.key = nnx.LinearGeneral(width, self.key_shape, **options)
@@ -153,7 +158,9 @@ class MultiHeadAttention(nnx.Module):
     Further options are the operator's: mask, is_causal, query_positions,
     key_segment_ids, ...
     """
-    key, value = self.keys_values(x if memory is None else memory)
+    if memory is None:
+      memory = x
+    key, value = self.keys_values(memory)
     return self.attend(x, key, value, rngs=rngs, **options)
 
   def keys_values(
@@ -181,11 +188,10 @@ class MultiHeadAttention(nnx.Module):
     if rngs is not None and self.dropout_rate:
       dropout = dict(dropout_rate=self.dropout_rate, dropout_key=rngs.dropout())
     if self.tables is not None:
-      for name in ("relations", "senders"):
-        if name in options:
-          raise ValueError(
-            f"a layer with positions takes no {name}: make it without positions="
-          )
+      for name in {"relations", "senders"} & options.keys():
+        raise ValueError(
+          f"a layer with positions takes no {name}: make it without positions="
+        )
     if "senders" in options:
       return self.out(edge_attention(query, key, value, **options, **dropout))
     options |= dict(query=query, key=key)
@@ -226,7 +232,8 @@ class MultiHeadAttention(nnx.Module):
     part = jnp.searchsorted(jnp.array(sizes), num_in_use)
     branches = [functools.partial(self._attend_to_part, size) for size in sizes]
     y = jax.lax.switch(part, branches, x, cache, positions, mask)
-    return jnp.where(cache.full[:, None, None], jnp.nan, y), cache
+    y = jnp.where(cache.full[:, None, None], jnp.nan, y)
+    return y, cache
 
   def _attend_to_part(
     self, num_slots: int, x: Array, cache: KVCache, positions: Array, mask: Array
@@ -234,15 +241,10 @@ class MultiHeadAttention(nnx.Module):
     """Attends to the first slots of a cache."""
     key = cache.key[..., :num_slots].transpose(0, 3, 1, 2)
     value = cache.value[:, :, :num_slots].swapaxes(1, 2)
-    return self.attend(
-      x,
-      key,
-      value,
-      mask=mask[..., :num_slots],
-      is_causal=True,
-      query_positions=positions,
-      key_positions=cache.positions[:, :num_slots],
-    )
+    key_positions = cache.positions[:, :num_slots]
+    options = dict(query_positions=positions, key_positions=key_positions)
+    mask = mask[..., :num_slots]
+    return self.attend(x, key, value, mask=mask, is_causal=True, **options)
 
   def init_cache(self, batch_size: int, num_slots: int) -> KVCache:
     """Returns an empty cache of this layer's shape and dtype."""
@@ -257,5 +259,6 @@ def _sizes_of_parts(num_slots: int) -> list[int]:
   """Returns the sizes of the parts of a cache, each four times the one before."""
   sizes = [num_slots]
   while sizes[0] >= 4 * _FEWEST_SLOTS:
-    sizes.insert(0, -(-sizes[0] // 4))
+    smaller = math.ceil(sizes[0] / 4)
+    sizes.insert(0, smaller)
   return sizes

@@ -7,6 +7,7 @@ from typing import Any, Protocol, Unpack, runtime_checkable
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.linen.dtypes import promote_dtype
 from jax.typing import DTypeLike
 
 from relpos_jax.attention.arrays import as_array
@@ -180,11 +181,7 @@ def attend_as_flax(
       raise NotImplementedError(
         f"{name} is {setting!r:.60}; RelativeAttention wants None"
       )
-  if dtype is None:
-    dtype = jnp.result_type(query, key, value)
-  query = query.astype(dtype)
-  key = key.astype(dtype)
-  value = value.astype(dtype)
+  query, key, value = promote_dtype(query, key, value, dtype=dtype)
   query_positions, key_positions, query_offset = _positions(
     hook, query, key, mask, input_positions, key_positions
   )
@@ -202,7 +199,7 @@ def attend_as_flax(
   with jax.default_matmul_precision(_precision_name(precision)):
     options |= arguments(query, key, query_positions, key_positions, query_offset)
     if module is not None:
-      weights = attention_weights(**options).astype(dtype)
+      weights = attention_weights(**options).astype(query.dtype)
       module.sow(collection, "attention_weights", weights)
     if not deterministic:
       options |= dict(dropout_rate=dropout_rate, dropout_key=dropout_rng)
@@ -262,12 +259,10 @@ def _position_in_cache(
   if hook.self_attention and num_queries == 1 and mask is not None:
     last_BN1 = mask.shape[-1] - 1 - jnp.argmax(mask[..., ::-1] != 0, axis=-1)
     return last_BN1[..., 0, :]
-  remedy = "give query_positions (NNX: by nnx.view, Linen: as its attribute)"
-  if num_queries == 1:
-    remedy = f"set self_attention=True if they are of one sequence, or {remedy}"
   raise ValueError(
     f"RelativeAttention lacks the positions of {num_queries} queries and {num_keys} "
-    f"keys: {remedy}"
+    "keys: set self_attention=True if it is one query of the keys' sequence, or give "
+    "query_positions (NNX: by nnx.view, Linen: as its attribute)"
   )
 
 

@@ -97,7 +97,8 @@ def drop(
   bits = jax.random.bits(rngs.dropout())
   seed = jax.lax.bitcast_convert_type(bits, jnp.int32)
   rows = jnp.arange(math.prod(batch)).reshape(*batch, 1)
-  columns = jnp.arange(width).reshape(*[1] * len(batch), width)
+  ones = [1] * len(batch)
+  columns = jnp.arange(width).reshape(*ones, width)
   keeps = dropout.keep(seed, rows, columns, rate)
   return jnp.where(keeps, x / (1 - rate), 0)
 

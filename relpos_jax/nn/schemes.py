@@ -19,7 +19,13 @@ from relpos_jax.attention.relations import (
   RelativePositions,
 )
 from relpos_jax.attention.rotary import rotate
-from relpos_jax.nn.positions import Positions, new_table, sinusoids, table_shape
+from relpos_jax.nn.positions import (
+  Positions,
+  RelativePositionTables,
+  new_table,
+  sinusoids,
+  table_shape,
+)
 from relpos_jax.typing import Array, ArrayLike, Float
 
 
@@ -54,7 +60,8 @@ class T5Positions(Positions):
     sides = 2 if bidirectional else 1
     # A side of 2k buckets would have one for each of the k first distances, and none
     # for more.
-    rows_of_side = max(1, min(num_buckets // sides, 2 * max_distance - 1))
+    most = 2 * max_distance - 1
+    rows_of_side = max(1, min(num_buckets // sides, most))
     shape = sides * rows_of_side, num_heads
     self.buckets = new_table(rngs, shape, param_dtype)
     self.bidirectional = bidirectional
@@ -111,10 +118,8 @@ class RotaryPositions(Positions):
     query_offset: ArrayLike | None = None,
   ) -> dict:
     if query_positions is None:
-      query_positions = jnp.arange(query.shape[-3])
-      if query_offset is not None:
-        offset = jnp.asarray(query_offset)
-        query_positions = jnp.add.outer(offset, query_positions)
+      offset = jnp.asarray(0 if query_offset is None else query_offset)
+      query_positions = jnp.add.outer(offset, jnp.arange(query.shape[-3]))
     if key_positions is None:
       key_positions = jnp.arange(key.shape[-3])
     frequencies = None if self.frequencies is None else np.array(self.frequencies)
@@ -162,8 +167,9 @@ class TransformerXLPositions(Positions):
     init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform", 0, (1, 2))
     shape = width, num_heads, head_width
     self.projection = new_table(rngs, shape, param_dtype, init)
-    self.u = nnx.Param(jnp.zeros(shape[1:], param_dtype))
-    self.v = nnx.Param(jnp.zeros(shape[1:], param_dtype))
+    shape = num_heads, head_width
+    self.u = nnx.Param(jnp.zeros(shape, param_dtype))
+    self.v = nnx.Param(jnp.zeros(shape, param_dtype))
 
   def arguments(self, query: Float[Array, "*B T N H"], key: Array, *_, **__) -> dict:
     _check_heads(query, *self.u.shape)
@@ -174,7 +180,8 @@ class TransformerXLPositions(Positions):
     table = jnp.einsum("rd,dnh->rnh", waves.astype(dtype), projection)
     u = jnp.broadcast_to(self.u[...].astype(dtype), query.shape)
     v = jnp.broadcast_to(self.v[...].astype(dtype), query.shape)
-    content = (query + v) * query.shape[-1] ** -0.5
+    scale = query.shape[-1] ** -0.5
+    content = (query + v) * scale
     relations = ContentBias(content, table, left=self.left)
     return dict(query=query + u, key=key, relations=relations)
 
@@ -215,7 +222,8 @@ class ContentPositions(Positions):
     _check_heads(query, heads, width)
     projection = self.projection[...].astype(query.dtype)
     content = jnp.einsum("...nh,hnp->...np", query, projection)
-    relations = ContentBias(content, self.bank[...], beyond="zero", left=self.left)
+    bank = self.bank[...]
+    relations = ContentBias(content, bank, beyond="zero", left=self.left)
     return dict(query=query, key=key, relations=relations)
 
 
@@ -251,7 +259,8 @@ class DebertaPositions(Positions):
     return content_to_position, position_to_content
 
   def arguments(self, query: Float[Array, "*B T N H"], key: Array, *_, **__) -> dict:
-    scale = (3 * query.shape[-1]) ** -0.5
+    width = query.shape[-1]
+    scale = (3 * width) ** -0.5
     return super().arguments(query, key) | dict(scale=scale)
 
 
@@ -263,8 +272,13 @@ def _check_heads(query: Array, heads: int, width: int) -> None:
     )
 
 
-# By their names in the configs of models; the other names are no scheme of this file.
+# By their names in the configs of models. Sinusoids belong to the embedding: the layers
+# then have no positions.
 SCHEMES = dict(
+  relative=RelativePositionTables,
+  sinusoidal=None,
+  both=RelativePositionTables,
+  none=None,
   t5=T5Positions,
   alibi=AlibiPositions,
   rotary=RotaryPositions,
@@ -272,4 +286,4 @@ SCHEMES = dict(
   content=ContentPositions,
   deberta=DebertaPositions,
 )
-PositionsName = Literal["relative", "sinusoidal", "both", "none", *SCHEMES]
+PositionsName = Literal[*SCHEMES]

@@ -1,6 +1,7 @@
 """The fused kernels, interpreted, and "chunked", on tiles so small that every kind occurs."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from kernel_calls import (
 )
 
 from relpos_jax import DistanceBias, dot_product_attention
-from relpos_jax.attention import chunked, pallas_gpu
+from relpos_jax.attention import band, chunked, pallas_gpu
 from relpos_jax.attention.inputs import gather_inputs
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -109,21 +110,22 @@ def test_many_blocks_equal_the_reference(name, monkeypatch):
   number = NAMES.index(name)
   sizes, options = (SHARED | OWN_CASES)[name]
   block, tile = (8, 5, 3)[number % 3], (7, 32, 4)[number // 3 % 3]
-  if number % 2:
-    heads = 2 ** (number // 2 % 3)
-    monkeypatch.setattr(chunked, "is_one_device", lambda: True)
-    monkeypatch.setattr(chunked, "_PAIRS_ON_CPU", heads * block * tile)
-  attention = functools.partial(chunked.attention, block=block, tile=tile)
+  at_most = 2 ** (number // 2 % 3)
+
+  def sizes_of_call(inputs):
+    heads = math.gcd(at_most, inputs.query.shape[2])
+    return block, tile, heads if number % 2 else None
+
+  monkeypatch.setattr(band, "_sizes", sizes_of_call)
   call = exact_case(name) if name in SHARED else (arrays_of(**sizes), options)
-  assert_exact(attention, *call)
+  assert_exact(chunked.attention, *call)
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
-def test_blocks_of_one_query_that_have_no_near_key(is_causal):
-  attention = functools.partial(chunked.attention, block=1, tile=2)
-  assert_exact(
-    attention, arrays_of(queries=2, keys=9, rows=1), dict(is_causal=is_causal)
-  )
+def test_blocks_of_one_query_that_have_no_near_key(is_causal, monkeypatch):
+  monkeypatch.setattr(band, "_sizes", lambda *_: (1, 2, None))
+  arrays = arrays_of(queries=2, keys=9, rows=1)
+  assert_exact(chunked.attention, arrays, dict(is_causal=is_causal))
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
@@ -142,7 +144,7 @@ def test_memory_is_linear_in_length(is_causal):
 
 @pytest.mark.parametrize("is_one", [True, False])
 def test_a_bias_belongs_to_sequences_that_follow_one_another(is_one, monkeypatch):
-  monkeypatch.setattr(chunked, "is_one_device", lambda: is_one)
+  monkeypatch.setattr(band, "is_one_device", lambda: is_one)
   generator = np.random.default_rng(0)
   query = jnp.asarray(generator.standard_normal((3, 2, 20, 4, 8)))
   bias = jnp.asarray(generator.standard_normal((3, 1, 4, 20, 20)))

@@ -13,7 +13,7 @@ from compiling import as_users_do, quickly, with_gradients
 from kernel_calls import call, cotangent_of, output_and_gradients, results
 
 from relpos_jax import ContentBias, DistanceBias, KeyBias, LinearBias
-from relpos_jax.attention import blocks, chunked
+from relpos_jax.attention import band, blocks
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -422,8 +422,8 @@ def large_logits(relative, biased, length=40, width=4, rows=5):
 @pytest.mark.parametrize("relative", [True, False])
 def test_gradients_are_exact_however_large_the_logits(relative, is_causal, monkeypatch):
   """Compares float32 with float64. The kernels do not support a bias."""
-  monkeypatch.setattr(chunked, "_sizes", lambda *_: (16, 31, None))
-  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 16)
+  monkeypatch.setattr(band, "_sizes", lambda *_: (16, 31, None))
+  monkeypatch.setattr(blocks, "default_block", lambda *_: 16)
   plain = [] if relative else [None]  # with relations None is one of the others
   for names in ([name for name in ANY_MASK if name] + plain, KERNELS):
     arrays = large_logits(relative, biased=names is not KERNELS)

@@ -27,7 +27,7 @@ from relpos_jax import (
   merge,
   rotate,
 )
-from relpos_jax.attention import blocks, chunked, lookup
+from relpos_jax.attention import band, blocks, lookup
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -173,8 +173,8 @@ def test_every_relation_and_every_sum_is_its_formula(kinds, seed, monkeypatch):
   """Takes a sum in either order."""
   arrays, options = random_call(kinds[:: 1 - 2 * seed], seed)
   heads = 2 if seed else None  # at a time
-  monkeypatch.setattr(chunked, "_sizes", lambda *_: (4, 7, heads))
-  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 4)
+  monkeypatch.setattr(band, "_sizes", lambda *_: (4, 7, heads))
+  monkeypatch.setattr(blocks, "default_block", lambda *_: 4)
   wanted = results("reference", arrays, options)
   np.testing.assert_allclose(wanted["output"], formula(arrays, options), **TOLERANCE)
   for name in ("projected", "per_position", "chunked"):
@@ -206,7 +206,7 @@ def test_rows_that_hide_distances_cost_no_digits(hidden, is_causal, monkeypatch)
   """Compares float32 with float64; a table has other rows, slopes and a value table beside it."""
   rng = np.random.default_rng(0)
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
-  monkeypatch.setattr(chunked, "_sizes", lambda *_: (16, 31, None))
+  monkeypatch.setattr(band, "_sizes", lambda *_: (16, 31, None))
   low = dict(is_causal=is_causal, mask=jnp.arange(40)[None, None, None] % 7 != 3)
   # Each head has a number of its own. A soft cap bounds a number that does not hide.
   capped = low | dict(query_offset=jnp.array([2]), logits_soft_cap=3.0)
@@ -340,8 +340,8 @@ def test_an_offset_as_large_as_distances_may_be(kinds, monkeypatch):
 
   Compares float32, whose integers have 32 bits, with the definition in float64.
   """
-  monkeypatch.setattr(chunked, "_sizes", lambda *_: (4, 7, None))
-  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 4)
+  monkeypatch.setattr(band, "_sizes", lambda *_: (4, 7, None))
+  monkeypatch.setattr(blocks, "default_block", lambda *_: 4)
   made = RandomCall(kinds, 4)
   wide = made.arrays
   slopes = LinearBias(2.0**-32 * jnp.arange(1, 1 + made.heads))
@@ -371,7 +371,7 @@ def relative_error(x, wanted):
 @pytest.mark.parametrize("name", ["reference", "projected", "per_position", "chunked"])
 def test_positions_across_the_largest_integer_change_no_bit(name, monkeypatch):
   """Traces 32-bit integers that wrap around: their differences do not."""
-  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 4)
+  monkeypatch.setattr(blocks, "default_block", lambda *_: 4)
   made = RandomCall([*BY_DISTANCE, "function"], 6)
   near = dict(
     query_positions=made.integers(-9, 9, made.batch, made.queries),
@@ -409,8 +409,8 @@ def test_without_a_batch():
 @pytest.mark.parametrize("shared", [(1, 3, 1), (1, 1, 2), ()])
 def test_any_number_of_batch_axes(name, shared, monkeypatch):
   """Shares a bias along some of three axes of the batch, and a mask along others."""
-  monkeypatch.setattr(chunked, "_sizes", lambda *_: (4, 7, None))
-  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 4)
+  monkeypatch.setattr(band, "_sizes", lambda *_: (4, 7, None))
+  monkeypatch.setattr(blocks, "default_block", lambda *_: 4)
   rng, batch, length = np.random.default_rng(0), (2, 3, 2), 7
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape))
   arrays = dict(
@@ -480,7 +480,7 @@ def test_vmap_over_several_batch_axes(mapped):
   "name", ["reference", "per_position", "projected", "chunked", None]
 )
 def test_a_sink_is_one_more_key_without_a_value(name, monkeypatch):
-  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 4)
+  monkeypatch.setattr(blocks, "default_block", lambda *_: 4)
   made = RandomCall(["numbers", "labels"], 3)
   q, k, v = (made.normal(2, 7, n, 3) for n in (4, 2, 2))
   floats = q, k, v, made.normal(5, 4), made.normal(5, 3), made.normal(4)
@@ -509,7 +509,7 @@ def test_a_sink_is_one_more_key_without_a_value(name, monkeypatch):
 @pytest.mark.parametrize("name", ["reference", "projected", "chunked", None])
 def test_parts_of_the_keys_are_merged_by_their_residuals(name, monkeypatch):
   """One of three parts is hidden from all queries, another has the sinks; one query sees no key."""
-  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 4)
+  monkeypatch.setattr(blocks, "default_block", lambda *_: 4)
   made = RandomCall(["numbers", "labels"], 4)
   q, k, v = (made.normal(2, 7, n, 3) for n in (4, 2, 2))
   floats = q, k, v, made.normal(5, 3), made.normal(4)
@@ -545,7 +545,7 @@ def test_parts_of_the_keys_are_merged_by_their_residuals(name, monkeypatch):
 @pytest.mark.parametrize("kind", ["distance", "numbers", "function"])
 def test_numbers_of_minus_infinity_hide_as_a_mask_does(kind, multiplied, monkeypatch):
   """Gives one query no key, and no mask that would say so. Lookups on accelerators are products."""
-  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 4)
+  monkeypatch.setattr(blocks, "default_block", lambda *_: 4)
   if multiplied:
     look_up = lambda x, labels: lookup.multiply(labels, x)
     monkeypatch.setattr(lookup, "look_up", look_up)
@@ -616,7 +616,7 @@ def test_second_and_forward_derivatives_along_a_band_name_the_remedy():
 
 
 def test_second_and_forward_derivatives_without_a_band(monkeypatch):
-  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 4)
+  monkeypatch.setattr(blocks, "default_block", lambda *_: 4)
   made = RandomCall(["labels"], 0)
   x, table = made.normal(1, 11, 2, 4), made.normal(3, 4)
   relations = EdgeLabels(made.integers(-1, 3, 11, 11), table, table)

@@ -158,7 +158,7 @@ def results(params, relation, **options):
 @pytest.mark.parametrize("implementation", EACH)
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_relation_is_what_it_computes(name, implementation, monkeypatch):
-  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 5)
+  monkeypatch.setattr(blocks, "default_block", lambda *_: 5)
   params, relation, same = PAIRS[name]
   by_distance = name in (
     "a function of a table",
@@ -189,7 +189,7 @@ def of_all(params, i, j, x, y, z):
 @pytest.mark.parametrize("batch", [(3,), (3, 3), ()])
 def test_shared_data_may_have_axes_of_size_1(batch, implementation, monkeypatch):
   """Gives data for which a leading axis of queries could be that of the sequences."""
-  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 2)
+  monkeypatch.setattr(blocks, "default_block", lambda *_: 2)
   tokens = normal(3, *batch, 3, HEADS, WIDTH)
   data = dict(of_query=normal(3, 3), of_key=normal(3, 3), of_pair=normal(3, 3, 3))
   options = dict(implementation=implementation, is_causal=True)
@@ -228,7 +228,7 @@ LABELLED = {
 def test_traced_labels_beyond_the_table_are_nan_to_debug(
   name, implementation, monkeypatch
 ):
-  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 5)
+  monkeypatch.setattr(blocks, "default_block", lambda *_: 5)
 
   def attend(labels):
     options = dict(relations=LABELLED[name](labels, TABLES[0]))
@@ -267,7 +267,7 @@ def test_traced_labels_of_edges_beyond_the_table_are_nan_to_debug(place):
 
 
 def test_gradients_are_the_same_bits_in_every_run(monkeypatch):
-  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 5)
+  monkeypatch.setattr(blocks, "default_block", lambda *_: 5)
 
   def loss(params):
     options = dict(relations=OF_TIMES(params), implementation="chunked")
