@@ -1,6 +1,7 @@
 """Fixtures: one tiny training for all tests of commands, and commands called as by a user."""
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import io
@@ -67,9 +68,9 @@ class Answer(NamedTuple):
   compiled: list[str]
 
   def assert_refused(self, words: str) -> None:
-    """Raises AssertionError unless the answer is one line with these words, and status 2."""
+    """Raises AssertionError unless the answer is one line with these words."""
     assert (self.status, self.err.count("\n"), self.compiled) == (2, 1, []), self.err
-    assert not [word for word in words.split() if word not in self.err], self.err
+    assert [word for word in words.split() if word not in self.err] == [], self.err
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +84,12 @@ def in_the_repository(request):
 @pytest.fixture(scope="session")
 def fast(tmp_path_factory):
   """Returns a context that compiles with little effort, and each program once."""
-  changes = dict(
-    jax_disable_most_optimizations=True,
-    jax_compilation_cache_dir=str(tmp_path_factory.mktemp("compiled")),
-    jax_persistent_cache_min_compile_time_secs=0.0,
-    jax_persistent_cache_min_entry_size_bytes=-1,
-  )
+  changes = {
+    "jax_disable_most_optimizations": True,
+    "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+  }
 
   def configure(values) -> None:
     for name, value in values.items():
@@ -120,47 +121,48 @@ def call(fast):
 
   def call(name: str, *arguments: str, stdin: bytes = b"") -> Answer:
     module = importlib.import_module(f"experiments.{name}")
-    streams = [
+    run = getattr(module, "run", None)  # of a command with sub-commands
+    if run is None:
+      run = functools.partial(command.run, module.main, module.FLAGS)
+    source, out, err = (
       io.TextIOWrapper(io.BytesIO(text), newline="\n") for text in (stdin, b"", b"")
-    ]
+    )
     compiled.clear()
     with (
       fast(),
-      mock.patch.object(sys, "stdin", streams[0]),
-      contextlib.redirect_stdout(streams[1]),
-      contextlib.redirect_stderr(streams[2]),
+      mock.patch.object(sys, "stdin", source),
+      contextlib.redirect_stdout(out),
+      contextlib.redirect_stderr(err),
       pytest.raises(SystemExit) as exit,
     ):
-      if name == "benchmark.__main__":  # it has sub-commands
-        module.run([*arguments])
-      else:
-        command.run(module.main, module.FLAGS, arguments)
-    for stream in streams[1:]:
-      stream.flush()
-    out, err = (stream.buffer.getvalue().decode() for stream in streams[1:])
-    if isinstance(exit.value.code, str):  # as Python ends a process
-      return Answer(1, out, f"{err}{exit.value.code}\n", [*compiled])
-    return Answer(exit.value.code, out, err, [*compiled])
+      run(arguments)
+    status = exit.value.code
+    if isinstance(status, str):  # as Python ends a process
+      print(status, file=err)
+      status = 1
+    return Answer(status, written(out), written(err), [*compiled])
 
   return call
+
+
+def written(stream: io.TextIOWrapper) -> str:
+  stream.flush()
+  return stream.buffer.getvalue().decode()
 
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory) -> pathlib.Path:
   """Writes files of 64 sentence pairs, one of them half empty, and a config."""
   folder = tmp_path_factory.mktemp("data")
-  sentence = lambda words, row: (
-    " ".join(words[i] for words, i in zip(words, row, strict=True)) + "."
-  )
-  rows = itertools.product(range(4), repeat=3)
-  pairs = [(sentence(ENGLISH, row), sentence(GERMAN, row)) for row in rows]
+  english = [" ".join(words) for words in itertools.product(*ENGLISH)]
+  german = [" ".join(words) for words in itertools.product(*GERMAN)]
+  pairs = [(f"{x}.", f"{y}.") for x, y in zip(english, german, strict=True)]
   random.Random(0).shuffle(pairs)
-  splits = dict(
-    train=[*pairs[:52], ("nothing", "")], valid=pairs[52:58], test=pairs[58:]
-  )
+  train = [*pairs[:52], ("nothing", "")]
+  splits = {"train": train, "valid": pairs[52:58], "test": pairs[58:]}
   for split, rows in splits.items():
-    for side, language in enumerate(("en", "de")):
-      text = "".join(f"{row[side]}\n" for row in rows)
+    for language, side in zip(("en", "de"), zip(*rows, strict=True), strict=True):
+      text = "".join(f"{line}\n" for line in side)
       (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
   (folder / "tiny.py").write_text(CONFIG_FILE)
   return folder
@@ -172,9 +174,11 @@ def trainer(call):
 
   def trainer(config: str, *values: str):
     flags = [f"--config={config}", *(f"--config.{value}" for value in values)]
-    return lambda workdir, *changes: call(
-      "train", f"--workdir={workdir}", *flags, *changes
-    )
+
+    def train(workdir, *changes: str) -> Answer:
+      return call("train", f"--workdir={workdir}", *flags, *changes)
+
+    return train
 
   return trainer
 
@@ -229,11 +233,12 @@ def contents():
   """Returns every path in a folder, with a digest if it is a file."""
 
   def contents(folder: pathlib.Path) -> dict[str, str]:
-    digest = lambda path: (
-      hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-    )
-    return {
-      str(path.relative_to(folder)): digest(path) for path in sorted(folder.rglob("*"))
-    }
+    digests = {}
+    for path in sorted(folder.rglob("*")):
+      name = str(path.relative_to(folder))
+      digests[name] = ""
+      if path.is_file():
+        digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return digests
 
   return contents

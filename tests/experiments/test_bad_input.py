@@ -10,15 +10,14 @@ from experiments import translate
 
 @pytest.fixture
 def refused(call, contents):
-  """Runs a command that must refuse, with `words` in its line, and leave a folder as it was."""
+  """Runs a command that must refuse with words in its line, and leave a folder as it was."""
 
-  def refused(
-    folder, words: str, name: str, *arguments: str, stdin: bytes = b""
-  ) -> None:
+  def refused(folder, words: str, name: str, *arguments: str, stdin: bytes = b""):
     before = contents(folder)
     answer = call(name, *arguments, stdin=stdin)
     answer.assert_refused(f"error: {words}")
-    assert contents(folder) == before and not (answer.out and name == "translate")
+    assert contents(folder) == before
+    assert name != "translate" or not answer.out
 
   return refused
 
@@ -26,55 +25,42 @@ def refused(call, contents):
 @pytest.fixture
 def train_refused(refused, data, tmp_path):
   """Runs the command train with changes of the tiny config; its folder is tmp_path/run."""
+  flags = f"--config={data}/tiny.py", f"--workdir={tmp_path}/run"
 
-  def train_refused(words: str, *changes: str, folder=tmp_path) -> str:
-    workdir = f"--workdir={tmp_path}/run"
-    return refused(
-      folder, words, "train", f"--config={data}/tiny.py", workdir, *changes
-    )
+  def train_refused(words: str, *changes: str):
+    refused(tmp_path, words, "train", *flags, *changes)
 
   return train_refused
+
+
+SOURCES = "embedded, multi30k, pairs, scan, wmt14"
+POSITIONS = "relative, sinusoidal, both, none"
+ROWS = "batches.tokens is 127 7 rows 8 devices config.mesh.data"
+HEADS = "config.mesh.tensor is 4 divisor config.model.num_heads, 2"
+STEPS = "config.training.num_steps is 12 num_epochs 3: give one of 0 for"
+MARK = "config.evaluation.subword_mark '@@' no training target's"
+PREPARED = "data.source=multi30k data.multi30k.prepared"
+NO_FOLDER = "data.source=multi30k data.multi30k.path=/no"
 
 
 @pytest.mark.parametrize(
   "changes, words",
   [
-    (
-      "data.source=wmt15",
-      "config.data.source 'wmt15' embedded, multi30k, pairs, scan, wmt14",
-    ),
+    ("data.source=wmt15", f"config.data.source 'wmt15' {SOURCES}"),
     ("vocabulary.size=100", "vocabulary size 100 at least 260"),
-    (
-      "model.positions=rotory",
-      "config.model.positions 'rotory' relative, sinusoidal, both, none",
-    ),
+    ("model.positions=rotory", f"config.model.positions 'rotory' {POSITIONS}"),
     ("model.num_heads=3", "config.model width is 16 multiple num_heads, 3"),
     ("model.num_heads=32", "config.model width is 16 multiple num_heads, 32"),
     ("model.dropout_rate=nan", "config.model.dropout_rate is nan from 0"),
-    (
-      "training.num_epochs=3",
-      "config.training.num_steps is 12 num_epochs 3: give one of 0 for",
-    ),
-    (
-      "decoding.average_checkpoints=4",
-      "average_checkpoints is 4 3 training.keep_checkpoints",
-    ),
+    ("training.num_epochs=3", STEPS),
+    ("decoding.average_checkpoints=4", "checkpoints is 4 3 training.keep_checkpoints"),
     ("mesh.data=9", "mesh of data=9 8 devices config.mesh"),
-    (
-      "mesh.data=8 batches.tokens=127",
-      "batches.tokens is 127 7 rows 8 devices config.mesh.data",
-    ),
+    ("mesh.data=8 batches.tokens=127", ROWS),
     ("mesh.data=-1 mesh.fsdp=-1", "at most one -1"),
-    ("mesh.tensor=4", "config.mesh.tensor is 4 divisor config.model.num_heads, 2"),
-    (
-      "evaluation.subword_mark=@@",
-      "config.evaluation.subword_mark '@@' no training target's",
-    ),
-    (
-      "data.source=multi30k data.multi30k.prepared",
-      "config.evaluation.subword_mark=@@",
-    ),
-    ("data.source=multi30k data.multi30k.path=/no", "/no/train.en.gz multi30k/dataset"),
+    ("mesh.tensor=4", HEADS),
+    ("evaluation.subword_mark=@@", MARK),
+    (PREPARED, "config.evaluation.subword_mark=@@"),
+    (NO_FOLDER, "/no/train.en.gz multi30k/dataset"),
     ("data.pairs.valid=", "no validation pairs --config.data.pairs.valid="),
   ],
 )
@@ -83,9 +69,8 @@ def test_keys_and_values_of_the_config(train_refused, changes, words):
 
 
 def test_a_folder_that_may_only_be_read(train_refused, refused, run_copy, monkeypatch):
-  monkeypatch.setattr(
-    os, "access", lambda path, mode: mode != os.W_OK
-  )  # root may write anywhere
+  # Root may write anywhere.
+  monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
   train_refused("cannot write into run --workdir")
   refused(run_copy, "cannot write into run", "evaluate", f"--workdir={run_copy}")
 
@@ -123,15 +108,14 @@ def test_an_incomplete_or_damaged_run(refused, run_copy, name):
   ],
 )
 def test_what_to_translate_and_how(refused, workdir, argument, words):
-  refused(
-    workdir, words, "translate", f"--workdir={workdir}", argument, stdin=b"a cat\n"
-  )
+  flags = f"--workdir={workdir}", argument
+  refused(workdir, words, "translate", *flags, stdin=b"a cat\n")
 
 
 def test_invalid_utf8_on_stdin(call, workdir, monkeypatch):
   monkeypatch.setattr(translate, "_LINES_AT_ONCE", 2)
   text = b"\n\n\na caf\xe9\n"
   arguments = f"--workdir={workdir}", "--average_checkpoints=1"
-  status, out, err, _ = call("translate", *arguments, stdin=text)
-  assert (status, out) == (2, "\n\n")
-  assert err == "error: invalid UTF-8 in line 4 of stdin: convert it to UTF-8\n"
+  answer = call("translate", *arguments, stdin=text)
+  assert (answer.status, answer.out) == (2, "\n\n")
+  assert answer.err == "error: invalid UTF-8 in line 4 of stdin: convert it to UTF-8\n"

@@ -1,5 +1,6 @@
 """Tests runs in buckets, gs:// and s3://, served on this machine."""
 
+import contextlib
 import importlib.util
 import itertools
 import signal
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from faults import flip_bits
-from test_train import _interrupt_at, metrics, results
+from run_files import metrics, results, signal_at
 
 from experiments import command, files
 from experiments.errors import InputError
@@ -21,6 +22,8 @@ from experiments.training.checkpoint_reader import COMPLETE, list_damaged, list_
 from experiments.training.metrics import read_metrics
 
 pytestmark = pytest.mark.buckets
+
+PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +36,8 @@ def bucket():
 
 @pytest.fixture(scope="module", params=["gs", "s3"])
 def root(bucket, request):
-  """Returns the folder of a bucket that holds the runs, gs://bucket/gs or s3://bucket/s3."""
-  pytest.importorskip(dict(gs="gcsfs", s3="s3fs")[request.param])
+  """Returns the folder that holds the runs, gs://bucket/gs or s3://bucket/s3."""
+  pytest.importorskip(PACKAGES[request.param])
   return f"{request.param}://bucket/{request.param}"
 
 
@@ -50,8 +53,7 @@ def run(bucket, root, train):
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(Checkpoints, "save", save_after_metrics)
-    interrupt = lambda: signal.raise_signal(signal.SIGTERM)
-    patch.setattr(loop.Reporter, "step", _interrupt_at(7, interrupt))
+    patch.setattr(loop.Reporter, "step", signal_at(7, signal.SIGTERM))
     answer = train(f"{root}/stopped")
   assert answer.status == 128 + signal.SIGTERM, answer.err
   assert ".lock" not in bucket.names(f"{root[-2:]}/stopped/")
@@ -62,12 +64,13 @@ def run(bucket, root, train):
 
 @pytest.fixture
 def check_equal(workdir, parameters):
-  """Raises AssertionError unless a run has the parameters, metrics and scores of the local one."""
+  """Asserts that a run has the parameters, metrics and scores of the local one."""
 
   def check_equal(run) -> None:
-    for ours, theirs in zip(parameters(run, 12), parameters(workdir, 12), strict=True):
-      np.testing.assert_array_equal(ours, theirs)
-    assert metrics(run) == metrics(workdir) and results(run) == results(workdir)
+    ours, theirs = parameters(run, 12), parameters(workdir, 12)
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    assert metrics(run) == metrics(workdir)
+    assert results(run) == results(workdir)
 
   return check_equal
 
@@ -80,8 +83,9 @@ def in_bucket(path) -> str:
 def copy(bucket, run, name: str):
   """Copies the run's objects into a folder of another name."""
   copied = run.with_name(name)
-  for name in bucket.names(in_bucket(run)):
-    bucket.objects[in_bucket(copied) + name] = bucket.objects[in_bucket(run) + name]
+  old, new = in_bucket(run), in_bucket(copied)
+  for name in bucket.names(old):
+    bucket.objects[new + name] = bucket.objects[old + name]
   return copied
 
 
@@ -89,19 +93,18 @@ def test_a_run_that_was_stopped_and_resumed_has_all_of_a_local_one(
   bucket, run, workdir, check_equal
 ):
   check_equal(run)
-  files = {
-    str(path.relative_to(workdir)) for path in workdir.rglob("*") if path.is_file()
-  }
-  is_same = lambda name: (
-    not name.startswith(("checkpoints/", "tensorboard/", "average.npz"))
-  )
+  local = [str(x.relative_to(workdir)) for x in workdir.rglob("*") if x.is_file()]
   names = bucket.names(f"{in_bucket(run)}/")
-  assert set(filter(is_same, names)) == set(filter(is_same, files))
+  assert comparable(names) == comparable(local)
   assert list_steps(run / "checkpoints") == [6, 9, 12]
-  assert (
-    sum(name.startswith("tensorboard/") for name in names) == 2
-  )  # one for each start
+  events = [name for name in names if name.startswith("tensorboard/")]
+  assert len(events) == 2  # one for each start
   assert (run / "samples.txt").read_bytes() == (workdir / "samples.txt").read_bytes()
+
+
+def comparable(names) -> set[str]:
+  other = ("checkpoints/", "tensorboard/", "average.npz")
+  return {name for name in names if not name.startswith(other)}
 
 
 def test_evaluate_and_translate_read_it(call, run, workdir, check_equal):
@@ -109,11 +112,10 @@ def test_evaluate_and_translate_read_it(call, run, workdir, check_equal):
   answer = call("evaluate", f"--workdir={run}")
   assert answer.status == 0, answer.err
   check_equal(run)
+  line = b"the dog sees a tree.\n"
   ours, theirs = (
-    call(
-      "translate", f"--workdir={x}", "--beam_size=1", stdin=b"the dog sees a tree.\n"
-    )
-    for x in (run, workdir)
+    call("translate", f"--workdir={folder}", "--beam_size=1", stdin=line)
+    for folder in (run, workdir)
   )
   assert (ours.status, ours.out) == (0, theirs.out), ours.err
 
@@ -122,10 +124,11 @@ def test_a_damaged_checkpoint_is_found_by_its_digest_and_passed_over(
   bucket, run, train, check_equal
 ):
   damaged = copy(bucket, run, "damaged")
-  for name in bucket.names():
-    if name.startswith(in_bucket(damaged / "checkpoints/12/")) and "/d/" in name:
-      generation, content = bucket.objects[name]
-      bucket.objects[name] = generation, flip_bits(content)
+  step = in_bucket(damaged / "checkpoints/12")
+  for name in bucket.names(step):
+    if "/d/" in name:
+      generation, content = bucket.objects[step + name]
+      bucket.objects[step + name] = generation, flip_bits(content)
   answer = train(damaged)
   assert answer.status == 0, answer.err
   assert f"checkpoint {damaged}/checkpoints/12 is damaged: " in answer.err
@@ -134,59 +137,68 @@ def test_a_damaged_checkpoint_is_found_by_its_digest_and_passed_over(
   check_equal(damaged)
 
 
+@contextlib.contextmanager
+def refusing(bucket, marker: str, num_written: int | None):
+  """Refuses writes after the first ones, or that of the marker alone."""
+  written = itertools.count()
+
+  def refuse(method: str, name: str) -> int:
+    if method != "PUT":
+      return 0
+    is_late = name == marker if num_written is None else next(written) >= num_written
+    return 403 * is_late
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(bucket, "refuse", refuse)
+    yield
+
+
 @pytest.mark.parametrize("num_written", [0, 1, 8, None])
 def test_a_half_copied_checkpoint_is_none(bucket, num_written):
   pytest.importorskip("s3fs")
   folder = to_path(f"s3://bucket/small/{num_written}")
-  like = dict(params=dict(kernel=jnp.ones((2, 3))))
+  like = {"params": {"kernel": jnp.ones((2, 3))}}
   with Checkpoints(folder) as checkpoints:
     checkpoints.save(1, like)
-  written = itertools.count()
+
   marker = in_bucket(folder / "2" / COMPLETE)
-  is_late = lambda name: (
-    name == marker if num_written is None else next(written) >= num_written
-  )
-  bucket.refuse = lambda method, name: 403 * (method == "PUT" and is_late(name))
-  try:
-    with (
-      pytest.raises(InputError, match="cannot use s3://"),
-      Checkpoints(folder) as checkpoints,
-    ):
-      checkpoints.save(2, jax.tree.map(jnp.zeros_like, like))
-  finally:
-    bucket.refuse = lambda method, name: 0
+  with (
+    refusing(bucket, marker, num_written),
+    pytest.raises(InputError, match="cannot use s3://"),
+    Checkpoints(folder) as checkpoints,
+  ):
+    checkpoints.save(2, jax.tree.map(jnp.zeros_like, like))
+
+  assert bool(bucket.names(in_bucket(folder / "2"))) == (num_written != 0)
   with Checkpoints(folder, keep=1) as checkpoints:
-    assert bool(bucket.names(in_bucket(folder / "2"))) == (num_written != 0)
     assert checkpoints.steps() == [1]
     np.testing.assert_array_equal(checkpoints.restore(like=like)["params"]["kernel"], 1)
     checkpoints.save(2, like)
-    assert checkpoints.steps() == [2] and not bucket.names(in_bucket(folder / "1"))
+    assert checkpoints.steps() == [2]
+    assert not bucket.names(in_bucket(folder / "1"))
     np.testing.assert_array_equal(checkpoints.restore(like=like)["params"]["kernel"], 1)
 
 
 def test_several_processes_do_not_save_in_s3(bucket, monkeypatch):
   pytest.importorskip("s3fs")
   monkeypatch.setattr(jax, "process_count", lambda: 2)
-  with (
-    pytest.raises(
-      InputError, match="several processes cannot save in s3://bucket/run: use gs://"
-    ),
-    Checkpoints(to_path("s3://bucket/run")) as checkpoints,
-  ):
+  words = "several processes cannot save in s3://bucket/run: use gs://"
+  refusal = pytest.raises(InputError, match=words)
+  with refusal, Checkpoints(to_path("s3://bucket/run")) as checkpoints:
     checkpoints.prepare()
 
 
 def test_what_is_not_there_is_one_line_before_anything_is_compiled(
   root, train, call, monkeypatch
 ):
-  scheme, package = (root[:2], dict(gs="gcsfs", s3="s3fs")[root[:2]])
-  find = importlib.util.find_spec
-  unknown = train("az://bucket/run"), train(f"{scheme}:/bucket/run")
-  unknown[0].assert_refused("az://bucket/run gs://BUCKET/RUN or s3://BUCKET/RUN")
-  unknown[1].assert_refused(f"{scheme}:/bucket/run gs://BUCKET/RUN")
+  scheme = root[:2]
+  unknown = train("az://bucket/run")
+  unknown.assert_refused("az://bucket/run gs://BUCKET/RUN or s3://BUCKET/RUN")
+  train(f"{scheme}:/bucket/run").assert_refused(f"{scheme}:/bucket/run gs://BUCKET/RUN")
   train(f"{root}/run", "--profile_steps=1:2").assert_refused("--profile_steps local")
   train(f"{scheme}://missing/run").assert_refused(f"{scheme}://missing/run bucket")
   call("evaluate", f"--workdir={root}/nothing").assert_refused("no training run")
+  package, find = PACKAGES[scheme], importlib.util.find_spec
   monkeypatch.setattr(
     importlib.util, "find_spec", lambda name: name != package and find(name)
   )
@@ -209,6 +221,7 @@ def test_one_that_is_alive_holds_the_lock_and_that_of_a_killed_one_is_taken(
 
 def test_a_run_without_its_checkpoints_does_not_start_again(bucket, run, train):
   lost = copy(bucket, run, "lost")
-  for name in bucket.names(folder := in_bucket(lost / "checkpoints")):
+  folder = in_bucket(lost / "checkpoints")
+  for name in bucket.names(folder):
     del bucket.objects[folder + name]
   train(lost).assert_refused("are gone")

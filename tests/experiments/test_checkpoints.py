@@ -1,8 +1,9 @@
 """Tests how commands treat a damaged checkpoint."""
 
+import jax
 import numpy as np
 from faults import damage
-from test_train import metrics
+from run_files import metrics
 
 from experiments.translation import train as train_module
 
@@ -14,28 +15,26 @@ def names(run):
 def test_damaged_ones_are_passed_over_and_training_resumes_before_them_to_the_same_end(
   call, train, workdir, run_copy, parameters, monkeypatch
 ):
+  is_damaged = f"checkpoint {run_copy}/checkpoints/12 is damaged: "
   damage(run_copy / "checkpoints/12")
   assert call("translate", f"--workdir={run_copy}").status == 0  # the average was kept
   (run_copy / "average.npz").unlink()
   for name in ("evaluate", "translate"):
     answer = call(name, f"--workdir={run_copy}", stdin=b"a cat\n")
     assert answer.status == 0, answer.err
-    assert f"checkpoint {run_copy}/checkpoints/12 is damaged: " in answer.err
+    assert is_damaged in answer.err
     assert ": passed over\n" in answer.err
     assert names(run_copy) == ["12", "6", "9"]
-  monkeypatch.setattr(
-    train_module, "score_run", lambda *_: None
-  )  # Scoring is for other tests.
+
+  monkeypatch.setattr(train_module, "score_run", lambda *_: None)  # takes long
   answer = train(run_copy)
+
   assert answer.status == 0, answer.err
   assert f"{run_copy} is trained to step 9\n" in answer.out
-  assert f"checkpoint {run_copy}/checkpoints/12 is damaged: " in answer.err
+  assert is_damaged in answer.err
   assert names(run_copy) == ["12", "6", "9", "damaged-12"]
-  for ours, theirs in zip(
-    parameters(run_copy, 12), parameters(workdir, 12), strict=True
-  ):
-    np.testing.assert_array_equal(ours, theirs)
+  ours, theirs = (parameters(run, 12) for run in (run_copy, workdir))
+  jax.tree.map(np.testing.assert_array_equal, ours, theirs)
   assert metrics(run_copy) == metrics(workdir)
-  assert (run_copy / "samples.txt").read_bytes() == (
-    workdir / "samples.txt"
-  ).read_bytes()
+  ours, theirs = (run / "samples.txt" for run in (run_copy, workdir))
+  assert ours.read_bytes() == theirs.read_bytes()

@@ -8,6 +8,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
@@ -22,6 +23,7 @@ FLAGS = dict(
   plot=command.Flag(False, "draw the attention"),
 )
 
+ROOT = pathlib.Path(__file__).parents[2]
 FULL = "No space left on device): free disk space and run the same command again"
 
 CONFIG_FILE = '''"""A small model.
@@ -62,6 +64,24 @@ def run(capsys, main, *argv, flags=FLAGS):
   return exit.value.code, *capsys.readouterr()
 
 
+def run_python(code: str, *words: str, path=ROOT, **options):
+  """Runs code as a program; by default keeps what it prints."""
+  options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+  env = options.pop("env", os.environ) | {"PYTHONPATH": str(path)}
+  return subprocess.run(
+    [sys.executable, "-c", code, *words], env=env, text=True, **options
+  )
+
+
+@contextlib.contextmanager
+def closed_pipe():
+  """Yields a file that nobody reads."""
+  reader, writer = os.pipe()
+  os.close(reader)
+  yield writer
+  os.close(writer)
+
+
 def never(**_):
   pytest.fail("the command ran")
 
@@ -80,17 +100,19 @@ def test_main_gets_the_flags_by_name_and_the_config_with_its_changes(
     "--beam_size=1",
     "--plot",
   )
-  assert run(capsys, lambda **values: calls.append(values), *arguments) == (0, "", "")
+  answer = run(capsys, lambda **values: calls.append(values), *arguments)
+  assert answer == (0, "", "")
   (values,) = calls
   config = values.pop("config")
   assert values == dict(workdir="runs/latest", beam_size=1, penalty=0.6, plot=True)
-  assert config.to_dict() == dict(
-    seed=0,
-    model=dict(width=3, relative=False, rate=1.0, layers=(3, 4, 5), norm="pre"),
-    extra={},
-  )
+  model = dict(width=3, relative=False, rate=1.0, layers=(3, 4, 5), norm="pre")
+  assert config.to_dict() == dict(seed=0, model=model, extra={})
   with pytest.raises(AttributeError):
     config.model.widht = 3
+
+
+# Programs of their own
+# --------------------------------------------------------------------------------------
 
 
 def test_a_second_command_finds_the_programs_that_the_first_compiled(tmp_path):
@@ -98,55 +120,87 @@ def test_a_second_command_finds_the_programs_that_the_first_compiled(tmp_path):
 import jax
 from experiments import command
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-found = []
-jax.monitoring.register_event_listener(lambda event, **_: found.append(event))
-program = lambda: jax.jit(lambda x: x + 1)(1.0)
-report = lambda: print(any("cache_hits" in event for event in found))
-command.run(lambda: [program(), report()], {}, [])
+events = []
+jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
+
+def main():
+  jax.jit(lambda x: x + 1)(1.0)
+  print(any("cache_hits" in event for event in events))
+
+command.run(main, {}, [])
 """
-  env = dict(os.environ, HOME=str(tmp_path))
-  env["PYTHONPATH"] = str(pathlib.Path(command.__file__).parents[1])
+  env = os.environ | {"HOME": str(tmp_path)}
   del env["JAX_ENABLE_COMPILATION_CACHE"]
-  words = [sys.executable, "-c", code]
-  run = lambda: (
-    subprocess.run(words, env=env, text=True, stdout=subprocess.PIPE, check=True).stdout
-  )
-  assert [run(), run()] == ["False\n", "True\n"]
+  first, second = (run_python(code, env=env, check=True).stdout for _ in range(2))
+  assert (first, second) == ("False\n", "True\n")
   assert [*tmp_path.glob(".cache/relpos_jax/*")]
 
 
 def test_a_killed_command_has_printed_all_lines():
-  code = (
-    "import os; from experiments import command; kill = lambda: os.kill(os.getpid(), 9)"
-  )
-  code += "; command.run(lambda: [print(1), kill()], {}, [])"
-  root = pathlib.Path(command.__file__).parents[1]
-  answer = subprocess.run(
-    [sys.executable, "-c", code], capture_output=True, text=True, cwd=root
-  )
+  code = """
+import os
+from experiments import command
+
+def main():
+  print(1)
+  os.kill(os.getpid(), 9)
+
+command.run(main, {}, [])
+"""
+  answer = run_python(code)
   assert (answer.stdout, answer.returncode) == ("1\n", -9), answer.stderr
+
+
+PRINTS = """
+import sys
+from experiments import command
+
+def main():
+  print(1, file=sys.stderr)
+  print(2)
+
+command.run(main, {}, sys.argv[1:])
+"""
+
+
+def test_a_command_ends_as_it_does_where_its_notes_cannot_be_read():
+  with closed_pipe() as pipe:
+    answer = run_python(PRINTS, stderr=pipe)
+  assert (answer.stdout, answer.returncode) == ("2\n", 0)
+
+
+@pytest.mark.parametrize("argv, notes", [(["--help"], ""), ([], "1\n")])
+def test_a_command_ends_quietly_where_nobody_reads_what_it_prints(argv, notes):
+  with closed_pipe() as pipe:
+    answer = run_python(PRINTS, *argv, stdout=pipe)
+  assert (answer.stderr, answer.returncode) == (notes, 141)
+
+
+# Mistakes
+# --------------------------------------------------------------------------------------
+
+
+WRONG_KEY = "unknown config.model.widht config.model.width?"
 
 
 @pytest.mark.parametrize(
   "arguments, words",
   [
-    (
-      ["--config=F", "--config.model.widht=3"],
-      "unknown config.model.widht config.model.width?",
-    ),
-    (["--config=F", "--config.model.width=3.5"], "--config.model.width=3.5 int"),
-    (["--config=F", "--config.model.width"], "Missing value --config.model.width"),
-    (["--config=F", "--wrokdir=a"], "Unknown wrokdir workdir --help"),
-    (["--config=F", "runs/a"], "unexpected argument 'runs/a' --name=value"),
-    ([], "missing --config: FILE.py configs/small.py"),
-    (["--config=configs/smal.py"], "no config file 'configs/smal.py' configs/small.py"),
-    (["--config=F:huge"], "configs/small.py unknown argument 'huge' small or large"),
+    ("--config=F --config.model.widht=3", WRONG_KEY),
+    ("--config=F --config.model.width=3.5", "--config.model.width=3.5 int"),
+    ("--config=F --config.model.width", "Missing value --config.model.width"),
+    ("--config=F --wrokdir=a", "Unknown wrokdir workdir --help"),
+    ("--config=F runs/a", "unexpected argument 'runs/a' --name=value"),
+    ("", "missing --config: FILE.py configs/small.py"),
+    ("--config=configs/smal.py", "no config file 'configs/smal.py' configs/small.py"),
+    ("--config=F:huge", "configs/small.py unknown argument 'huge' small or large"),
   ],
 )
 def test_a_mistake_is_one_line_and_status_2(capsys, config_file, arguments, words):
-  arguments = [argument.replace("F", config_file) for argument in arguments]
-  status, out, err = run(capsys, never, *arguments)
-  assert (status, out, err.count("\n")) == (2, "", 1) and err.startswith("error: ")
+  argv = arguments.replace("F", config_file).split()
+  status, out, err = run(capsys, never, *argv)
+  assert (status, out, err.count("\n")) == (2, "", 1)
+  assert err.startswith("error: ")
   assert all(word in err for word in words.split())
 
 
@@ -158,16 +212,20 @@ def test_a_mistake_is_one_line_and_status_2(capsys, config_file, arguments, word
     (OSError(errno.ENOSPC, "", "a.bin"), 2, f"error: cannot write a.bin ({FULL}\n"),
   ],
 )
-def test_input_errors_and_interrupts_are_one_line_and_bugs_have_a_traceback(
-  capsys, error, status, err
-):
+def test_input_errors_and_interrupts_are_one_line(capsys, error, status, err):
   def main():
     raise error
 
   assert run(capsys, main, flags={}) == (status, "", err)
+
+
+def test_output_that_cannot_be_written_is_one_line(capsys):
   with open("/dev/full", "w") as full, contextlib.redirect_stdout(full):
-    answer = 2, "", f"error: cannot write the output ({FULL}\n"
-    assert run(capsys, lambda: print("a line"), flags={}) == answer
+    answer = run(capsys, lambda: print("a line"), flags={})
+  assert answer == (2, "", f"error: cannot write the output ({FULL}\n")
+
+
+def test_a_bug_has_a_traceback():
   with pytest.raises(ZeroDivisionError):
     command.run(lambda: 1 / 0, {}, [])
 
@@ -178,8 +236,7 @@ def test_an_interrupt_while_a_command_is_imported_leaves_no_traceback(tmp_path):
   words = [sys.executable, "-m", "experiments.report"]
   pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
   env = os.environ | dict(PYTHONPATH=str(tmp_path))
-  root = pathlib.Path(command.__file__).parents[1]
-  with subprocess.Popen(words, cwd=root, env=env, **pipes) as process:
+  with subprocess.Popen(words, cwd=ROOT, env=env, **pipes) as process:
     assert process.stdout.readline() == "imported\n"
     process.send_signal(signal.SIGINT)
     assert process.stderr.read() == ""
@@ -210,36 +267,8 @@ sys.modules["main"] = sys.modules["__main__"]
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # as while a command is imported
 command.run(work, dict(place=command.Flag("", "")), sys.argv[1:])
 """
-  root = pathlib.Path(command.__file__).parents[1]
-  env = os.environ | dict(PYTHONPATH=f"{root}:{tmp_path}")
-  words = [sys.executable, "-c", code, f"--place={place}"]
-  answer = subprocess.run(words, capture_output=True, text=True, env=env)
+  answer = run_python(code, f"--place={place}", path=f"{ROOT}:{tmp_path}")
   assert (answer.returncode, answer.stdout, answer.stderr) == (-signal.SIGINT, "", "")
-
-
-def test_a_command_ends_as_it_does_where_its_notes_cannot_be_read():
-  code = "import sys; from experiments import command; note = lambda: print(1, file=sys.stderr)"
-  code += "; command.run(lambda: [note(), print(2)], {}, [])"
-  reader, writer = os.pipe()
-  os.close(reader)
-  root = pathlib.Path(command.__file__).parents[1]
-  options = dict(cwd=root, stdout=subprocess.PIPE, stderr=writer, text=True)
-  answer = subprocess.run([sys.executable, "-c", code], **options)
-  os.close(writer)
-  assert (answer.stdout, answer.returncode) == ("2\n", 0)
-
-
-@pytest.mark.parametrize("argv", [["--help"], []])
-def test_a_command_ends_quietly_where_nobody_reads_what_it_prints(argv):
-  code = "import sys; from experiments import command"
-  code += "; command.run(lambda: print(2), {}, sys.argv[1:])"
-  reader, writer = os.pipe()
-  os.close(reader)
-  root = pathlib.Path(command.__file__).parents[1]
-  options = dict(cwd=root, stdout=writer, stderr=subprocess.PIPE, text=True)
-  answer = subprocess.run([sys.executable, "-c", code, *argv], **options)
-  os.close(writer)
-  assert (answer.stderr, answer.returncode) == ("", 141)
 
 
 @pytest.mark.parametrize(
@@ -251,85 +280,78 @@ def test_help_explains_the_command_its_flags_and_the_configs(
   flags = FLAGS | dict(config=kind)
   status, out, err = run(capsys, never, "--beam_size=wide", word, flags=flags)
   assert (status, err) == (0, "")
-  assert __doc__.strip() in out
-  assert all(f"--{name}" in out for name in FLAGS) and "(default: 4)" in out
-  assert (
-    "configs/small.py" in out and "A small model." in out and "More about it" not in out
+  for words in (__doc__.strip(), "(default: 4)", "configs/small.py", "A small model."):
+    assert words in out
+  assert all(f"--{name}" in out for name in FLAGS)
+  assert "More about it" not in out
+
+
+# Locks and memory
+# --------------------------------------------------------------------------------------
+
+
+def test_a_lock_is_free_when_its_process_is_killed(tmp_path):
+  hold = """
+import filelock, sys, time
+lock = filelock.FileLock(sys.argv[1]).acquire()
+print(flush=True)
+time.sleep(60)
+"""
+  words = [sys.executable, "-c", hold, str(tmp_path / ".lock")]
+  wait = (
+    f"another command is using {tmp_path}: wait for it, or give another --workdir; "
   )
-
-
-def test_a_lock_is_free_when_its_process_is_killed_and_a_folder_left_empty_goes(
-  tmp_path,
-):
-  folder = tmp_path / "run"
-  hold = "import filelock, sys, time\nlock = filelock.FileLock(sys.argv[1]).acquire()\n"
-  words = [
-    sys.executable,
-    "-c",
-    f"{hold}print(flush=True)\ntime.sleep(60)",
-    str(folder / ".lock"),
-  ]
-  folder.mkdir()
+  delete = f"if none runs on any machine, delete {tmp_path}/.lock"
+  refusal = pytest.raises(InputError, match=wait + delete)
   with subprocess.Popen(words, stdout=subprocess.PIPE) as other:
     other.stdout.readline()
-    refusal = (
-      f"another command is using {folder}: wait for it, or give another --workdir; "
-    )
-    refusal += f"if none runs on any machine, delete {folder}/.lock"
-    with (
-      pytest.raises(InputError, match=refusal),
-      command.lock_folder(folder, "workdir"),
-    ):
+    with refusal, command.lock_folder(tmp_path, "workdir"):
       pass
     other.kill()
-  with command.lock_folder(folder, "workdir"):
+  with command.lock_folder(tmp_path, "workdir"):
     pass
-  assert not [*folder.iterdir()]
-  folder.rmdir()
+  assert not [*tmp_path.iterdir()]
+
+
+def test_a_folder_that_a_lock_left_empty_goes(tmp_path):
+  folder = tmp_path / "run"
   with command.lock_folder(folder, "workdir"):
     assert folder.is_dir()
   assert not folder.exists()
 
 
 def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
-  def no_locks(file, operation):
-    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-  monkeypatch.setattr(fcntl, "flock", no_locks)
-  refusal = (
-    rf"cannot lock {tmp_path} \(No locks available\): give a --workdir on another disk"
-  )
-  with (
-    pytest.raises(InputError, match=refusal),
-    command.lock_folder(tmp_path, "workdir"),
-  ):
+  error = OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+  monkeypatch.setattr(fcntl, "flock", mock.Mock(side_effect=error))
+  words = rf"cannot lock {tmp_path} \(No locks available\): give a --workdir on another"
+  refusal = pytest.raises(InputError, match=f"{words} disk")
+  with refusal, command.lock_folder(tmp_path, "workdir"):
     pass
 
 
 @pytest.mark.skipif(command.has_accelerator(), reason="memory is kept on CPUs alone")
-def test_a_command_maps_its_memory_once_whatever_plugins_are_installed(
-  tmp_path, monkeypatch
-):
-  monkeypatch.delenv("MALLOC_ARENA_MAX")
+def test_a_command_maps_its_memory_once_whatever_plugins_are_installed(tmp_path):
   (tmp_path / "jax_plugins").mkdir()
-  monkeypatch.setenv(
-    "PYTHONPATH", f"{tmp_path}:{pathlib.Path(command.__file__).parents[1]}"
-  )
-  program = """
-import resource
+  code = """
+import itertools, resource
 import jax, jax.numpy as jnp
 from experiments import command
 
+def double(x):
+  return jnp.cumsum(jnp.cumsum(x[:, None] + x, 0), 1)[::7].sum()
+
 def main():
-  double = jax.jit(lambda x: jnp.cumsum(jnp.cumsum(x[:, None] + x, 0), 1)[::7].sum())
-  faults = lambda: (double(jnp.ones(4096)).block_until_ready(), resource.getrusage(0).ru_minflt)[1]
-  counts = [faults() for _ in range(9)]
-  print(min(after - before for before, after in zip(counts, counts[1:])))
+  compiled = jax.jit(double)
+  counts = []
+  for _ in range(9):
+    compiled(jnp.ones(4096)).block_until_ready()
+    counts.append(resource.getrusage(0).ru_minflt)
+  print(min(after - before for before, after in itertools.pairwise(counts)))
 
 command.run(main, {}, [])
 """
-  words = [sys.executable, "-c", program]
-  lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-  assert (
-    int(lines) < 1000
-  )  # of 4 KiB; a matrix of 4,096 x 4,096 has 16,384. It may be moved once.
+  env = dict(os.environ)
+  del env["MALLOC_ARENA_MAX"]
+  answer = run_python(code, path=f"{tmp_path}:{ROOT}", env=env, check=True)
+  # Pages of 4 KiB: a matrix of 4,096 x 4,096 has 16,384. It may be moved once.
+  assert int(answer.stdout) < 1000

@@ -12,8 +12,7 @@ from experiments.benchmark.__main__ import COMMANDS
 
 SCRIPT = pathlib.Path(__file__).parents[2] / "experiments" / "first_device.sh"
 
-# Describes a GPU to the script, and keeps the words of other commands; steps fail,
-# music hangs.
+# Describes a GPU and keeps the words of other commands; steps fail, music hangs.
 PYTHON = """#!/bin/bash
 if [[ $1 == - ]]; then
   printf 'gpu an-h100\\n{"devices": "1 x An H100"}\\n'
@@ -25,58 +24,62 @@ printf '%s\\n' "$@" >"$(mktemp "$RECORDS/XXXXXX")"
 """
 
 
-def run(folder):
+def run_script(folder, **env):
+  words = ["bash", SCRIPT, f"--out={folder}/out"]
+  return subprocess.run(words, env=os.environ | env, capture_output=True, text=True)
+
+
+def run_pieces(folder):
   """Runs the script; returns its status, its output, and the commands of its pieces."""
   records = folder / "records" / str(len([*folder.glob("records/*")]))
   records.mkdir(parents=True)
   path = f"{folder}:{os.environ['PATH']}"
-  env = dict(os.environ, PATH=path, LIMIT="1", RECORDS=str(records))
-  answer = subprocess.run(
-    ["bash", SCRIPT, f"--out={folder}/out"], env=env, capture_output=True
-  )
+  answer = run_script(folder, PATH=path, LIMIT="1", RECORDS=str(records))
   files = sorted(records.iterdir(), key=lambda file: file.stat().st_mtime_ns)
-  return (
-    answer.returncode,
-    answer.stdout.decode(),
-    [x.read_text().splitlines() for x in files],
-  )
+  commands = [file.read_text().splitlines() for file in files]
+  return answer.returncode, answer.stdout, commands
+
+
+def check_flags(module, name, *flags, out):
+  """Raises an error unless the module of a piece takes its flags."""
+  if module == "experiments.benchmark":
+    command.parse(COMMANDS[name], flags)
+  elif module == "experiments.sweep":
+    values = command.parse(sweep.FLAGS, [name, *flags])
+    assert (values["seeds"], values["results"]) == (3, out)
+  else:
+    assert module == "pytest"
+    assert "device" in flags
 
 
 def test_all_pieces_run_and_only_the_open_ones_again(tmp_path):
   (tmp_path / "python").write_text(PYTHON)
   (tmp_path / "python").chmod(0o755)
-  status, output, commands = run(tmp_path)
-  logs = {path.name for path in (tmp_path / "out" / "first_device").iterdir()}
-  assert (
-    status == 1 and "music: stopped" in output and "step_big: exit status 1" in output
-  )
+  status, output, commands = run_pieces(tmp_path)
+  folder = tmp_path / "out" / "first_device"
+  logs = {path.name for path in folder.iterdir()}
+  assert status == 1
+  assert "music: stopped" in output
+  assert "step_big: exit status 1" in output
   assert {"parity_bfloat16.log", "attention.log", "table3.log"} < logs
-  failed = {"music.failed", "step_base.failed", "step_big.failed"}
-  assert {x for x in logs if x.endswith(".failed")} == failed
-  assert "An H100" in (tmp_path / "out" / "first_device" / "table1.log").read_text()
+  failed = {path.stem for path in folder.glob("*.failed")}
+  assert failed == {"music", "step_base", "step_big"}
+  assert "An H100" in (folder / "table1.log").read_text()
   assert len(commands) == len(logs) == 16
-  for module, name, *flags in (words[1:] for words in commands):
-    if module == "experiments.benchmark":
-      values = command.parse(COMMANDS[name], flags)
-    elif module == "experiments.sweep":
-      values = command.parse(sweep.FLAGS, [name, *flags])
-      assert values["seeds"] == 3 and values["results"] == tmp_path / "out"
-    else:
-      assert module == "pytest" and "device" in flags
-  status, output, commands = run(tmp_path)
-  assert status == 1 and "table1: done before" in output
-  assert [words[1] for words in commands] == [
-    "experiments.sweep",
-    *["experiments.benchmark"] * 2,
-  ]
+  for words in commands:
+    check_flags(*words[1:], out=tmp_path / "out")
+
+  status, output, commands = run_pieces(tmp_path)
+  assert status == 1
+  assert "table1: done before" in output
+  modules = [words[1] for words in commands]
+  assert modules == ["experiments.sweep", *2 * ["experiments.benchmark"]]
 
 
 @pytest.mark.slow
 def test_every_piece_runs_at_toy_size(shared_data, tmp_path):
   path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
-  env = dict(os.environ, PATH=path, TOY="1", DATA=str(shared_data))
-  env["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path / "compiled")
-  answer = subprocess.run(
-    ["bash", SCRIPT, f"--out={tmp_path}/out"], env=env, capture_output=True
-  )
+  cache = str(tmp_path / "compiled")
+  env = dict(PATH=path, TOY="1", DATA=str(shared_data), JAX_COMPILATION_CACHE_DIR=cache)
+  answer = run_script(tmp_path, **env)
   assert answer.returncode == 0, answer.stdout

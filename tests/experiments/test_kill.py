@@ -1,6 +1,7 @@
 """Kills real trainings, which end with the bits of one left alone; run by `pytest -m chaos`."""
 
 import contextlib
+import functools
 import os
 import pathlib
 import random
@@ -9,11 +10,12 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 from faults import read_step
+from run_files import metrics, results
 from test_launch import is_alive
-from test_train import metrics, results
 
 from experiments.launch.__main__ import environments
 from experiments.training.checkpoint_reader import (
@@ -27,15 +29,16 @@ pytestmark = pytest.mark.chaos
 ROOT = pathlib.Path(__file__).parents[2]
 NUM_STEPS, SAVE_EVERY = 100, 20
 CHANGES = (
-  *(
-    f"--config.training.num_steps={NUM_STEPS}",
-    f"--config.training.save_every={SAVE_EVERY}",
-  ),
-  *(f"--config.training.eval_every={NUM_STEPS}", "--config.mesh.data=-1"),
+  f"--config.training.num_steps={NUM_STEPS}",
+  f"--config.training.save_every={SAVE_EVERY}",
+  f"--config.training.eval_every={NUM_STEPS}",
+  "--config.mesh.data=-1",
 )
-ENV = os.environ | dict(
-  PYTHONPATH=str(ROOT), JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="1"
-)
+ENV = os.environ | {
+  "PYTHONPATH": str(ROOT),
+  "JAX_PLATFORMS": "cpu",
+  "JAX_NUM_CPU_DEVICES": "1",
+}
 
 
 @contextlib.contextmanager
@@ -53,49 +56,43 @@ def start(*words, workdir, env=ENV):
 
 @pytest.fixture(scope="module")
 def train(data):
-  config = f"--config={data}/tiny.py"
-  return lambda workdir: ("experiments.train", config, f"--workdir={workdir}", *CHANGES)
+  """Returns the words of the command that trains in a folder."""
+  words = "experiments.train", f"--config={data}/tiny.py", *CHANGES
+  return lambda workdir: (*words, f"--workdir={workdir}")
 
 
 @pytest.fixture(scope="module")
 def launched(train):
   def launched(workdir, processes, retries=0):
-    launcher = (
-      "experiments.launch",
-      f"--processes={processes}",
-      f"--retries={retries}",
-      "--",
-    )
-    return start(*launcher, "python", "-m", *train(workdir), workdir=workdir)
+    flags = f"--processes={processes}", f"--retries={retries}"
+    words = "experiments.launch", *flags, "--", "python", "-m", *train(workdir)
+    return start(*words, workdir=workdir)
 
   return launched
 
 
 @pytest.fixture(scope="module")
-def check_end(launched, tmp_path_factory):
-  """Raises AssertionError unless a run ended as one of so many processes that was left alone."""
-  left_alone = {}
+def left_alone(launched, tmp_path_factory):
+  """Returns the folder of a run of so many processes that was left alone."""
 
-  def check_end(workdir, processes):
-    if processes not in left_alone:
-      left_alone[processes] = tmp_path_factory.mktemp("left-alone") / "run"
-      with launched(left_alone[processes], processes) as launcher:
-        assert launcher.wait() == 0, log(left_alone[processes])
-    other, checkpoints = left_alone[processes], workdir / "checkpoints"
-    assert (
-      list_steps(checkpoints)
-      == list_steps(other / "checkpoints")
-      == [60, 80, NUM_STEPS]
-    )
-    assert not list_damaged(checkpoints)
-    assert metrics(workdir) == metrics(other) and results(workdir) == results(other)
-    ours, theirs = (
-      read_step(run / "checkpoints" / str(NUM_STEPS)) for run in (workdir, other)
-    )
-    for name in ours.keys() | theirs.keys():
-      np.testing.assert_array_equal(ours[name], theirs[name])
+  @functools.cache
+  def left_alone(processes):
+    workdir = tmp_path_factory.mktemp("left-alone") / "run"
+    with launched(workdir, processes) as launcher:
+      assert launcher.wait() == 0, log(workdir)
+    return workdir
 
-  return check_end
+  return left_alone
+
+
+def assert_same_end(workdir, other):
+  ours, theirs = (run / "checkpoints" for run in (workdir, other))
+  assert list_steps(ours) == list_steps(theirs) == [60, 80, NUM_STEPS]
+  assert not list_damaged(ours)
+  assert metrics(workdir) == metrics(other)
+  assert results(workdir) == results(other)
+  arrays = [read_step(folder / str(NUM_STEPS)) for folder in (ours, theirs)]
+  jax.tree.map(np.testing.assert_array_equal, *arrays)
 
 
 def log(workdir) -> str:
@@ -103,10 +100,9 @@ def log(workdir) -> str:
 
 
 def children(process) -> list[int]:
-  pids = (
-    pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-  )
-  return [pid for pid in map(int, pids) if is_alive(pid)]
+  tasks = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}")
+  pids = [int(pid) for pid in (tasks / "children").read_text().split()]
+  return [pid for pid in pids if is_alive(pid)]
 
 
 def reached(workdir) -> int:
@@ -125,20 +121,26 @@ def until(condition, process, workdir) -> None:
     time.sleep(0.01)
 
 
+def is_newer(paths, since) -> bool:
+  with contextlib.suppress(FileNotFoundError):
+    return any(path.stat().st_mtime > since for path in paths)
+  return False
+
+
 def wait_for(moment, rng, since, process, workdir) -> None:
   """Waits for a moment of the training that was started after the time `since`."""
 
-  def is_newer(*paths):
-    with contextlib.suppress(FileNotFoundError):
-      return any(path.stat().st_mtime > since for path in paths)
+  def has_stepped():
+    return is_newer([workdir / "metrics.jsonl"], since)
 
-  has_stepped = lambda: is_newer(workdir / "metrics.jsonl")
+  def is_saving():
+    return is_newer(workdir.glob("checkpoints/*.orbax-checkpoint-tmp*"), since)
+
   if moment == "start":
     end = time.monotonic() + rng.uniform(0, 6)
     until(lambda: has_stepped() or time.monotonic() > end, process, workdir)
   elif moment == "save":
-    saving = "checkpoints/*.orbax-checkpoint-tmp*"
-    until(lambda: is_newer(*workdir.glob(saving)), process, workdir)
+    until(is_saving, process, workdir)
     time.sleep(rng.uniform(0, 0.2))
   else:
     step = NUM_STEPS if moment == "end" else rng.randrange(70)
@@ -150,7 +152,7 @@ def wait_for(moment, rng, since, process, workdir) -> None:
   [(1, "start save"), (1, "save train"), (1, "train end"), (2, "train")],
 )
 def test_a_killed_process_is_started_again(
-  processes, moments, launched, check_end, tmp_path
+  processes, moments, launched, left_alone, tmp_path
 ):
   workdir, rng, since = tmp_path / "run", random.Random(f"{processes} {moments}"), 0.0
   with launched(workdir, processes, retries=2) as launcher:
@@ -160,47 +162,45 @@ def test_a_killed_process_is_started_again(
       pids = children(launcher)
       os.kill(rng.choice(pids), signal.SIGKILL)
       until(lambda pids=pids: not any(map(is_alive, pids)), launcher, workdir)
-      # An interval, and the steps beside the save under way: the next save waits for
-      # that one.
+      # An interval, and the steps beside the save under way, for which the next waits.
       assert reached(workdir) - kept(workdir) <= 2 * SAVE_EVERY
       since = time.time()
     assert launcher.wait() == 0, log(workdir)
   for number, _ in enumerate(moments.split(), 1):
     assert f"exit status 137: retry {number} of 2" in log(workdir)
-  check_end(workdir, processes)
+  assert_same_end(workdir, left_alone(processes))
 
 
 @pytest.mark.parametrize(
   "processes, number", [(1, signal.SIGTERM), (2, signal.SIGTERM), (2, signal.SIGINT)]
 )
 def test_a_signal_saves_and_the_same_command_goes_on(
-  processes, number, launched, check_end, tmp_path
+  processes, number, launched, left_alone, tmp_path
 ):
   workdir, rng = tmp_path / "run", random.Random(processes)
   with launched(workdir, processes) as launcher:
     wait_for("train", rng, 0.0, launcher, workdir)
     sent = time.monotonic()
     pids = [launcher.pid, *children(launcher)]
-    for pid in (
-      pids if number == signal.SIGINT else [rng.choice(pids)]
-    ):  # as a terminal does
+    if number == signal.SIGTERM:
+      pids = [rng.choice(pids)]
+    for pid in pids:  # a terminal sends SIGINT to all
       os.kill(pid, number)
     assert launcher.wait() == 128 + number, log(workdir)
   assert time.monotonic() - sent < 10
   last = reached(workdir)
   assert last == kept(workdir)
   check_digests(workdir / "checkpoints" / str(last))
-  assert f"stopped by {number.name} at step {last}: run the same command again" in log(
-    workdir
-  )
+  words = f"stopped by {number.name} at step {last}: run the same command again"
+  assert words in log(workdir)
   with launched(workdir, processes) as launcher:
     assert launcher.wait() == 0, log(workdir)
-  check_end(workdir, processes)
+  assert_same_end(workdir, left_alone(processes))
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_on_a_cluster_no_process_survives_another(
-  victim, train, launched, check_end, tmp_path
+  victim, train, launched, left_alone, tmp_path
 ):
   workdir = tmp_path / "run"
   with contextlib.ExitStack() as stack:
@@ -213,4 +213,4 @@ def test_on_a_cluster_no_process_survives_another(
     assert processes[1 - victim].wait(15) != 0  # JAX reports the death of the other
   with launched(workdir, 2) as launcher:
     assert launcher.wait() == 0, log(workdir)
-  check_end(workdir, 2)
+  assert_same_end(workdir, left_alone(2))
