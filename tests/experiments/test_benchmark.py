@@ -1,4 +1,4 @@
-"""The benchmarks: every time is kept, contestants that cannot run are rows with the reason."""
+"""The benchmarks keep every time; contestants that cannot run are rows with the reason."""
 
 import functools
 import json
@@ -12,19 +12,18 @@ import pytest
 from experiments.benchmark import attention, models, timing
 from experiments.benchmark.attention import AGAIN, STOCK, Case, Contestant
 from experiments.benchmark.timing import Program
+from relpos_jax import dot_product_attention
 from relpos_jax.attention.choice import Implementation
 
 RESULTS = pathlib.Path(__file__).parents[2] / "results"
 TINY = ("--heads=2", "--width=4", "--max_distance=2", "--tokens=32", "--repetitions=3")
 CASE = Case(2, 8, 2, 4, 2, "float32", is_causal=True, backward=True)
-REFERENCE = functools.partial(attention._ours, implementation="reference")
-ELSEWHERE = Implementation(
-  lambda inputs: inputs.query, lambda inputs: "its device is not here"
-)
+NOT_HERE = "its device is not here"
+ELSEWHERE = Implementation(lambda inputs: inputs.query, lambda inputs: NOT_HERE)
 
 
 # Times
-# -------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -46,55 +45,52 @@ FUNCTIONS = {name: lambda name=name: name for name in "abc"}
 def test_pairs_run_side_by_side_and_take_turns_to_be_first(calls):
   first, second = attention.time_pairs(FUNCTIONS, [("a", "c"), ("b", "c")], 2)
   assert "".join(calls) == "cacb" + "acbc"
-  assert first == dict(
-    name="a", against="c", seconds=[2.0, 5.0], against_seconds=[1.0, 6.0]
-  )
-  assert second == dict(
-    name="b", against="c", seconds=[4.0, 7.0], against_seconds=[3.0, 8.0]
-  )
+  assert (first["name"], first["against"]) == ("a", "c")
+  assert (first["seconds"], first["against_seconds"]) == ([2.0, 5.0], [1.0, 6.0])
+  assert (second["name"], second["against"]) == ("b", "c")
+  assert (second["seconds"], second["against_seconds"]) == ([4.0, 7.0], [3.0, 8.0])
 
 
 def test_in_rounds_each_is_as_often_first_and_as_often_before_its_neighbour(calls):
   seconds = timing.time_rounds(FUNCTIONS, 6)
-  rounds = ["".join(calls[i : i + 3]) for i in range(0, 18, 3)]
-  assert rounds == ["abc", "cba", "bca", "acb", "cab", "bac"]
-  assert seconds["a"][:2] == [1.0, 6.0] and all(len(of) == 6 for of in seconds.values())
+  assert "".join(calls) == "abccbabcaacbcabbac"
+  assert seconds["a"][:2] == [1.0, 6.0]
+  assert [len(times) for times in seconds.values()] == [6, 6, 6]
 
 
 # Attention
-# ---------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------
 
 
 def test_every_time_and_every_refusal_is_kept(call, tmp_path, monkeypatch):
   monkeypatch.setattr(attention, "BLOCKWISE", ("projected",))
   monkeypatch.setitem(attention.IMPLEMENTATIONS, "elsewhere", ELSEWHERE)
-  answer = call(
-    *("benchmark.__main__", "attention", *TINY, "--lengths=8,16"),
-    *("--implementations=projected,per_position,elsewhere", "--peers=dense_bias,cudnn"),
-    *("--masks=bidirectional", "--passes=backward", f"--out={tmp_path}", "--name=here"),
-  )
+  implementations = "--implementations=projected,per_position,elsewhere"
+  cases = "--lengths=8,16", "--masks=bidirectional", "--passes=backward"
+  flags = *TINY, implementations, "--peers=dense_bias,cudnn", *cases
+
+  out = f"--out={tmp_path}", "--name=here"
+  answer = call("benchmark.__main__", "attention", *flags, *out)
+
   assert answer.status == 0, answer.err
   assert (tmp_path / "attention" / "here.png").stat().st_size > 10_000
   results = json.loads((tmp_path / "attention" / "here.json").read_text())
   bare = "projected (no relations)"
-  others = [AGAIN, "projected", bare, "per_position", "dense_bias"]
-  pairs = [
-    *((name, STOCK) for name in others),
-    ("projected", bare),
-    ("projected", "per_position"),
-  ]
+  others = (AGAIN, "projected", bare, "per_position", "dense_bias")
+  pairs = [(name, STOCK) for name in others]
+  pairs += [("projected", bare), ("projected", "per_position")]
+  assert len(results["cases"]) == 2
   for case in results["cases"]:
     assert [(pair["name"], pair["against"]) for pair in case["pairs"]] == pairs
     for pair in case["pairs"]:
       assert len(pair["seconds"]) == len(pair["against_seconds"]) == 3
       assert min(pair["seconds"] + pair["against_seconds"]) > 0
-    refused = {
-      name: row["refused"]
-      for name, row in case["contestants"].items()
-      if row["refused"]
-    }
-    assert refused == {"elsewhere": "its device is not here", "cudnn": "it needs a GPU"}
-    assert case["contestants"][STOCK]["temporary_bytes"] > 0
+    rows = case["contestants"]
+    refused = {name for name, row in rows.items() if row["refused"]}
+    assert refused == {"elsewhere", "cudnn"}
+    assert rows["elsewhere"]["refused"] == NOT_HERE
+    assert rows["cudnn"]["refused"] == "it needs a GPU"
+    assert rows[STOCK]["temporary_bytes"] > 0
 
 
 @pytest.mark.parametrize(
@@ -106,9 +102,8 @@ def test_every_time_and_every_refusal_is_kept(call, tmp_path, monkeypatch):
   ],
 )
 def test_a_mistake_is_one_line_before_anything_is_compiled(call, tmp_path, flag, words):
-  call(
-    "benchmark.__main__", "attention", f"--out={tmp_path}", f"--{flag}"
-  ).assert_refused(words)
+  answer = call("benchmark.__main__", "attention", f"--out={tmp_path}", f"--{flag}")
+  answer.assert_refused(words)
 
 
 def fail():
@@ -123,26 +118,21 @@ def fail():
   ],
 )
 def test_a_contestant_without_room_is_a_row_with_the_reason(run, needed, words):
-  entrants = dict(large=Contestant("none", lambda case: Program(run, 7, needed)))
+  program = Program(run, 7, needed)
+  entrants = {"large": Contestant("none", lambda case: program)}
   rows, functions = attention.prepare(CASE, entrants)
-  assert (
-    rows["large"]["refused"].startswith(words) and rows["large"]["temporary_bytes"] == 7
-  )
+  assert rows["large"]["refused"].startswith(words)
+  assert rows["large"]["temporary_bytes"] == 7
   assert not functions
-
-
-def keys_only(case):
-  *arrays, relations = attention.arguments(case)
-  return *arrays, relations.__class__(relations.key, None)
 
 
 def test_a_dense_bias_holds_the_relative_key_term():
   case = CASE._replace(backward=False)
-  functions = attention._dense_bias, REFERENCE
-  found, wanted = (
-    jax.jit(functools.partial(of, case))(*keys_only(case)) for of in functions
-  )
-  np.testing.assert_allclose(found, wanted, atol=1e-5)
+  query, key, value, relations = attention.arguments(case)
+  relations = relations.__class__(relations.key, None)
+  program = attention.PEERS["dense_bias"].prepare(case)
+  wanted = dot_product_attention(query, key, value, relations, is_causal=True)
+  np.testing.assert_allclose(program.run(), wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -150,45 +140,59 @@ def test_a_dense_bias_holds_the_relative_key_term():
 def test_pytorch_gives_the_same_results_and_gradients(is_causal, backward):
   pytest.importorskip("torch")
   case = CASE._replace(is_causal=is_causal, backward=backward)
+  attend = functools.partial(jax.nn.dot_product_attention, is_causal=is_causal)
   *arrays, _ = attention.arguments(case)
-  attend = functools.partial(attention._jax_nn, case, relations=None)
-  wanted = jax.vjp(attend, *arrays[1:])[1](arrays[0]) if backward else [attend(*arrays)]
-  found = attention.PEERS["torch_sdpa"].prepare(case).run()
-  for theirs, ours in zip(found if backward else [found], wanted, strict=True):
+  if backward:
+    cotangent, *arrays = arrays
+    _, pull_back = jax.vjp(attend, *arrays)
+    wanted = pull_back(cotangent)
+    found = attention.PEERS["torch_sdpa"].prepare(case).run()
+  else:
+    wanted = [attend(*arrays)]
+    found = [attention.PEERS["torch_sdpa"].prepare(case).run()]
+  for theirs, ours in zip(found, wanted, strict=True):
     np.testing.assert_allclose(theirs.swapaxes(1, 2), ours, atol=1e-5)
 
 
 # A training step
-# ---------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------
 
 
-def test_a_training_step_is_compared_with_sinusoids(call, data, monkeypatch, tmp_path):
-  ran = []
+@pytest.mark.parametrize("length, rows", [(16, 8), (8, 16)])
+def test_a_training_step_is_compared_with_sinusoids(
+  call, data, monkeypatch, tmp_path, length, rows
+):
+  steps = []
 
   def make_stepper(config, changes, shape):
     figures = dict(parameters=1, temporary_bytes=1)
-    return lambda: ran.append((changes["model.positions"], *shape)), figures
+    return lambda: steps.append((changes["model.positions"], *shape)), figures
 
   monkeypatch.setattr(models, "make_stepper", make_stepper)
   flags = f"--config={data}/tiny.py", "--repetitions=6", f"--out={tmp_path}"
-  for length, rows in ((16, 8), (8, 16)):
-    answer = call("benchmark.__main__", "step", *flags, f"--length={length}")
-    assert answer.status == 0, answer.err
-    assert ran.count(("relative", rows, length)) == 6
-    assert ran.count(("sinusoidal", rows, length)) == 12
-  raw = json.loads((tmp_path / "steps" / "tiny-8x16.json").read_text())
-  assert [len(of) for of in raw["seconds"].values()] == 3 * [6] and raw["shape"] == [
-    8,
-    16,
-  ]
-  assert (tmp_path / "steps.md").read_text().count("| sinusoidal (again) |") == 2
-  mistakes = {
-    "length=0": "give 1",
-    "config.model.positions=sinusoidal": "give relative",
-  }
-  for mistake, words in (mistakes | {"repetitions=1": "integer 2"}).items():
-    answer = call("benchmark.__main__", "step", *flags, f"--{mistake}")
-    answer.assert_refused(f"{mistake.partition('=')[0]} {words}")
+
+  answer = call("benchmark.__main__", "step", *flags, f"--length={length}")
+
+  assert answer.status == 0, answer.err
+  assert steps.count(("relative", rows, length)) == 6
+  assert steps.count(("sinusoidal", rows, length)) == 12
+  raw = json.loads((tmp_path / "steps" / f"tiny-{rows}x{length}.json").read_text())
+  assert [len(times) for times in raw["seconds"].values()] == [6, 6, 6]
+  assert raw["shape"] == [rows, length]
+  assert (tmp_path / "steps.md").read_text().count("| sinusoidal (again) |") == 1
+
+
+@pytest.mark.parametrize(
+  "flag, words",
+  [
+    ("length=0", "length give 1"),
+    ("config.model.positions=sinusoidal", "config.model.positions give relative"),
+    ("repetitions=1", "repetitions integer 2"),
+  ],
+)
+def test_a_training_step_that_cannot_be_timed_is_refused(call, data, flag, words):
+  flags = f"--config={data}/tiny.py", "--repetitions=6", "--length=8", f"--{flag}"
+  call("benchmark.__main__", "step", *flags).assert_refused(words)
 
 
 def test_a_rounds_ratio_is_to_the_mean_of_its_two_sinusoidal_steps():
@@ -207,27 +211,25 @@ def test_schemes_of_positions_are_timed_in_turns(call, monkeypatch, tmp_path):
     ("t5", {"model.tables_per_layer": False}),
   ]
   monkeypatch.setattr(models, "sweep", lambda: rows)
-  flags = (
-    "--length=16",
-    "--repetitions=2",
-    f"--out={tmp_path}",
-    "--config.batches.tokens=32",
-  )
-  config = "--config=configs/positions.py:chorales", "--config.batches.max_length=16"
-  small = "--config.model.width=16", "--config.model.num_layers=1"
-  answer = call("benchmark.__main__", "positions", *config, *small, *flags)
+  changes = "batches.tokens=32 batches.max_length=16 model.width=16 model.num_layers=1"
+  flags = ["--config=configs/positions.py:chorales", f"--out={tmp_path}"]
+  flags += [f"--config.{change}" for change in changes.split()]
+
+  times = "--length=16", "--repetitions=2"
+  answer = call("benchmark.__main__", "positions", *flags, *times)
+
   assert answer.status == 0, answer.err
   (file,) = (tmp_path / "positions").glob("*-2x16.json")
   raw = json.loads(file.read_text())
   assert [*raw["seconds"]] == ["rotary", models.BASELINE, "t5", models.AGAIN]
-  rotary, same, t5, again = (of["parameters"] for of in raw["models"].values())
+  rotary, same, t5, again = [model["parameters"] for model in raw["models"].values()]
   assert rotary == same == again < t5
-  assert min(of["temporary_bytes"] for of in raw["models"].values()) > 0
+  assert min(model["temporary_bytes"] for model in raw["models"].values()) > 0
   assert f"<!-- begin cost-{file.stem} -->" in (tmp_path / "positions.md").read_text()
 
 
 # Pages
-# -------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------
 
 
 def test_the_committed_pages_are_those_of_the_raw_results(call, tmp_path, monkeypatch):
@@ -238,6 +240,5 @@ def test_the_committed_pages_are_those_of_the_raw_results(call, tmp_path, monkey
     shutil.copy(RESULTS / f"{name}.md", tmp_path)
   assert call("benchmark.__main__", "pages", f"--out={tmp_path}").status == 0
   for name in pages:
-    assert (tmp_path / f"{name}.md").read_text() == (
-      RESULTS / f"{name}.md"
-    ).read_text(), name
+    ours, wanted = (folder / f"{name}.md" for folder in (tmp_path, RESULTS))
+    assert ours.read_text() == wanted.read_text(), name
