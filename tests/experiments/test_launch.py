@@ -19,7 +19,12 @@ FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "launch"
 
 @pytest.mark.parametrize(
   "end, status, num_starts",
-  [("exit 143", 143, 3), ("kill -9 $$", 137, 3), ("kill -6 $$", 134, 3), ("exit 1", 1, 1)],
+  [
+    ("exit 143", 143, 3),
+    ("kill -9 $$", 137, 3),
+    ("kill -6 $$", 134, 3),
+    ("exit 1", 1, 1),
+  ],
 )
 def test_a_killed_command_is_retried_and_a_failed_one_is_not(
   tmp_path, end, status, num_starts
