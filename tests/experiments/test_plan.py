@@ -15,32 +15,25 @@ from experiments.training.sharding import make_mesh
 
 ROOT = pathlib.Path(__file__).parents[2]
 WMT14, LONG = f"--config={ROOT}/configs/wmt14.py", f"--config={ROOT}/configs/long.py"
-SMALL = (
-  *(
-    "model.num_layers=1",
-    "model.width=64",
-    "model.num_heads=2",
-    "model.feed_forward=96",
-  ),
-  *("batches.num_shapes=2", "model.dtype=float32"),
-)
+SMALL = """
+model.num_layers=1 model.width=64 model.num_heads=2 model.feed_forward=96
+model.dtype=float32 batches.num_shapes=2
+"""
+PLAIN = """
+model.positions=none model.dropout_rate=0 model.embedding_dropout_rate=0
+batches.tokens=256 batches.max_length=16
+"""
 WORDS = "vocabulary.size=500"
 CHUNKED = "model.implementation=chunked"
 
 
-def load(file: str, *changes: str):
-  flags = [file, *(f"--config.{change}" for change in (*SMALL, *changes))]
-  return command.parse(dict(config=command.CONFIG), flags)["config"]
+def flags(changes: str):
+  return [f"--config.{change}" for change in (SMALL + changes).split()]
 
 
 def test_a_chip_holds_the_state_and_its_rows_and_takes_its_time_at_the_peak(fast):
-  rates = (
-    "model.positions=none",
-    "model.dropout_rate=0",
-    "model.embedding_dropout_rate=0",
-  )
-  config = load(WMT14, WORDS, "batches.tokens=256", "batches.max_length=16", *rates)
-  config = parse_config(config)
+  words = [WMT14, *flags(f"{WORDS} {PLAIN}")]
+  config = parse_config(command.parse({"config": command.CONFIG}, words)["config"])
   mesh = make_mesh()  # simulated devices as chips
   with fast():
     step = plan.compile_step(config, mesh, (16, 16))
@@ -48,39 +41,43 @@ def test_a_chip_holds_the_state_and_its_rows_and_takes_its_time_at_the_peak(fast
   steps = system.build(config, system.mock_vocabulary(config), mesh)
   num = sum(x.size for x in jax.tree.leaves(steps.shapes.params))
   tokens = 16 * 16 / 8
-  state_and_batch = (
-    4 * (3 * num + 3) + 2 * 4 * tokens
-  )  # with two moments, and three counts
+
+  state = 4 * (3 * num + 3)  # with two moments, and three counts
   memory = step.memory_analysis()
-  assert memory.argument_size_in_bytes == pytest.approx(state_and_batch, abs=64)
+  wanted = pytest.approx(state + 2 * 4 * tokens, abs=64)
+  assert memory.argument_size_in_bytes == wanted
   assert memory.peak_memory_in_bytes > memory.argument_size_in_bytes
+
   flops, traffic = (step.cost_analysis()[name] for name in ("flops", "bytes accessed"))
   assert 0.8 < flops / (6 * num * tokens) < 2  # attention's come on top
   # Computing takes a second, memory traffic half of one.
   chip = plan.Chip(flops=flops, hbm=16e9, hbm_bandwidth=2 * traffic)
-  shown = plan.figures(chip, step, 3600)
-  assert (shown["time of compute"], shown["time of memory"]) == (
-    "1000.0 ms",
-    "500.0 ms",
-  )
-  assert shown["time without the network"] == "1000.0 to 1500.0 ms"
-  assert shown["all updates"] == "1.0 to 1.5 h"
+  figures = plan.figures(chip, step, 3600)
+  assert figures["time of compute"] == "1000.0 ms"
+  assert figures["time of memory"] == "500.0 ms"
+  assert figures["time without the network"] == "1000.0 to 1500.0 ms"
+  assert figures["all updates"] == "1.0 to 1.5 h"
+
+
+SHORT = "--config.batches.max_length=16 --config.model.positions=none"
 
 
 @pytest.mark.parametrize(
   "file, flags, words",
   [
-    (WMT14, ["topology=v9:2x2"], "--topology=v9:2x2 v4, v5e, v5p, v6e v5e:2x4"),
-    (LONG, ["topology=v5e:2x2"], "mesh sequence=16 fit 4"),
+    (
+      WMT14,
+      f"{SHORT} --topology=v9:2x2",
+      "--topology=v9:2x2 v4, v5e, v5p, v6e v5e:2x4",
+    ),
+    (LONG, "--topology=v5e:2x2", "mesh sequence=16 fit 4"),
   ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_compiled(
   call, monkeypatch, file, flags, words
 ):
   monkeypatch.setattr(plan, "use_compiler", lambda: None)
-  small = ["config.batches.max_length=16", "config.model.positions=none"]
-  flags = [*(small if file == WMT14 else ["topology=v5e:4x4"]), *flags]
-  call("plan", file, *(f"--{flag}" for flag in flags)).assert_refused(words)
+  call("plan", file, *flags.split()).assert_refused(words)
 
 
 def test_no_compiler_for_tpus(call, monkeypatch):
@@ -92,15 +89,14 @@ def test_no_compiler_for_tpus(call, monkeypatch):
 @pytest.mark.parametrize(
   "file, name, changes",
   [
-    (WMT14, "v5e:2x4", [WORDS, "batches.max_length=128"]),
-    (WMT14, "v5e:2x4", [WORDS, "batches.max_length=256", CHUNKED]),
-    (LONG, "v5e:2x2", ["mesh.sequence=4", "batches.max_length=4096", "mesh.ring=True"]),
+    (WMT14, "v5e:2x4", f"{WORDS} batches.max_length=128"),
+    (WMT14, "v5e:2x4", f"{WORDS} batches.max_length=256 {CHUNKED}"),
+    (LONG, "v5e:2x2", "mesh.sequence=4 batches.max_length=4096 mesh.ring=True"),
   ],
 )
 def test_steps_compile_for_chips(file, name, changes, call):
   pytest.importorskip("libtpu")
-  changes = [f"--config.{change}" for change in (*SMALL, *changes)]
-  flags = f"--topology={name}", "--effort=least"
-  answer = call("plan", file, *changes, *flags)
+  options = f"--topology={name}", "--effort=least"
+  answer = call("plan", file, *flags(changes), *options)
   assert answer.status == 0, answer.err
   assert "| all updates |" in answer.out
