@@ -43,25 +43,21 @@ def write_runs(folder: pathlib.Path, sweep: str, records) -> pathlib.Path:
   return folder
 
 
-def tables_of(page: pathlib.Path, *blocks: str) -> dict[str, dict[str, dict[str, str]]]:
-  """Returns the cells in blocks of a page by table's first head, row and column."""
-  text = page.read_text("utf-8")
-  found, head = {}, None
-  for block in blocks:
-    for line in re.search(f"<!-- begin {block} -->(.*?)<!-- end", text, re.S)[
-      1
-    ].splitlines():
-      cells = (
-        [cell.strip() for cell in line.strip("|").split("|")]
-        if line[:1] == "|"
-        else None
-      )
-      if cells and head is None:
-        found[cells[0]] = {}
-      elif cells and cells[0] != "---":
-        found[head[0]][cells[0]] = dict(zip(head[1:], cells[1:], strict=True))
-      head = cells and (head or cells)
-  return found
+def cells_of(line: str) -> list[str]:
+  return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def tables_of(page: pathlib.Path, section: str) -> dict[str, dict[str, dict[str, str]]]:
+  """Returns the cells in a section of a page by table's first head, row and column."""
+  pattern = f"<!-- begin {section} -->(.*?)<!-- end"
+  text = re.search(pattern, page.read_text("utf-8"), re.DOTALL)[1]
+  tables = {}
+  for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+    head, _, *rows = map(cells_of, table.splitlines())
+    tables[head[0]] = {
+      name: dict(zip(head[1:], cells, strict=True)) for name, *cells in rows
+    }
+  return tables
 
 
 def of_rows(sweep: str, value) -> dict[str, list[float]]:
@@ -94,63 +90,72 @@ def test_scores_of_translation_are_those_of_the_seeds():
     for other in {*scores} - {row}:
       difference = f"{np.mean(scores[row]) - np.mean(scores[other]):+.2f}"
       assert pairs[row][other].removeprefix("**").startswith(f"{difference} ± ")
-  assert (
-    pairs["relative"]["none"].startswith("**") and "**" not in pairs["relative"]["both"]
-  )
+  assert pairs["relative"]["none"].startswith("**")
+  assert "**" not in pairs["relative"]["both"]
 
 
-def test_the_guide_to_positions_has_the_scores_and_the_differences_of_the_results():
-  guide = RESULTS.parent / "docs/positions.md"
-  lines = [line for line in guide.read_text("utf-8").splitlines() if line[:1] == "|"]
-  head, _, *rows = (
-    [cell.strip() for cell in line.strip("|").split("|")] for line in lines
-  )
-  corpora = [
+@pytest.mark.parametrize(
+  "sweep, title, score, compared",
+  [
     ("positions-multi30k", "BLEU, Multi30k", "sacreBLEU", "sacreBLEU of test"),
     ("positions-chorales", "nats, chorales", "valid, a token", "valid, a token"),
-  ]
+  ],
+)
+def test_the_guide_to_positions_has_the_scores_and_the_differences_of_the_results(
+  sweep, title, score, compared
+):
+  guide = (RESULTS.parent / "docs/positions.md").read_text("utf-8").splitlines()
+  head, _, *rows = [cells_of(line) for line in guide if line[:1] == "|"]
+  tables = tables_of(RESULTS / "positions.md", sweep)
+  differences = tables[f"{compared}, row - column"]
+  column = head.index(title)
+  assert head[column + 1] == "less `relative`'s"
   assert len(rows) == 10
-  for sweep, title, score, compared in corpora:
-    tables = tables_of(RESULTS / "positions.md", sweep)
-    differences = tables[f"{compared}, row - column"]
-    column = head.index(title)
-    assert head[column + 1] == "less `relative`'s"
-    for row in rows:
-      name = row[0].split("`")[1]
-      assert row[column] == tables[sweep][name][score]
-      assert row[column + 1] == differences[name]["relative"]
+  for row in rows:
+    name = row[0].split("`")[1]
+    assert row[column] == tables[sweep][name][score]
+    assert row[column + 1] == differences[name]["relative"]
 
 
-def test_exact_matches_are_compared_at_a_level_and_by_length():
+def first_step(run, level: float) -> int | None:
+  """Returns the first step with so many exact matches in valid."""
+  return next((step for step, exact in run["valid"] if exact >= level), None)
+
+
+def test_exact_matches_are_compared_at_a_level():
   tables = tables_of(RESULTS / "lengths.md", "lengths-scan")
-  level, free, given = (
-    tables[f"lengths-scan: {x}"]
-    for x in ("valid first at 90%", "EOS free", "length given")
-  )
+  table = tables["lengths-scan: valid first at 90%"]
   for row, runs in of_rows("lengths-scan", lambda run: run["exact"]).items():
-    firsts = [next((step for step, x in run["valid"] if x >= 90), None) for run in runs]
-    reached = [(run, first) for run, first in zip(runs, firsts, strict=True) if first]
-    assert level[row]["reached"] == f"{len(reached)} of {len(runs)}"
+    reached = [(run, first_step(run, 90)) for run in runs if first_step(run, 90)]
+    assert table[row]["reached"] == f"{len(reached)} of {len(runs)}"
     for split in ("valid", "test", "within"):
-      exact = [dict(run[split])[first] for run, first in reached]
-      assert level[row][split] == (interval(exact, 1) if exact else "-")
+      exact = [dict(run[split])[step] for run, step in reached]
+      assert table[row][split] == (interval(exact, 1) if exact else "-")
 
-  def exact(ending, start, end):
-    def of_run(run):
-      rows = np.concatenate([run["sentences"][x + ending] for x in ("test", "within")])
-      inside = rows[(rows[:, 0] >= start) & (rows[:, 0] <= end)]
-      return len(inside), 100 * inside[:, -1].mean()
 
-    return of_rows("lengths-scan", of_run)
+def exact_by_length(run, ending: str, start: int, end: int) -> tuple[int, float]:
+  """Returns the number of sentences of some lengths, and the percentage of matches."""
+  sentences = [run["sentences"][split + ending] for split in ("test", "within")]
+  lengths, *_, matches = np.concatenate(sentences).T
+  is_inside = (start <= lengths) & (lengths <= end)
+  return int(is_inside.sum()), 100 * matches[is_inside].mean()
 
-  for table, ending in ((free, ""), (given, "_given")):
-    *_, bands = (cells.keys() - {"valid"} for cells in table.values())
-    assert len(bands) == 6
-    for band in bands:
-      start, end, number = map(int, re.findall(r"\d+", band.replace(",", "")))
-      for row, found in exact(ending, start, end).items():
-        assert {size for size, _ in found} == {number}
-        assert table[row][band] == interval([score for _, score in found], 1)
+
+@pytest.mark.parametrize(
+  "title, ending", [("EOS free", ""), ("length given", "_given")]
+)
+def test_exact_matches_are_compared_by_length(title, ending):
+  table = tables_of(RESULTS / "lengths.md", "lengths-scan")[f"lengths-scan: {title}"]
+  *_, cells = table.values()
+  heads = cells.keys() - {"valid"}
+  assert len(heads) == 6
+  for head in heads:
+    start, end, number = map(int, re.findall(r"\d+", head.replace(",", "")))
+    exact = functools.partial(exact_by_length, ending=ending, start=start, end=end)
+    for row, runs in of_rows("lengths-scan", exact).items():
+      numbers, scores = zip(*runs, strict=True)
+      assert {*numbers} == {number}
+      assert table[row][head] == interval(scores, 1)
 
 
 def test_every_score_of_every_test_set_has_a_column_unless_records_are_older(tmp_path):
@@ -164,38 +169,39 @@ def test_every_score_of_every_test_set_has_a_column_unless_records_are_older(tmp
   cells = tables_of(tmp_path / "report.md", "table1")["table1"]["none"]
   assert cells["chrF"] == interval([50, 51, 52, 53, 54])
   assert cells["chrF, long"] == interval([51, 52, 53, 54, 55])
-  assert (cells["exact (%)"], cells["exact (%), long"]) == (
-    "10.00 ± 0.00",
-    "11.00 ± 0.00",
-  )
+  assert cells["exact (%)"] == "10.00 ± 0.00"
+  assert cells["exact (%), long"] == "11.00 ± 0.00"
   del records[0]["scores"]["test"]["chrf"]
   write_runs(tmp_path, "table1", records)
   report.main(tmp_path)
   cells = tables_of(tmp_path / "report.md", "table1")["table1"]["none"]
-  assert "chrF" not in cells and "chrF, long" in cells
+  assert "chrF" not in cells
+  assert "chrF, long" in cells
+
+
+def accuracy(run, lengths, splits) -> float:
+  """Returns the percentage of right answers for chains of some lengths."""
+  answers = []
+  for split in splits:
+    answers += [right for length, right in run["sentences"][split] if length in lengths]
+  return 100 * np.mean(answers)
 
 
 def test_accuracies_of_graphs_are_those_of_the_seeds():
   tables = tables_of(RESULTS / "graphs.md", "graph-clutrr")
-  longest = lambda run: (
-    100 * np.mean([ok for k, ok in run["sentences"]["valid"] if k == 4])
-  )
-  longer = lambda run: (
-    100 * np.mean([ok for k in range(5, 11) for _, ok in run["sentences"][f"test_{k}"]])
-  )
+  table, by_length = tables["graph-clutrr"], tables["test, relations (graphs)"]
+  test = [f"test_{length}" for length in range(5, 11)]
+  longest = of_rows("graph-clutrr", lambda run: accuracy(run, [4], ["valid"]))
+  longer = of_rows("graph-clutrr", lambda run: accuracy(run, range(5, 11), test))
   six = of_rows("graph-clutrr", lambda run: run["scores"]["test_6"]["accuracy"])
-  by_length = tables["test, relations (graphs)"]
   for row in six:
-    cells = tables["graph-clutrr"][row]
-    assert cells["valid, 4"] == interval(of_rows("graph-clutrr", longest)[row], 1)
-    assert cells["test, 5 to 10"] == interval(of_rows("graph-clutrr", longer)[row], 1)
+    assert table[row]["valid, 4"] == interval(longest[row], 1)
+    assert table[row]["test, 5 to 10"] == interval(longer[row], 1)
     assert by_length[row]["6 (105; 105)"] == interval(six[row], 1)
   assert by_length["CTP, published"]["6 (105; 105)"] == f"{graphs.CTP[6]:.1f}"
-  guess = tables["graph-clutrr"]["most frequent class in training"]
+  guess = table["most frequent class in training"]
   assert (guess["valid"], guess["valid, 4"]) == ("9.0", "-")
-  gains = np.subtract(
-    *(of_rows("graph-clutrr", longest)[row] for row in ("keys", "none"))
-  )
+  gains = np.subtract(longest["keys"], longest["none"])
   assert tables["valid, 4, row - column"]["keys"]["none"] == f"**+{interval(gains)}**"
 
 
@@ -227,15 +233,12 @@ def test_likelihoods_of_music_are_those_of_the_seeds_that_did_not_diverge(tmp_pa
 
 def test_hand_written_text_stays_and_pictures_are_drawn(tmp_path):
   page = tmp_path / "report.md"
-  page.write_text(
-    "Ours.\n<!-- begin table3 -->\nold\n<!-- end table3 -->\nA conclusion.\n"
-  )
+  section = "<!-- begin table3 -->\nold\n<!-- end table3 -->\n"
+  page.write_text(f"Ours.\n{section}A conclusion.\n")
   report.main(write_runs(tmp_path, "table3", committed("table3")))
   text = page.read_text("utf-8")
-  assert (
-    text.startswith("Ours.\n<!-- begin table3 -->\n```\npython -m")
-    and "old" not in text
-  )
+  assert text.startswith("Ours.\n<!-- begin table3 -->\n```\npython -m")
+  assert "old" not in text
   assert "<!-- end table3 -->\nA conclusion.\n" in text
   (picture,) = re.findall(r"\]\((.*?)\)", text)
   assert (tmp_path / picture).stat().st_size > 10_000
@@ -258,17 +261,21 @@ def test_a_picture_names_its_data_and_seeds(tmp_path, monkeypatch, sweep, title,
   assert draw.call_args.kwargs["title"].startswith(title)
 
 
+def change_data(record):
+  record["sentences"]["test"][0][0] += 1  # a length: no score changes
+
+
 @pytest.mark.parametrize(
   "change, words",
   [
-    (lambda r: r.update(row="relative"), "a second record of 'relative', seed 1"),
-    (lambda r: _shift(r), "not the same data as line 1"),
-    (lambda r: r["budget"].update(updates=3000), "not the same budget as line 1"),
+    (lambda x: x.update(row="relative"), "a second record of 'relative', seed 1"),
+    (change_data, "not the same data as line 1"),
+    (lambda x: x["budget"].update(updates=3000), "not the same budget as line 1"),
     (
-      lambda r: r["config"].update({"model.width": 64}),
+      lambda x: x["config"].update({"model.width": 64}),
       "not the same config as line 2",
     ),
-    (lambda r: r.update(recipe=1), "not the same recipe as line 1"),
+    (lambda x: x.update(recipe=1), "not the same recipe as line 1"),
   ],
 )
 def test_a_wrong_record_is_one_line(call, tmp_path, change, words):
@@ -279,29 +286,23 @@ def test_a_wrong_record_is_one_line(call, tmp_path, change, words):
   assert not (folder / "report.md").exists()
 
 
-def _shift(record):
-  """Changes the lengths of the test sentences, and so the data, but no score."""
-  for sentence in record["sentences"]["test"]:
-    sentence[0] += 1
+PAGES = ("report", "graphs", "music", "positions", "lengths")
 
 
 def test_the_committed_pages_match_the_committed_records(tmp_path):
-  names = ("runs", "report.md", "graphs.md", "music.md", "positions.md", "lengths.md")
-  for name in names:
-    (shutil.copytree if "." not in name else shutil.copy)(
-      RESULTS / name, tmp_path / name
-    )
+  shutil.copytree(RESULTS / "runs", tmp_path / "runs")
+  for page in PAGES:
+    shutil.copy(RESULTS / f"{page}.md", tmp_path)
   report.main(tmp_path)
-  for name in names[1:]:
-    assert (tmp_path / name).read_text("utf-8") == (RESULTS / name).read_text("utf-8")
-    pictures = re.findall(r"!\[.*?\]\((.*?)\)", (RESULTS / name).read_text("utf-8"))
+  for page in PAGES:
+    text = (RESULTS / f"{page}.md").read_text("utf-8")
+    assert (tmp_path / f"{page}.md").read_text("utf-8") == text
+    pictures = re.findall(r"!\[.*?\]\((.*?)\)", text)
     assert all((RESULTS / picture).exists() for picture in pictures)
 
 
-INTERVALS, FIGURES = (
-  r"\d+\.\d+ ± \d+\.\d+",
-  r"(?<![\w.:/])\d+\.\d+(?: ± \d+\.\d+)?(?!\d)",
-)
+INTERVALS = r"\d+\.\d+ ± \d+\.\d+"
+FIGURES = r"(?<![\w.:/])\d+\.\d+(?: ± \d+\.\d+)?(?!\d)"
 
 
 @pytest.mark.parametrize("page, pattern, own", [
@@ -322,9 +323,8 @@ def test_figures_in_the_text_of_a_page_occur_in_its_tables_or_those_of_results(
   tables = "".join(match[0] for match in blocks.finditer(text))
   if not tables:
     tables = "".join(page.read_text("utf-8") for page in RESULTS.glob("*.md"))
-  assert (
-    len(figures) > 1 and [x for x in figures if x not in tables and x not in own] == []
-  )
+  assert len(figures) > 1
+  assert [x for x in figures if x not in tables and x not in own] == []
 
 
 def test_the_command_above_a_table_has_the_changes_of_the_command_line(tmp_path):
@@ -332,14 +332,13 @@ def test_the_command_above_a_table_has_the_changes_of_the_command_line(tmp_path)
   records = [record for record in records if record["seed"] in (1, 2)]
   for record in records:
     record["config"]["model.width"] = 64
-  own = [
-    {**record, "sweep": "mine", "row": f"my {record['row']}"} for record in records
-  ]
+  own = [record | {"sweep": "mine", "row": record["row"] + "!"} for record in records]
   write_runs(tmp_path, "mine", own)
   (page,) = report.main(write_runs(tmp_path, "table1", records))
-  table1, mine = sorted(page.read_text("utf-8").split("<!-- begin ")[1:], reverse=True)
-  assert table1.startswith(
-    "table1 -->\n```\npython -m experiments.sweep --config=configs/table1.py --seeds=2 "
-    "--config.model.width=64 --config.seed=1 --results=mine\n```\n\n8 trainings, "
-  )
-  assert mine.startswith("mine -->\n8 trainings, ")  # its config is not in configs/
+  text = page.read_text("utf-8")
+  assert (
+    "<!-- begin table1 -->\n```\npython -m experiments.sweep "
+    "--config=configs/table1.py --seeds=2 --config.model.width=64 --config.seed=1 "
+    "--results=mine\n```\n\n8 trainings, "
+  ) in text
+  assert "<!-- begin mine -->\n8 trainings, " in text  # its config is not in configs/
