@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from run_files import read_json
 
 from configs import quickstart
 from experiments import translate as translate_command
 from experiments.data.tokenizer import decode, encode, load_tokenizer, train_tokenizer
 from experiments.systems import load_config
+from experiments.training.run import Run
 from experiments.training.sharding import make_mesh
 from experiments.translation import train as train_module
 from experiments.translation.corpus import Corpus
@@ -39,10 +41,8 @@ def translate(call, workdir):
   """Returns a function that runs the command on bytes and returns its lines."""
 
   def translate(stdin: bytes, *arguments: str) -> list[str]:
-    flags = (
-      f"--workdir={workdir}",
-      "--beam_size=1",
-    )  # a beam ends at once: the model is bad
+    # A beam ends at once: the model is bad.
+    flags = f"--workdir={workdir}", "--beam_size=1"
     answer = call("translate", *flags, *arguments, stdin=stdin)
     assert answer.status == 0, answer.err
     assert answer.out.endswith("\n") or not answer.out
@@ -64,35 +64,21 @@ def test_every_line_has_its_translation(translations, workdir, fast):
   assert len({*translations}) > 3  # or order would not be seen
 
 
+NOT_IMPORTED = """
+experiments.music experiments.graphs matplotlib sacrebleu
+grain sacremoses scipy tensorboardX tensorflow_datasets
+"""
+
+
 def test_a_line_loads_no_other_system_and_no_library_of_scores(workdir):
-  words = (
-    sys.executable,
-    "-X",
-    "importtime",
-    "-m",
-    "experiments.translate",
-    f"--workdir={workdir}",
-  )
-  answer = subprocess.run(
-    words, input="the dog\n", capture_output=True, text=True, check=True
-  )
-  imported = {
-    *re.findall(r"^import time:.*\| +(\S+)$", answer.stderr, flags=re.MULTILINE)
-  }
+  module = ["-X", "importtime", "-m", "experiments.translate"]
+  words = [sys.executable, *module, f"--workdir={workdir}"]
+  pipes = dict(input="the dog\n", capture_output=True, text=True)
+  answer = subprocess.run(words, check=True, **pipes)
+  pattern = r"^import time:.*\| +(\S+)$"
+  imported = {*re.findall(pattern, answer.stderr, re.MULTILINE)}
   assert "experiments.translation.translator" in imported
-  assert not imported & {
-    "experiments.music",
-    "experiments.graphs",
-    "matplotlib",
-    "sacrebleu",
-  }
-  assert not imported & {
-    "grain",
-    "sacremoses",
-    "scipy",
-    "tensorboardX",
-    "tensorflow_datasets",
-  }
+  assert not imported & {*NOT_IMPORTED.split()}
   assert "orbax" not in imported  # since the evaluation after training kept the average
 
 
@@ -110,25 +96,19 @@ def test_line_ends_a_byte_order_mark_and_packing_do_not_matter(
 
 
 def test_a_long_line_is_truncated_with_a_warning(call, workdir):
-  lines = [
-    "the dog",
-    "",
-    "the cat finds the old green bike. " * 50,
-    "the dog sees the house.",
-  ]
-  stdin = "".join(f"{line}\n" for line in lines).encode()
-  answer = call(
-    "translate", f"--workdir={workdir}", "--max_source_length=12", stdin=stdin
-  )
-  warnings = [line for line in answer.err.splitlines() if "--max_source_length" in line]
-  assert answer.status == 0 and len(warnings) == 1, answer.err
-  assert (
-    warnings[0].startswith("line 3 has ") and "truncated to the first 12" in warnings[0]
-  )
+  long = "the cat finds the old green bike. " * 50
   tokenizer = load_tokenizer(workdir)
-  first = decode(tokenizer, encode(tokenizer, [lines[2].strip()])[0][:12])
-  short = [*lines[:2], first, lines[3]]
-  wanted = call("translate", f"--workdir={workdir}", stdin="\n".join(short).encode())
+  first = decode(tokenizer, encode(tokenizer, [long.strip()])[0][:12])
+  lines = "the dog\n\n{}\nthe dog sees the house.\n"
+
+  flags = f"--workdir={workdir}", "--max_source_length=12"
+  answer = call("translate", *flags, stdin=lines.format(long).encode())
+
+  assert answer.status == 0, answer.err
+  (warning,) = [x for x in answer.err.splitlines() if "--max_source_length" in x]
+  assert warning.startswith("line 3 has ")
+  assert "truncated to the first 12" in warning
+  wanted = call("translate", flags[0], stdin=lines.format(first).encode())
   assert answer.out == wanted.out
 
 
@@ -142,9 +122,8 @@ def test_a_model_that_diverged_is_told_from_its_empty_translations(
 
   monkeypatch.setattr(train_module, "load_run", load_diverged)
   monkeypatch.setattr(translate_command, "_LINES_AT_ONCE", 3)
-  answer = call(
-    "translate", f"--workdir={workdir}", stdin=b"\na cat\nthe dog\n\na cat\n"
-  )
+  stdin = b"\na cat\nthe dog\n\na cat\n"
+  answer = call("translate", f"--workdir={workdir}", stdin=stdin)
   assert (answer.status, answer.out) == (0, 5 * "\n")
   warnings = [line for line in answer.err.splitlines() if "empty" in line]
   assert warnings == [
@@ -153,11 +132,18 @@ def test_a_model_that_diverged_is_told_from_its_empty_translations(
   ]
 
 
-def test_words_that_are_not_in_the_vocabulary_are_named(capsys):
+def test_words_that_are_not_in_the_vocabulary_are_named(tmp_path, monkeypatch, capsys):
   tokenizer = train_tokenizer(["jump twice and walk"], "words", size=100)
-  for number, line in enumerate(["jump twice", "jump  thrice and hop "]):
-    assert translate_command._read(line, number, tokenizer, 10) == line.strip()
-  assert capsys.readouterr().err == "line 1: not in the vocabulary: thrice hop\n"
+  run = Run(quickstart.get_config(), tokenizer, None, None, None)
+  monkeypatch.setattr("experiments.systems.load_config", lambda *_: run.config)
+  monkeypatch.setattr(train_module, "load_run", lambda *_: run)
+  name = "experiments.translation.translator.make_translator"
+  monkeypatch.setattr(name, lambda *_, **__: lambda lines: lines)
+  (tmp_path / "a.txt").write_text("jump twice\njump  thrice and hop \n")
+  translate_command.main("", str(tmp_path / "a.txt"), 0, 10, 0)
+  out, err = capsys.readouterr()
+  assert out == "jump twice\njump  thrice and hop\n"
+  assert err == "line 2: not in the vocabulary: thrice hop\n"
 
 
 def test_lines_are_translated_and_counted_in_portions(
@@ -166,25 +152,27 @@ def test_lines_are_translated_and_counted_in_portions(
   monkeypatch.setattr(translate_command, "_LINES_AT_ONCE", 2)
   assert translate("\n".join(LINES).encode()) == translations
   stdin = b"a cat\n" * 4 + b"the dog sees the house.\n"
-  answer = call(
-    "translate", f"--workdir={workdir}", "--max_source_length=3", stdin=stdin
-  )
-  assert answer.status == 0 and "line 5 has " in answer.err
+  flags = f"--workdir={workdir}", "--max_source_length=3"
+  answer = call("translate", *flags, stdin=stdin)
+  assert answer.status == 0
+  assert "line 5 has " in answer.err
 
 
 def test_so_many_checkpoints_are_averaged_as_asked(call, longer):
-  translate = lambda *flags: call("translate", f"--workdir={longer}", *flags)
-  assert "averages 12, 15 alone" in translate().err
-  assert translate("--average_checkpoints=1").err == ""
-  answer = translate("--average_checkpoints=4")
+  workdir = f"--workdir={longer}"
+  assert "averages 12, 15 alone" in call("translate", workdir).err
+  assert call("translate", workdir, "--average_checkpoints=1").err == ""
+
+
+def test_more_checkpoints_than_are_kept_are_refused(call, longer):
+  answer = call("translate", f"--workdir={longer}", "--average_checkpoints=4")
   answer.assert_refused("4, but only 3 are kept: give --average_checkpoints=3 or less")
 
 
 def test_a_run_older_than_the_choice_stops_at_the_bound_as_it_did(workdir, tmp_path):
-  config = json.loads((workdir / "config.json").read_text())
-  assert (
-    config["decoding"].pop("stop") == load_config(workdir).decoding.stop == "present"
-  )
+  assert load_config(workdir).decoding.stop == "present"
+  config = read_json(workdir / "config.json")
+  assert config["decoding"].pop("stop") == "present"
   (tmp_path / "config.json").write_text(json.dumps(config))
   assert load_config(tmp_path).decoding.stop == "bound"
 
@@ -196,18 +184,13 @@ def test_input_is_normalised_as_in_training(workdir):
 
 
 def test_training_strips_lines_as_translating_does():
-  pairs = [
-    ("a dog runs", "ein Hund rennt"),
-    ("it rains", "es regnet"),
-    ("no", "nein"),
-  ] * 4
+  pairs = [("a dog runs", "ein Hund rennt"), ("it rains", "es regnet"), ("no", "nein")]
   spaced = [(f"{source}\t", f"\u3000 {target}\u3000 ") for source, target in pairs]
   config, mesh = quickstart.get_config(), make_mesh(data=1)
-  tokenizer = learn_tokenizer(config, Corpus(dict(train=pairs, valid=pairs)))
-  both = [
-    make_batches(config, Corpus(dict(train=x, valid=x)), tokenizer, mesh)
-    for x in (spaced, pairs)
-  ]
+  stripped = Corpus(dict(train=4 * pairs, valid=4 * pairs))
+  tokenizer = learn_tokenizer(config, stripped)
+  corpora = Corpus(dict(train=4 * spaced, valid=4 * spaced)), stripped
+  both = [make_batches(config, corpus, tokenizer, mesh) for corpus in corpora]
   for ours, theirs in zip(*both, strict=True):
     assert ours.num_per_epoch == theirs.num_per_epoch
     for step in range(ours.num_per_epoch):
