@@ -32,30 +32,30 @@ def batch(step: int) -> Rows:
   return Rows(np.random.default_rng(step).normal(size=(8, 4)).astype(np.float32))
 
 
+def loss(weights: jax.Array, batch: Rows) -> jax.Array:
+  return jnp.mean((jnp.tanh(batch.target) @ weights.T - 1) ** 2)
+
+
 @jax.jit
 def train_step(state: TrainState, batch: Rows):
-  loss = lambda w: jnp.mean((jnp.tanh(batch.target) @ w.T - 1) ** 2)
-  value, gradient = jax.value_and_grad(loss)(state.params)
-  metrics = dict(
-    loss=value, grad_norm=jnp.float32(1), num_tokens=jnp.int32(8), skipped=0
-  )
+  value, gradient = jax.value_and_grad(loss)(state.params, batch)
+  metrics = dict(loss=value, grad_norm=jnp.float32(1))
+  metrics |= dict(num_tokens=jnp.int32(8), skipped=0)
   return TrainState(state.step + 1, state.params - 0.1 * gradient, ()), metrics
 
 
-def run(
-  folder: pathlib.Path,
-  num_steps: int,
-  num_devices=None,
-  at=lambda step: None,
-  stop=None,
-):
-  """Trains from the last checkpoint, if any; returns losses by step."""
-  mesh = make_mesh(-1 if num_devices is None else num_devices)
+def run(folder: pathlib.Path, num_steps: int, num_devices=-1, at=None, stop=None):
+  """Trains from the last checkpoint, if any; returns losses by step.
+
+  Calls `at` with each step that is reported.
+  """
+  mesh = make_mesh(num_devices)
   losses = {}
 
   def report(step, metrics):
     losses[step] = metrics["loss"]
-    at(step)
+    if at:
+      at(step)
 
   with (
     stop or StopOnSignal() as stop,
@@ -66,10 +66,11 @@ def run(
     state = checkpoints.restore(like=state) or state
     check_same(dict(num_steps=num_steps))
     stop.deferred = True
+    steps = itertools.count(int(state.step))
     take_steps(
       state,
       train_step,
-      (put_batch(batch(step), mesh) for step in itertools.count(int(state.step))),
+      (put_batch(batch(step), mesh) for step in steps),
       num_steps=num_steps,
       report=report,
       evaluate=lambda state: None,

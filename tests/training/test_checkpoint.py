@@ -1,4 +1,4 @@
-"""What is saved comes back bit for bit, and what cannot come back is refused in one line."""
+"""What is saved comes back bit for bit; what cannot come back is refused in one line."""
 
 import errno
 import json
@@ -8,7 +8,7 @@ import resource
 import shutil
 import subprocess
 import threading
-import unittest.mock
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -67,24 +67,24 @@ def test_the_first_save_is_complete_on_return(tmp_path):
     assert names(tmp_path) == ["1"]
 
 
-def test_every_dtype_comes_back_bit_for_bit(checkpoints):
+NAN_WITH_PAYLOAD, MINUS_ZERO = 0x7FC00001, 0x80000000
+DENORMAL, MINUS_INFINITY = 0x00000001, 0xFF800000
+
+
+DTYPES = ("float32", "bfloat16", "float16", "uint32", "int32", "int8")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_comes_back_bit_for_bit(checkpoints, dtype):
   words = np.random.default_rng(0).integers(0, 2**32, (4, 6), np.uint32)
-  words[0, :4] = (
-    0x7FC00001,
-    0x80000000,
-    0x00000001,
-    0xFF800000,
-  )  # NaN payload, -0, denormal, -inf
-  state = {
-    "float32": jnp.asarray(words.view(np.float32)),
-    "bfloat16": jnp.asarray(words.view(jnp.bfloat16)),
-    "float16": jnp.asarray(words.view(np.float16)),
-    "uint32": jnp.asarray(words),
-    "int32": jnp.asarray(words.view(np.int32)),
-    "int8": jnp.asarray(words.view(np.int8)),
-    "bool": jnp.asarray(words > 2**31),
-    "scalar": jnp.float32(np.pi),
-  }
+  words[0, :4] = NAN_WITH_PAYLOAD, MINUS_ZERO, DENORMAL, MINUS_INFINITY
+  state = {"array": jnp.asarray(words.view(jnp.dtype(dtype)))}
+  checkpoints.save(1, state)
+  assert_same_bits(checkpoints.restore(like=state), state)
+
+
+def test_truth_values_and_scalars_come_back(checkpoints):
+  state = {"bool": jnp.arange(7) % 3 == 0, "scalar": jnp.float32(np.pi)}
   checkpoints.save(1, state)
   assert_same_bits(checkpoints.restore(like=state), state)
 
@@ -93,18 +93,16 @@ def test_others_can_check_the_digests(saved):
   words = ["sha256sum", "--check", "--strict", "--quiet", "sha256sums.txt"]
   subprocess.run(words, cwd=saved / "3", check=True)
   lines = (saved / "3" / "sha256sums.txt").read_text().splitlines()
-  assert {"manifest/metadata", "state/_METADATA"} < {
-    line.split("  ")[1] for line in lines
-  }
+  files = {line.split("  ")[1] for line in lines}
+  assert {"manifest/metadata", "state/_METADATA"} < files
 
 
 def test_an_older_checkpoint_has_other_digests_and_is_restored(copied, capsys):
   (copied / "3" / "sha256sums.txt").unlink()
   file = copied / "3" / "manifest" / "metadata"
-  manifest = json.loads(file.read_text())
-  arrays = {
-    name: [kind, "6651a214a3ff51cb"] for name, (kind,) in manifest["arrays"].items()
-  }
+  arrays = json.loads(file.read_text())["arrays"]
+  for kind_and_digest in arrays.values():
+    kind_and_digest.append("6651a214a3ff51cb")
   file.write_text(json.dumps(dict(step=3, arrays=arrays, digest="0")))
   assert_same_bits(Checkpoints(copied).restore(like=make_state()), make_state(3))
   warning = "checkpoint 3 has no sha256sums.txt: "
@@ -112,22 +110,21 @@ def test_an_older_checkpoint_has_other_digests_and_is_restored(copied, capsys):
   assert capsys.readouterr().err == f"{warning}\n"
 
 
+def averaged_steps(checkpoints, num, **options) -> list[int]:
+  return average_last(checkpoints, num, like=make_state().params, **options)[1]
+
+
 def test_a_step_between_saves_is_kept_until_the_next_save(tmp_path):
   with Checkpoints(tmp_path, keep=3, save_every=10) as checkpoints:
     for step, kept in ((40, [40]), (47, [40, 47]), (50, [40, 50]), (54, [40, 50, 54])):
       checkpoints.save(step, make_state(step))
-      assert (
-        checkpoints.steps() == kept
-        and checkpoints.restore(like=make_state()).step == step
-      )
-    assert average_last(checkpoints, 3, like=make_state().params)[1] == [50, 54]
+      assert checkpoints.steps() == kept
+      assert checkpoints.restore(like=make_state()).step == step
+    assert averaged_steps(checkpoints, 3) == [50, 54]
     checkpoints.save(60, make_state(60))
     assert checkpoints.steps() == [40, 50, 60]
     for since, averaged in ((0, [50, 60]), (51, [60]), (70, [60])):
-      assert (
-        average_last(checkpoints, 3, like=make_state().params, since=since)[1]
-        == averaged
-      )
+      assert averaged_steps(checkpoints, 3, since=since) == averaged
 
 
 def test_another_interval_keeps_what_was_kept(tmp_path):
@@ -138,10 +135,8 @@ def test_another_interval_keeps_what_was_kept(tmp_path):
     for step, after in ((56, [56]), (57, [56, 57]), (64, [56, 64])):
       checkpoints.save(step, make_state(step))
       assert checkpoints.steps() == [30, 40, 50, *after]
-  _, averaged = average_last(
-    Checkpoints(tmp_path), 5, like=make_state().params, part=1.0
-  )
-  assert averaged == [30, 40, 50, 56, 64]
+  steps = averaged_steps(Checkpoints(tmp_path), 5, part=1.0)
+  assert steps == [30, 40, 50, 56, 64]
 
 
 def test_an_interrupted_save_is_no_checkpoint_and_can_be_repeated(copied):
@@ -152,13 +147,13 @@ def test_an_interrupted_save_is_no_checkpoint_and_can_be_repeated(copied):
     assert_same_bits(checkpoints.restore(like=make_state()), make_state(4))
 
 
-@pytest.mark.parametrize("many_first", [True, False])
-def test_the_shardings_are_those_of_like(checkpoints, many_first):
-  mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-  many = NamedSharding(mesh, PartitionSpec("data"))
-  before, after = (many, SingleDeviceSharding(jax.devices()[1]))[
-    :: 1 if many_first else -1
-  ]
+MESH = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+MANY = NamedSharding(MESH, PartitionSpec("data"))
+ONE = SingleDeviceSharding(jax.devices()[1])
+
+
+@pytest.mark.parametrize("before, after", [(MANY, ONE), (ONE, MANY)])
+def test_the_shardings_are_those_of_like(checkpoints, before, after):
   state = {"w": jax.device_put(jnp.arange(64.0).reshape(16, 4), before)}
   checkpoints.save(1, state)
   like = {"w": jax.ShapeDtypeStruct((16, 4), jnp.float32, sharding=after)}
@@ -167,24 +162,22 @@ def test_the_shardings_are_those_of_like(checkpoints, many_first):
   assert restored["w"].sharding == after
 
 
+STATE = make_state()
+
+
 @pytest.mark.parametrize(
   "change, words",
   [
-    (
-      lambda s: s._replace(params=dict(s.params, extra=jnp.ones(2))),
-      "params.extra absent float32",
-    ),
-    (
-      lambda s: s._replace(opt_state=s.opt_state[0]),
-      "opt_state.0.count int32[] absent",
-    ),
-    (lambda s: s._replace(step=s.step[None]), "step int32[] int32[1]"),
-    (lambda s: s._replace(step=s.step.astype(jnp.float32)), "step int32[] float32[]"),
+    (dict(params=dict(STATE.params, extra=jnp.ones(2))), "params.extra absent float32"),
+    (dict(opt_state=STATE.opt_state[0]), "opt_state.0.count int32[] absent"),
+    (dict(step=STATE.step[None]), "step int32[] int32[1]"),
+    (dict(step=STATE.step.astype(jnp.float32)), "step int32[] float32[]"),
   ],
 )
 def test_another_structure_shape_or_dtype_names_the_leaf(saved, change, words):
-  text = refusal(Checkpoints(saved).restore, like=change(make_state()))
-  assert "checkpoint 3 is of another model" in text and "another --workdir" in text
+  text = refusal(Checkpoints(saved).restore, like=STATE._replace(**change))
+  assert "checkpoint 3 is of another model" in text
+  assert "another --workdir" in text
   assert all(word in text for word in words.split())
 
 
@@ -198,17 +191,18 @@ def test_a_damaged_step_is_set_aside_and_its_number_can_be_saved_again(copied, c
     with Checkpoints(copied, keep=2, rename_damaged=True) as checkpoints:
       assert_same_bits(checkpoints.restore(like=make_state()), make_state(2))
       line = capsys.readouterr().err
-      assert line.count("\n") == 1 and line.endswith(f": renamed to {name}\n")
+      assert line.count("\n") == 1
+      assert line.endswith(f": renamed to {name}\n")
       assert f"checkpoint {copied / '3'} is damaged: " in line
       assert (copied / name / "reason.txt").read_text().strip() in line
       assert checkpoints.steps()[-1] == 2
       checkpoints.save(3, make_state(3))
       assert_same_bits(checkpoints.restore(like=make_state()), make_state(3))
     assert names(copied) == ["2", "3", "damaged-3", "damaged-3-2"][: 2 + count]
-  damage(copied / "2"), damage(copied / "3")
-  with Checkpoints(
-    copied, rename_damaged=True
-  ) as checkpoints:  # there is no fresh start
+  damage(copied / "2")
+  damage(copied / "3")
+  # There is no fresh start.
+  with Checkpoints(copied, rename_damaged=True) as checkpoints:
     for _ in range(2):
       text = refusal(checkpoints.restore, like=make_state())
       assert f"no good checkpoint in {copied}: damaged are damaged-2, damaged-3" in text
@@ -219,47 +213,61 @@ def test_a_reader_passes_over_what_is_damaged_and_changes_nothing(copied, capsys
   checkpoints = Checkpoints(copied)
   assert_same_bits(checkpoints.restore(like=make_state()), make_state(2))
   average, _ = average_last(checkpoints, 3, like=make_state().params, part=1.0)
-  *lines, last = capsys.readouterr().err.splitlines()
-  assert len(lines) == 2 and all(line.endswith(": passed over") for line in lines)
-  assert all(f"checkpoint {copied / '3'} is damaged: " in line for line in lines)
-  assert "averages 1, 2 alone" in last and "fewer than 3 good checkpoints" in last
+  first, second, last = capsys.readouterr().err.splitlines()
+  for line in (first, second):
+    assert f"checkpoint {copied / '3'} is damaged: " in line
+    assert line.endswith(": passed over")
+  assert "averages 1, 2 alone" in last
+  assert "fewer than 3 good checkpoints" in last
   kernels = [np.asarray(make_state(step).params["kernel"]) for step in (1, 2)]
-  np.testing.assert_allclose(
-    average["kernel"], np.mean(kernels, 0), rtol=1e-6, atol=1e-8
-  )
-  damage(copied / "1"), damage(copied / "2")
+  mean = np.mean(kernels, axis=0)
+  np.testing.assert_allclose(average["kernel"], mean, rtol=1e-6, atol=1e-8)
+
+  damage(copied / "1")
+  damage(copied / "2")
   text = refusal(checkpoints.restore, like=make_state())
   assert f"no good checkpoint in {copied}: damaged are 1, 2, 3" in text
   assert names(copied) == ["1", "2", "3"]
 
 
-@pytest.mark.parametrize("how", ["bit", "truncated", "removed"])
-def test_damage_of_any_file_is_found(copied, how):
+def flip_first_bit(file):
+  content = file.read_bytes()
+  file.write_bytes(bytes([content[0] ^ 1, *content[1:]]))
+
+
+def truncate(file):
+  file.write_bytes(file.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("harm", [flip_first_bit, truncate, os.remove])
+def test_damage_of_any_file_is_found(copied, harm):
   step = copied / "3"
-  files = [file for file in step.rglob("*") if file.is_file()]
-  assert len([file for file in files if file.parent != step]) > 5
+  files = [file for file in step.rglob("*") if file.is_file() and file.parent != step]
+  assert len(files) > 5
   for file in files:
     content = file.read_bytes()
-    if how == "removed":
-      file.unlink()
-    elif how == "truncated":
-      file.write_bytes(content[:-1])
-    else:
-      file.write_bytes(bytes([content[0] ^ 1, *content[1:]]))
-    if file.parent == step:  # the digests, and what Orbax adds later
-      restored = Checkpoints(copied).restore(like=make_state())
-      assert_same_bits(restored, make_state(int(restored.step)))
-    else:
-      with pytest.raises(Damage, match=r"cannot be read|is not what was saved"):
-        check_digests(step)
+    harm(file)
+    with pytest.raises(Damage, match=r"cannot be read|is not what was saved"):
+      check_digests(step)
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("harm", [flip_first_bit, truncate, os.remove])
+def test_damage_beside_the_state_restores_a_step_as_it_was(copied, harm):
+  # The digests, and what Orbax adds later.
+  for file in [file for file in (copied / "3").iterdir() if file.is_file()]:
+    content = file.read_bytes()
+    harm(file)
+    restored = Checkpoints(copied).restore(like=make_state())
+    assert_same_bits(restored, make_state(int(restored.step)))
     file.write_bytes(content)
 
 
 @pytest.mark.parametrize(
   "name, missing",
   [
-    ("sha256sums.txt", ""),
-    ("manifest/metadata", ""),
+    ("sha256sums.txt", None),
+    ("manifest/metadata", None),
     ("manifest/metadata", "sha256sums.txt"),
   ],
 )
@@ -270,9 +278,7 @@ def test_a_folder_in_place_of_a_file_is_damage(copied, name, missing):
   if missing:
     (step / missing).unlink()
   assert Checkpoints(copied).restore(like=make_state()).step == 2
-  assert average_last(Checkpoints(copied), 2, part=1.0, like=make_state().params)[
-    1
-  ] == [1, 2]
+  assert averaged_steps(Checkpoints(copied), 2, part=1.0) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -303,9 +309,7 @@ def test_a_step_in_the_folder_of_another_is_damage(copied, capsys):
 
 def test_what_is_not_the_checkpoints_fault_sets_nothing_aside(copied, monkeypatch):
   error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
-  monkeypatch.setattr(
-    ocp.Checkpointer, "restore", unittest.mock.Mock(side_effect=error)
-  )
+  monkeypatch.setattr(ocp.Checkpointer, "restore", mock.Mock(side_effect=error))
   with pytest.raises(jax.errors.JaxRuntimeError):
     Checkpoints(copied, rename_damaged=True).restore(like=make_state())
   assert names(copied) == ["1", "2", "3"]
@@ -313,19 +317,20 @@ def test_what_is_not_the_checkpoints_fault_sets_nothing_aside(copied, monkeypatc
 
 def test_a_path_in_which_orbax_loses_what_it_saves_is_refused(tmp_path):
   text = refusal(Checkpoints, tmp_path / "lr[0.1]" / "checkpoints")
-  assert "another --workdir" in text and text.isprintable()
+  assert "another --workdir" in text
+  assert text.isprintable()
   assert not names(tmp_path)
 
 
 # A disk that takes no more
-# -----------------------------------------------------------------------
+# --------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["File too large", "Read-only file system"])
 def reason(request, monkeypatch):
   if "Read-only" in request.param:
     error = OSError(errno.EROFS, request.param)
-    monkeypatch.setattr(os, "mkdir", unittest.mock.Mock(side_effect=error))
+    monkeypatch.setattr(os, "mkdir", mock.Mock(side_effect=error))
     yield request.param
     return
   before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -347,8 +352,7 @@ def test_a_write_that_the_disk_refuses_is_one_line_and_nothing_waits(
 
   text = refusal(save)
   assert f"cannot write a checkpoint in {copied} ({reason}): " in text
-  assert not [
-    x for x in {*threading.enumerate()} - threads if "Signaling" in type(x).__name__
-  ]
+  new = {type(thread).__name__ for thread in {*threading.enumerate()} - threads}
+  assert not [name for name in new if "Signaling" in name]
   assert names(copied) == ["1", "2", "3"]
   assert_same_bits(Checkpoints(copied).restore(like=make_state()), make_state(3))

@@ -1,4 +1,4 @@
-"""The digest of the code is that of the code which runs, wherever it was imported from."""
+"""The digest of the code is of the code that runs, wherever it was imported from."""
 
 import pathlib
 import shutil
@@ -15,9 +15,8 @@ def test_the_digest_is_of_the_packages_that_are_imported(
   package, tmp_path, monkeypatch
 ):
   (folder,) = map(pathlib.Path, package.__path__)
-  copy = shutil.copytree(
-    folder, tmp_path / folder.name, ignore=shutil.ignore_patterns("*.xz")
-  )
+  ignored = shutil.ignore_patterns("*.xz")
+  copy = shutil.copytree(folder, tmp_path / folder.name, ignore=ignored)
   before = code_version()
   monkeypatch.setattr(package, "__path__", [str(copy)])
   assert code_version() == before

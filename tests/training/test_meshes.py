@@ -1,4 +1,4 @@
-"""Results do not depend on the mesh, and between devices moves what must and nothing else."""
+"""Results do not depend on the mesh; between devices moves what must, no more."""
 
 import functools
 import re
@@ -25,22 +25,28 @@ from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 MESHES = [(8, 1, 1, 1), (1, 8, 1, 1), (1, 1, 8, 1), (1, 1, 1, 8), (1, 2, 2, 2)]
 # What moves along an axis besides sums. Along a sequence: keys, a token to the right
 # and, in short sequences, heads in place of tokens.
-EXPECTED = dict(
-  data=set(),
-  fsdp={"all-gather", "reduce-scatter"},
-  tensor=set(),
-  sequence={"all-gather", "reduce-scatter", "collective-permute", "all-to-all"},
-)
+EXPECTED = {
+  "data": set(),
+  "fsdp": {"all-gather", "reduce-scatter"},
+  "tensor": set(),
+  "sequence": {"all-gather", "reduce-scatter", "collective-permute", "all-to-all"},
+}
+KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
 
 
-def step_on(sizes, ring=False):
-  mesh = make_mesh(**dict(zip(AXES, sizes, strict=True)))
+def mesh_of(sizes):
+  return make_mesh(**dict(zip(AXES, sizes, strict=True)))
+
+
+def step_on(sizes, loss=smoothed):
+  mesh = mesh_of(sizes)
   graphdef, shapes = make_model(**DROPOUT)
-  state = lambda: put_parameters(init_state(filled(shapes, 0.2), SGD), mesh)
-  step = make_train_step(graphdef, in_ring(smoothed) if ring else smoothed, SGD)
+  step = make_train_step(graphdef, loss, SGD)
   with jax.set_mesh(mesh):
-    compiled = step.lower(state(), put_batch(copy_task(0), mesh)).compile()
-    after, metrics = compiled(state(), put_batch(copy_task(0), mesh))
+    state = put_parameters(init_state(filled(shapes, 0.2), SGD), mesh)
+    batch = put_batch(copy_task(0), mesh)
+    compiled = step.lower(state, batch).compile()
+    after, metrics = compiled(state, batch)
   return after, metrics, compiled.as_text()
 
 
@@ -49,28 +55,36 @@ def on_one_device():
   return step_on((1, 1, 1, 1))
 
 
-@pytest.mark.parametrize(
-  "sizes, ring", [*((x, False) for x in MESHES), ((1, 1, 2, 4), True)]
-)
-def test_a_mesh_gives_one_devices_loss_and_gradients(sizes, ring):
-  after, metrics, text = step_on(sizes, ring)
-  one, wanted, _ = on_one_device()
-  np.testing.assert_allclose(metrics["loss"], wanted["loss"], rtol=1e-5)
-  for ours, theirs in zip(jax.tree.leaves(after), jax.tree.leaves(one), strict=True):
+def assert_as_on_one_device(after, metrics):
+  wanted, wanted_metrics, _ = on_one_device()
+  np.testing.assert_allclose(metrics["loss"], wanted_metrics["loss"], rtol=1e-5)
+  for ours, theirs in zip(jax.tree.leaves(after), jax.tree.leaves(wanted), strict=True):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
-  kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-  expected = [
-    EXPECTED[name] for name, size in zip(AXES, sizes, strict=True) if size > 1
-  ]
-  if ring:
-    expected = [{"collective-permute"}]
-  assert {*re.findall(rf" ({kinds})(?:-start)?\(", text)} <= {"all-reduce"}.union(
-    *expected
-  )
 
 
-# --- graphs
-# ---------------------------------------------------------------------------------------
+def kinds_of_transfers(text: str) -> set[str]:
+  return {*re.findall(rf" ({KINDS})(?:-start)?\(", text)}
+
+
+@pytest.mark.parametrize("sizes", MESHES)
+def test_a_mesh_gives_one_devices_loss_and_gradients(sizes):
+  after, metrics, text = step_on(sizes)
+  assert_as_on_one_device(after, metrics)
+  expected = {"all-reduce"}
+  for name, size in zip(AXES, sizes, strict=True):
+    if size > 1:
+      expected |= EXPECTED[name]
+  assert kinds_of_transfers(text) <= expected
+
+
+def test_a_ring_gives_one_devices_loss_and_gradients():
+  after, metrics, text = step_on((1, 1, 2, 4), in_ring(smoothed))
+  assert_as_on_one_device(after, metrics)
+  assert kinds_of_transfers(text) <= {"all-reduce", "collective-permute"}
+
+
+# Graphs
+# --------------------------------------------------------------------------------------
 
 
 def graph(number: int) -> Graph:
@@ -88,19 +102,20 @@ def graphs() -> GraphBatch:
   return GraphBatches(some, seed=None, **options)[0]
 
 
+SIZES = dict(num_node_labels=2, num_edge_labels=3, num_classes=2, num_edge_features=1)
+SIZES |= dict(num_layers=1, width=8, num_heads=2, feed_forward=8)
+
+
 @functools.cache
 def graph_loss_on(sizes, implementation):
-  config = GraphEncoderConfig(
-    **dict(num_node_labels=2, num_edge_labels=3, num_classes=2, num_edge_features=1),
-    **dict(
-      num_layers=1, width=8, num_heads=2, feed_forward=8, implementation=implementation
-    ),
-  )
-  graphdef, shapes = nnx.split(
-    nnx.eval_shape(lambda: GraphEncoder(config, rngs=nnx.Rngs(0)))
-  )
-  loss = lambda params, batch: loss_of_graphs(nnx.merge(graphdef, params), batch).sum
-  mesh = make_mesh(**dict(zip(AXES, sizes, strict=True)))
+  config = GraphEncoderConfig(**SIZES, implementation=implementation)
+  model = nnx.eval_shape(lambda: GraphEncoder(config, rngs=nnx.Rngs(0)))
+  graphdef, shapes = nnx.split(model)
+
+  def loss(params, batch):
+    return loss_of_graphs(nnx.merge(graphdef, params), batch).sum
+
+  mesh = mesh_of(sizes)
   with jax.set_mesh(mesh):
     params, batch = put_parameters(filled(shapes, 0.6), mesh), put_batch(graphs(), mesh)
     step = jax.jit(jax.value_and_grad(loss)).lower(params, batch).compile()

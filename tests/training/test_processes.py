@@ -3,11 +3,11 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from experiments.errors import InputError
@@ -30,40 +30,35 @@ def slurm(process: int, number: int) -> dict[str, str]:
   )
 
 
-def start(*arguments, number: int = 2) -> list[subprocess.Popen]:
-  command = [sys.executable, small_run.__file__, *map(str, arguments)]
-  return [
-    subprocess.Popen(
-      command,
-      env=dict(os.environ, **CPU, **slurm(process, number)),
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      text=True,
-    )
-    for process in range(number)
-  ]
+def start(*arguments) -> list[subprocess.Popen]:
+  """Starts two processes, as srun does."""
+  words = [sys.executable, small_run.__file__, *map(str, arguments)]
+  pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+  first, second = (os.environ | CPU | slurm(process, 2) for process in (0, 1))
+  return [subprocess.Popen(words, env=env, **pipes) for env in (first, second)]
 
 
-def finish(processes, seconds: float = 120) -> list[tuple[str, str]]:
+def finish(processes) -> list[tuple[str, str]]:
+  """Waits for the processes; returns what they print."""
   try:
-    texts = [process.communicate(timeout=seconds) for process in processes]
+    texts = [process.communicate(timeout=120) for process in processes]
   finally:
     for process in processes:
       process.kill()
       process.communicate()
-  assert [process.returncode for process in processes] == [0] * len(processes), texts
+  assert [process.returncode for process in processes] == [0, 0], texts
   return texts
 
 
 def answers(texts):
-  lines = [
-    line for out, _ in texts for line in out.splitlines() if line.startswith("{")
-  ]
-  found = sorted(map(json.loads, lines), key=lambda answer: answer["process"])
-  return [
-    ({int(k): v for k, v in answer["losses"].items()}, answer["signal"])
-    for answer in found
-  ]
+  """Returns the losses and the signal of each process, in their order."""
+  text = "".join(out for out, _ in texts)
+  found = {}
+  for line in re.findall(r"^\{.*$", text, re.MULTILINE):
+    answer = json.loads(line)
+    losses = {int(step): loss for step, loss in answer["losses"].items()}
+    found[answer["process"]] = losses, answer["signal"]
+  return found[0], found[1]
 
 
 def test_two_processes_that_slurm_started_go_on_from_one_and_one_from_them(tmp_path):
@@ -73,14 +68,15 @@ def test_two_processes_that_slurm_started_go_on_from_one_and_one_from_them(tmp_p
 
   one, other = answers(finish(start(folder, 20, 1, int(signal.SIGINT), 6)))
   first, received = one
-  assert one == other and received == "SIGINT" and 6 <= max(first) < 10
-  assert sorted(path.name for path in folder.iterdir()) == ["3", str(max(first))]
+  last = max(first)
+  assert one == other
+  assert received == "SIGINT"
+  assert 6 <= last < 10
+  assert {path.name for path in folder.iterdir()} == {"3", str(last)}
 
   losses |= first | small_run.run(folder, 20, num_devices=2)
   assert [*losses] == [*range(1, 21)]
-  np.testing.assert_allclose(
-    [*losses.values()], [*straight.values()], rtol=0, atol=1e-5
-  )
+  assert losses == pytest.approx(straight, rel=0, abs=1e-5)
   assert straight[20] < straight[1]
 
 
@@ -94,19 +90,29 @@ def test_damage_that_one_process_alone_can_see_is_known_to_all(tmp_path):
   texts = finish(start(folder, 12))
   for again, _ in answers(texts):
     assert again == {step: losses[step] for step in (11, 12)}
-  told = [line for _, err in texts for line in err.splitlines() if "is damaged" in line]
-  assert len(told) == 1 and told[0].endswith(": renamed to damaged-12")
+  errors = "".join(err for _, err in texts)
+  (line,) = [line for line in errors.splitlines() if "is damaged" in line]
+  assert line.endswith(": renamed to damaged-12")
 
 
-def test_where_the_environment_names_others_or_is_wrong():
-  assert is_one_of_several(slurm(0, 2)) and is_one_of_several(
-    {"OMPI_COMM_WORLD_SIZE": "4"}
-  )
-  batch_script = {k: v for k, v in slurm(0, 2).items() if "STEP" not in k}
-  for alone in ({}, slurm(0, 1), batch_script, {"OMPI_COMM_WORLD_SIZE": "1"}):
-    assert not is_one_of_several(alone)
-    join_processes(env=alone)
-  with pytest.raises(
-    InputError, match=r"cannot join the other processes .*'x'.*JAX_PROCESS_ID"
-  ):
-    join_processes(env=dict(JAX_COORDINATOR_ADDRESS="localhost:1", JAX_PROCESS_ID="x"))
+BATCH_SCRIPT = {k: v for k, v in slurm(0, 2).items() if "STEP" not in k}
+
+
+@pytest.mark.parametrize("env", [slurm(0, 2), {"OMPI_COMM_WORLD_SIZE": "4"}])
+def test_an_environment_that_names_others_is_of_one_of_several(env):
+  assert is_one_of_several(env)
+
+
+@pytest.mark.parametrize(
+  "env", [{}, slurm(0, 1), BATCH_SCRIPT, {"OMPI_COMM_WORLD_SIZE": "1"}]
+)
+def test_an_environment_that_names_no_others_is_of_one_alone(env):
+  assert not is_one_of_several(env)
+  join_processes(env=env)
+
+
+def test_a_wrong_environment_is_named():
+  env = dict(JAX_COORDINATOR_ADDRESS="localhost:1", JAX_PROCESS_ID="x")
+  words = r"cannot join the other processes .*'x'.*JAX_PROCESS_ID"
+  with pytest.raises(InputError, match=words):
+    join_processes(env=env)

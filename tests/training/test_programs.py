@@ -1,4 +1,4 @@
-"""A program that is kept is found again by what it depends on, and a broken file is none."""
+"""A program that is kept is found by what it depends on, and a broken file is none."""
 
 import os
 from typing import NamedTuple
@@ -23,10 +23,9 @@ ARGS = np.arange(4), (np.ones(4), None)
 
 @pytest.fixture
 def process(cache):
-  """Returns a function that calls a program as a new process would; returns how often it traces."""
-  mesh = jax.make_mesh(
-    (2,), ("rows",), devices=jax.devices()[:2], axis_types=(AxisType.Auto,)
-  )
+  """Calls a program as a new process would; returns how often it is traced."""
+  devices = jax.devices()[:2]
+  mesh = jax.make_mesh((2,), ("rows",), devices=devices, axis_types=(AxisType.Auto,))
 
   def process(args=ARGS, key="a") -> int:
     traced = []
@@ -37,28 +36,34 @@ def process(cache):
 
     function = jax.jit(multiply, donate_argnums=0)
     pair = jax.device_put(Pair(*args), NamedSharding(mesh, jax.P("rows")))
-    call = keep_programs(function, key, [*mesh.devices.flat])
+    call = keep_programs(function, key, devices)
     for by in (3, 4):
       found, again = call(jax.tree.map(jnp.copy, pair), np.int32(by))
       np.testing.assert_array_equal(found.first, args[0] * by)
       np.testing.assert_array_equal(found.second[0], args[1][0] + by)
-      assert (
-        found.second[1] is None
-        and again == by
-        and found.first.sharding == pair.first.sharding
-      )
+      assert found.second[1] is None
+      assert found.first.sharding == pair.first.sharding
+      assert again == by
     return len(traced)
 
   return process
 
 
-@pytest.mark.parametrize("change", [
-  dict(key="b"), dict(args=(np.arange(8), ARGS[1])), dict(args=(np.arange(4.0), ARGS[1])),
-])  # fmt: skip
+OTHER_SHAPE = np.arange(8), ARGS[1]
+OTHER_DTYPE = np.arange(4.0), ARGS[1]
+
+
+@pytest.mark.parametrize(
+  "change", [{"key": "b"}, {"args": OTHER_SHAPE}, {"args": OTHER_DTYPE}]
+)
 def test_another_process_traces_only_what_has_another_key_shape_or_dtype(
   process, change
 ):
   assert [process(), process(**change), process(**change), process()] == [1, 1, 0, 0]
+
+
+def sort_product(x):
+  return jnp.sort(x @ x.T)
 
 
 def test_a_program_that_jax_has_compiled_before_is_kept_whole(cache):
@@ -67,30 +72,28 @@ def test_a_program_that_jax_has_compiled_before_is_kept_whole(cache):
   jax.config.update(name, 0)
   compilation_cache.reset_cache()  # so that it uses the folder
   try:
-    jax.jit(lambda x: jnp.sort(x @ x.T))(jnp.eye(8))
+    jax.jit(sort_product)(jnp.eye(8))
     for _ in range(2):
-      call = keep_programs(jax.jit(lambda x: jnp.sort(x @ x.T)), "a", jax.devices()[:1])
+      call = keep_programs(jax.jit(sort_product), "a", jax.devices()[:1])
       np.testing.assert_array_equal(call(jnp.eye(8)), np.sort(np.eye(8)))
   finally:
     jax.config.update(name, before)
     compilation_cache.reset_cache()
 
 
-@pytest.mark.parametrize("content", [b"", b"no program", None])
-def test_a_broken_file_is_replaced(process, cache, content):
-  process()
-  (file,) = (cache / "programs").iterdir()
-  half = file.read_bytes()[:-99]
-  file.write_bytes(half if content is None else content)
-  assert [process(), process()] == [1, 0]
+def flip_bit(content: bytes) -> bytes:
+  flipped = bytearray(content)
+  flipped[len(content) // 5] ^= 1
+  return bytes(flipped)
 
 
-def test_a_flipped_bit_is_noticed(process, cache):
+@pytest.mark.parametrize(
+  "damage", [lambda _: b"", lambda _: b"no program", lambda x: x[:-99], flip_bit]
+)
+def test_a_broken_file_is_replaced(process, cache, damage):
   process()
   (file,) = (cache / "programs").iterdir()
-  content = bytearray(file.read_bytes())
-  content[len(content) // 5] ^= 1
-  file.write_bytes(content)
+  file.write_bytes(damage(file.read_bytes()))
   assert [process(), process()] == [1, 0]
 
 
@@ -114,17 +117,17 @@ def test_a_folder_that_cannot_be_written_and_no_key_keep_nothing(process, cache)
 
 
 def test_the_files_used_least_are_deleted(process, cache, monkeypatch):
-  def files():
-    return {file.name: file.stat().st_size for file in (cache / "programs").iterdir()}
-
+  folder = cache / "programs"
   process()
-  (used,) = files()
+  (used,) = folder.iterdir()
   process(key="b")
-  before = files()
-  for name in before:  # a file system's clock may be coarse
-    os.utime(cache / "programs" / name, (1, 1))
+  before = {*folder.iterdir()}
+  for file in before:  # a file system's clock may be coarse
+    os.utime(file, (1, 1))
   process()
-  limit = sum(before.values()) * 5 // 4
+  limit = sum(file.stat().st_size for file in before) * 5 // 4
   monkeypatch.setattr("experiments.training.programs._MOST_BYTES", limit)
   process(key="c")
-  assert len(files()) == 2 and before.keys() & files().keys() == {used}
+  after = {*folder.iterdir()}
+  assert len(after) == 2
+  assert before & after == {used}

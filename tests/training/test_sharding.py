@@ -9,7 +9,8 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from experiments.errors import InputError
-from experiments.training.sharding import _arranged, make_mesh, parameter_sharding
+from experiments.training import sharding
+from experiments.training.sharding import make_mesh, parameter_sharding
 from experiments.training.step import init_state, inverse_sqrt
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 
@@ -23,53 +24,81 @@ class Chip:
   device_kind: str = "cpu"
 
 
-def test_slices_of_tpus_are_parts_of_the_batch():
+@pytest.fixture
+def chips(monkeypatch):
+  """Puts eight TPUs in two slices in place of the devices."""
   chips = [Chip(id, id // 4) for id in range(8)]
-  assert [chip.id for chip in _arranged((8, 1, 1, 1), chips).flat] == [*range(8)]
-  for part in _arranged((2, 2, 1, 2), chips[::2] + chips[1::2]):
-    assert len({chip.slice_index for chip in part.flat}) == 1
-  with pytest.raises(
-    InputError, match=r"mesh\.data is 1: give a multiple of 2, the slices"
-  ):
-    _arranged((1, 1, 1, 8), chips)
+  monkeypatch.setattr(sharding, "Mesh", lambda devices, *_, **__: devices)
+  return chips
+
+
+def test_slices_of_tpus_are_parts_of_the_batch(chips):
+  mixed = chips[::2] + chips[1::2]
+  whole = make_mesh(data=8, devices=chips)
+  assert [chip.id for chip in whole.flat] == [*range(8)]
+  first, second = make_mesh(data=2, fsdp=2, sequence=2, devices=mixed)
+  assert {chip.slice_index for chip in first.flat} == {0}
+  assert {chip.slice_index for chip in second.flat} == {1}
+
+
+def test_slices_of_tpus_that_the_batch_cannot_have_are_refused(chips):
+  words = r"mesh\.data is 1: give a multiple of 2, the slices"
+  with pytest.raises(InputError, match=words):
+    make_mesh(data=1, sequence=8, devices=chips)
 
 
 def specs(mesh, **values) -> dict[str, PartitionSpec]:
-  config = TransformerConfig(
-    12, 12, num_layers=1, width=16, num_heads=4, feed_forward=8, **values
-  )
+  """Returns how each array of a training's state is cut, by its path."""
+  values |= dict(num_layers=1, width=16, num_heads=4, feed_forward=8)
+  config = TransformerConfig(12, 12, **values)
   params = nnx.state(nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0))))
-  state = jax.eval_shape(
-    lambda p: init_state(p, optax.adam(inverse_sqrt(1.0, 1))), params
-  )
-  leaves = jax.tree.flatten_with_path(parameter_sharding(state, mesh))[0]
-  name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
-  return {name(path).removesuffix(".value"): place.spec for path, place in leaves}
+  optimizer = optax.adam(inverse_sqrt(1.0, 1))
+  state = jax.eval_shape(lambda params: init_state(params, optimizer), params)
+  found = {}
+  for path, place in jax.tree.leaves_with_path(parameter_sharding(state, mesh)):
+    name = jax.tree_util.keystr(path, simple=True, separator=".")
+    found[name.removesuffix(".value")] = place.spec
+  return found
 
 
-def test_all_that_is_large_is_cut_by_fsdp_and_by_tensor_and_so_are_its_moments():
-  found, P = specs(make_mesh(data=2, fsdp=2, tensor=2)), PartitionSpec
+@pytest.fixture(scope="module")
+def cut():
+  return specs(make_mesh(data=2, fsdp=2, tensor=2))
+
+
+def test_only_what_is_small_is_whole(cut):
   small = ("count", "step", "norm.bias", "norm.scale", "out.bias")
-  assert all(path.endswith(small) for path, spec in found.items() if not any(spec))
-  wanted = {
-    "self_attention.query.kernel": P("fsdp", "tensor", None),
-    "self_attention.out.kernel": P("tensor", None, "fsdp"),
-    "self_attention.tables.value": P(None, "tensor", None),
-    "feed_forward.hidden.bias": P("tensor"),
-    "feed_forward.out.kernel": P("tensor", "fsdp"),
-    "softmax.table": P("tensor", "fsdp"),
-  }
-  for end, spec in wanted.items():
-    of_end = {path: found[path] for path in found if path.endswith(end)}
-    assert {path.split(".")[2] for path in of_end if path[0] == "o"} == {"mu", "nu"}
-    assert any(path[0] == "p" for path in of_end) and {*of_end.values()} == {spec}
+  whole = [path for path, spec in cut.items() if not any(spec)]
+  assert [path for path in whole if not path.endswith(small)] == []
+
+
+@pytest.mark.parametrize(
+  "end, spec",
+  [
+    ("self_attention.query.kernel", PartitionSpec("fsdp", "tensor", None)),
+    ("self_attention.out.kernel", PartitionSpec("tensor", None, "fsdp")),
+    ("self_attention.tables.value", PartitionSpec(None, "tensor", None)),
+    ("feed_forward.hidden.bias", PartitionSpec("tensor")),
+    ("feed_forward.out.kernel", PartitionSpec("tensor", "fsdp")),
+    ("softmax.table", PartitionSpec("tensor", "fsdp")),
+  ],
+)
+def test_what_is_large_is_cut_by_fsdp_and_by_tensor_and_so_are_its_moments(
+  cut, end, spec
+):
+  found = {path: cut[path] for path in cut if path.endswith(end)}
+  assert {*found.values()} == {spec}
+  owners = {path.partition(".")[0] for path in found}
+  assert owners == {"params", "opt_state"}
+  moments = [path.split(".")[2] for path in found if path.startswith("opt_state")]
+  assert {*moments} == {"mu", "nu"}
 
 
 def test_what_does_not_divide_is_whole():
-  embedding = lambda **sizes: specs(make_mesh(**sizes), tables_per_head=False)[
-    "params.softmax.table"
-  ]
-  assert embedding(data=1, fsdp=2, tensor=4) == PartitionSpec("tensor", "fsdp")
-  assert embedding(data=1, tensor=8) == PartitionSpec()
-  found = specs(make_mesh(data=1, tensor=8), tables_per_head=False)
-  assert found["params.encoder.layers.0.self_attention.tables.key"] == PartitionSpec()
+  name = "params.softmax.table"
+  four = specs(make_mesh(data=1, fsdp=2, tensor=4), tables_per_head=False)
+  assert four[name] == PartitionSpec("tensor", "fsdp")
+  eight = specs(make_mesh(data=1, tensor=8), tables_per_head=False)
+  assert eight[name] == PartitionSpec()
+  key = "params.encoder.layers.0.self_attention.tables.key"
+  assert eight[key] == PartitionSpec()

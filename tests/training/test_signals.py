@@ -13,6 +13,7 @@ import pytest
 
 from experiments.training.processes import StopOnSignal, Stopped
 
+ROOT = pathlib.Path(__file__).parents[2]
 # Its main thread stays in compiled code, as in a compilation that takes long.
 ENDLESS = """
 import jax
@@ -26,8 +27,8 @@ with StopOnSignal() as stop:
 """
 
 
-def terminate(number=signal.SIGTERM):
-  signal.raise_signal(number)
+def terminate(*_):
+  signal.raise_signal(signal.SIGTERM)
 
 
 @pytest.fixture
@@ -50,19 +51,21 @@ def test_one_signal_stops_a_second_changes_nothing_and_the_handler_is_put_back(
   with StopOnSignal() as stop:
     stop.deferred = waits
     if waits:
-      terminate(number)
+      signal.raise_signal(number)
     else:
       with pytest.raises(Stopped):
-        terminate(number)
-    terminate(number)  # is ignored, so that the first one's save ends
-    assert stop.should_stop() and stop.stopping and stop.signal == number
+        signal.raise_signal(number)
+    signal.raise_signal(number)  # is ignored, so that the first one's save ends
+    assert stop.should_stop()
+    assert stop.stopping
+    assert stop.signal == number
   assert signal.getsignal(number) == before
 
 
 def test_a_signal_that_is_ignored_stays_ignored(before):
   signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as by nohup
   with StopOnSignal() as stop:
-    terminate(signal.SIGHUP)
+    signal.raise_signal(signal.SIGHUP)
     assert not stop.should_stop()
 
 
@@ -70,22 +73,21 @@ def test_what_may_be_cut_short_is(before):
   with StopOnSignal() as stop:
     stop.deferred = True
     with stop.interruptible():
-      with contextlib.suppress(
-        Exception
-      ):  # as a library does whose cache cannot be read
+      # As a library does that cannot read its cache.
+      with contextlib.suppress(Exception):
         terminate()
       pytest.fail("the block goes on")
-    assert stop.deferred and stop.stopping
+    assert stop.deferred
+    assert stop.stopping
 
 
 def test_no_signal_raises_in_a_callback_of_gc_which_would_show_and_drop_it(before):
-  callback = lambda *_: terminate()
   with StopOnSignal() as stop:
-    gc.callbacks.append(callback)
+    gc.callbacks.append(terminate)
     try:
       gc.collect()
     finally:
-      gc.callbacks.remove(callback)
+      gc.callbacks.remove(terminate)
     with pytest.raises(Stopped):  # the next one is not lost
       terminate()
     assert stop.should_stop()
@@ -97,17 +99,16 @@ def test_an_interrupt_that_a_launcher_passes_on_too_stops_once(before):
     with pytest.raises(Stopped):
       signal.raise_signal(signal.SIGINT)
     terminate()
-    assert stop.signal == signal.SIGINT and stop.should_stop()
+    assert stop.signal == signal.SIGINT
+    assert stop.should_stop()
   assert signal.getsignal(signal.SIGINT) == interrupts
 
 
 def test_an_interrupt_is_answered_at_once_and_a_second_exits():
-  root = pathlib.Path(__file__).parents[2]
   pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
   env = os.environ | dict(JAX_PLATFORMS="cpu")
-  with subprocess.Popen(
-    [sys.executable, "-c", ENDLESS], cwd=root, env=env, **pipes
-  ) as process:
+  words = [sys.executable, "-c", ENDLESS]
+  with subprocess.Popen(words, cwd=ROOT, env=env, **pipes) as process:
     limit = threading.Timer(60, process.kill)
     limit.start()
     assert process.stdout.readline() == "ready\n"
@@ -116,6 +117,5 @@ def test_an_interrupt_is_answered_at_once_and_a_second_exits():
     process.send_signal(signal.SIGINT)
     assert process.wait() == 130
     limit.cancel()
-  assert (
-    answer == "stopping after this step or compilation; Ctrl-C again exits at once\n"
-  )
+  again = "Ctrl-C again exits at once"
+  assert answer == f"stopping after this step or compilation; {again}\n"

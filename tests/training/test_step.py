@@ -1,4 +1,4 @@
-"""The training step: devices, microbatches and padding do not matter; a bad step is left out."""
+"""Devices, microbatches and padding do not matter to a step; a bad one is left out."""
 
 import functools
 
@@ -9,6 +9,7 @@ import optax
 import pytest
 from compiling import filled
 from flax import nnx
+from jax.flatten_util import ravel_pytree
 
 from experiments.data.batching import Batch
 from experiments.data.tokenizer import EOS, PAD
@@ -25,10 +26,8 @@ from experiments.translation import train as train_module
 from experiments.translation.train import loss
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 
-RATES = (
-  "dropout_rate",
-  *(f"{of}_dropout_rate" for of in ("embedding", "attention", "feed_forward")),
-)
+RATES = "dropout_rate", "embedding_dropout_rate"
+RATES += "attention_dropout_rate", "feed_forward_dropout_rate"
 DROPOUT = dict.fromkeys(RATES, 0.1)
 CONFIG = dict(num_layers=1, width=16, num_heads=8, feed_forward=32, max_distance=2)
 RATE = inverse_sqrt(0.02, 50)
@@ -50,17 +49,16 @@ def start(optimizer, num_devices: int = 1) -> TrainState:
 
 def copy_task(step: int) -> Batch:
   generator = np.random.default_rng(step)
-  tokens = generator.integers(4, 12, (8, 8))
-  lengths = generator.integers(1, 8, (8, 1))
+  rows = generator.integers(4, 12, (8, 8), np.int32)
+  ends = generator.integers(1, 8, (8, 1))
   place = np.arange(8)
-  rows = np.where(place < lengths, tokens, np.where(place == lengths, EOS, PAD)).astype(
-    np.int32
-  )
+  rows[place == ends] = EOS
+  rows[place > ends] = PAD
   return Batch(rows, rows)
 
 
-# --- gradients, without dropout
-# -------------------------------------------------------------------
+# Gradients, without dropout
+# --------------------------------------------------------------------------------------
 
 STILL, _ = make_model(**dict.fromkeys(DROPOUT, 0.0))
 
@@ -75,10 +73,10 @@ def sgd_step():
 
 
 def gradient(step, batch: Batch):
-  old = [np.array(leaf) for leaf in jax.tree.leaves(start(SGD).params)]
-  new, metrics = step(start(SGD), batch)
-  pairs = zip(old, jax.tree.leaves(new.params), strict=True)
-  return np.concatenate([np.ravel(a - b) for a, b in pairs]), jax.device_get(metrics)
+  """Returns the gradient, as the loss of parameters in a step, and the metrics."""
+  before = ravel_pytree(start(SGD).params)[0]
+  state, metrics = step(start(SGD), batch)
+  return np.asarray(before - ravel_pytree(state.params)[0]), jax.device_get(metrics)
 
 
 def test_metrics_are_of_the_gradient_and_the_batch(sgd_step):
@@ -86,11 +84,10 @@ def test_metrics_are_of_the_gradient_and_the_batch(sgd_step):
   grads, metrics = gradient(sgd_step, batch)
   assert metrics["num_tokens"] == (batch.target != PAD).sum()
   assert metrics["grad_norm"] == pytest.approx(np.linalg.norm(grads), rel=1e-4)
-  found = make_eval_step(STILL, loss)(start(SGD).params, batch)
-  assert found.num_tokens == metrics["num_tokens"]
-  assert metrics["loss"] == pytest.approx(
-    float(found.sum) / int(found.num_tokens), rel=1e-5
-  )
+  total = make_eval_step(STILL, loss)(start(SGD).params, batch)
+  assert total.num_tokens == metrics["num_tokens"]
+  mean = float(total.sum) / int(total.num_tokens)
+  assert metrics["loss"] == pytest.approx(mean, rel=1e-5)
 
 
 def test_microbatches_sum_to_the_gradient_of_the_batch_though_one_is_padding(sgd_step):
@@ -105,10 +102,10 @@ def test_microbatches_sum_to_the_gradient_of_the_batch_though_one_is_padding(sgd
     np.testing.assert_allclose(metrics_of_parts[name], metrics[name], rtol=1e-5)
 
 
-# --- steps that are not finite
-# --------------------------------------------------------------------
+# Steps that are not finite
+# --------------------------------------------------------------------------------------
 
-SPOILT = 3  # the step whose batch has one bad token
+SPOILT = 3  # the step with one bad token in its batch
 
 
 def spoilt_loss(value: float):
@@ -117,6 +114,13 @@ def spoilt_loss(value: float):
     return cross_entropy(logits * factor, targets, **options)
 
   return loss
+
+
+def spoilt_task(step: int) -> Batch:
+  source, target = (np.where(side == 11, 10, side) for side in copy_task(step))
+  if step == SPOILT:
+    target[5, 0] = 11
+  return Batch(source, target)
 
 
 @pytest.mark.parametrize(
@@ -131,24 +135,20 @@ def test_a_step_that_is_not_finite_is_as_if_left_out(
   mesh = make_mesh(num_devices)
   skipping, leaving_out = start(ADAM, num_devices), start(ADAM, num_devices)
   for step in range(6):
-    batch = copy_task(step)
-    batch = Batch(*(np.where(side == 11, 10, side) for side in batch))
-    if step == SPOILT:
-      leaving_out = put_parameters(
-        leaving_out._replace(step=leaving_out.step + 1), mesh
-      )
-      batch.target[5, 0] = 11
+    is_bad = step == SPOILT
+    batch = put_batch(spoilt_task(step), mesh)
+    if is_bad:
+      counted = leaving_out._replace(step=leaving_out.step + 1)
+      leaving_out = put_parameters(counted, mesh)
     else:
-      leaving_out, _ = train_step(leaving_out, put_batch(batch, mesh))
-    skipping, metrics = train_step(skipping, put_batch(batch, mesh))
-    assert int(metrics["skipped"]) == (step == SPOILT)
+      leaving_out, _ = train_step(leaving_out, batch)
+    skipping, metrics = train_step(skipping, batch)
+    assert int(metrics["skipped"]) == is_bad
     rate = RATE(step - (step > SPOILT))  # the optimizer does not count a skipped step
     np.testing.assert_allclose(metrics["learning_rate"], rate, rtol=1e-6)
-    assert np.isfinite(float(metrics["loss"]) + float(metrics["grad_norm"])) == (
-      step != SPOILT
-    )
+    sizes = float(metrics["loss"]) + float(metrics["grad_norm"])
+    assert np.isfinite(sizes) == (not is_bad)
   jax.tree.map(np.testing.assert_array_equal, skipping, leaving_out)
   assert train_step._cache_size() == 1
-  assert (
-    int(skipping.step) == 6 and np.isfinite(jax.tree.leaves(skipping.params)[0]).all()
-  )
+  assert int(skipping.step) == 6
+  assert np.isfinite(jax.tree.leaves(skipping.params)[0]).all()

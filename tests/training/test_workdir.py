@@ -1,7 +1,6 @@
 """A run's folder takes the same config's run again, and nothing else."""
 
 import errno
-import json
 import pathlib
 
 import pytest
@@ -10,17 +9,23 @@ from experiments import files
 from experiments.config import flatten
 from experiments.errors import InputError
 from experiments.training import workdir as workdir_module
-from experiments.training.workdir import check_shared, claim_workdir, write_run_files
+from experiments.training.workdir import (
+  check_shared,
+  claim_workdir,
+  read_json,
+  write_run_files,
+)
 
+MODEL = dict(width=512, rate=0.1, layers=(1, 2), name="Käse")
 CONFIG = dict(
   seed=0,
-  model=dict(width=512, rate=0.1, layers=(1, 2), name="Käse", younger=0),
+  model=MODEL | {"younger": 0},
   training=dict(num_steps=100, save_every=10, warmup_steps=4),
   batches=dict(tokens=8),
   decoding=dict(beam_size=4),
 )
-OLD = CONFIG | dict(model={k: x for k, x in CONFIG["model"].items() if k != "younger"})
-OLD["batches"] = dict(tokens=8, packed=False)  # a key that there is no longer
+NO_LONGER = {"packed": False}  # a key that there was
+OLD = CONFIG | dict(model=MODEL, batches=CONFIG["batches"] | NO_LONGER)
 DEFAULTS = {"model.younger": 0, "seed": 5}
 
 
@@ -79,10 +84,7 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
   with monkeypatch.context() as context, pytest.raises(OSError, match="No space"):
     context.setattr(files, "open", full_disk, raising=False)
     write_run_files(tmp_path, changed(training=dict(num_steps=200)), updates=200)
-  assert (
-    json.loads((tmp_path / "config.json").read_text("utf-8"))["training"]["num_steps"]
-    == 100
-  )
+  assert read_json(tmp_path / "config.json")["training"]["num_steps"] == 100
 
 
 def test_a_folder_without_what_the_first_process_wrote_is_not_shared(
@@ -90,9 +92,8 @@ def test_a_folder_without_what_the_first_process_wrote_is_not_shared(
 ):
   monkeypatch.setattr(workdir_module, "_SHARED_SECONDS", 0)
   for folder in (tmp_path, tmp_path / "nowhere"):
-    with pytest.raises(
-      InputError, match=f"{folder} is not one folder for all processes"
-    ):
+    refusal = f"{folder} is not one folder for all processes"
+    with pytest.raises(InputError, match=refusal):
       check_shared(folder)
   write_run_files(tmp_path, CONFIG, updates=100)
   check_shared(tmp_path)
