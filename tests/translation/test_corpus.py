@@ -1,8 +1,9 @@
-"""Corpora are as recorded or published; lazy splits equal lists; normalisation is upstream's."""
+"""Corpora are as published; lazy splits equal lists; normalisation is upstream's."""
 
 import gzip
 import hashlib
 import html
+import pathlib
 
 import pytest
 from faults import refusal
@@ -29,10 +30,9 @@ def splits():
 @pytest.mark.parametrize("name", ["train", "valid", "test", "long"])
 def test_embedded_text_is_as_the_readme_says(splits, name):
   text = "".join(f"{source}\t{target}\n" for source, target in splits[name])
-  readme = (module._EMBEDDED / "README.md").read_text(encoding="utf-8")
-  (row,) = [
-    line for line in readme.splitlines() if line.startswith(f"| {name}.tsv.xz |")
-  ]
+  readme = pathlib.Path(module.__file__).with_name("embedded") / "README.md"
+  lines = readme.read_text(encoding="utf-8").splitlines()
+  (row,) = [line for line in lines if line.startswith(f"| {name}.tsv.xz |")]
   assert f"| {len(splits[name]):,} |" in row
   assert hashlib.sha256(text.encode()).hexdigest() in row
 
@@ -42,7 +42,7 @@ def test_train_size_takes_the_first_pairs_and_leaves_the_other_splits(splits):
   assert few == {**splits, "train": splits["train"][:7]}
 
 
-class _BulkOnly(list):
+class BulkOnly(list):
   """A sequence that refuses to be iterated one by one."""
 
   def __getitems__(self, indices):
@@ -57,28 +57,23 @@ def test_lazy_pairs_read_as_the_list_of_them_and_in_bulk(number, monkeypatch):
   monkeypatch.setattr(module, "_READ_AHEAD", 3)
   numbers = [*range(number)]
   lazy, eager = LazyPairs(numbers, str), [*map(str, numbers)]
-  assert (
-    [*lazy]
-    == [*LazyPairs(_BulkOnly(numbers), str)]
-    == [lazy[i] for i in numbers]
-    == eager
-  )
+  assert [*lazy] == eager
+  assert [lazy[i] for i in numbers] == eager
+  assert [*LazyPairs(BulkOnly(numbers), str)] == eager
 
 
-def _lines(path):
+def read(path):
   return gzip.decompress(path.read_bytes()).decode().removesuffix("\n").split("\n")
 
 
 @pytest.mark.parametrize("language", ["en", "de"])
 def test_raw_captions_become_upstreams_tokenised_ones(shared_data, language):
   for split in "train", "val", "test_2016_flickr":
-    raw = _lines(shared_data / "multi30k" / "raw" / f"{split}.{language}.gz")
-    tok = _lines(
-      shared_data / "multi30k" / "tok" / f"{split}.lc.norm.tok.{language}.gz"
-    )
-    assert normalize_lines(raw, language, lowercase=True) == [
-      html.unescape(line) for line in tok
-    ]
+    folder = shared_data / "multi30k"
+    raw = read(folder / "raw" / f"{split}.{language}.gz")
+    tokens = read(folder / "tok" / f"{split}.lc.norm.tok.{language}.gz")
+    wanted = [html.unescape(line) for line in tokens]
+    assert normalize_lines(raw, language, lowercase=True) == wanted
 
 
 def test_line_end_and_apostrophes_are_treated_as_the_perl_scripts_do():
@@ -105,11 +100,12 @@ def make_config(**how):
   "how", [{}, {"lowercase": True}, {"moses": False, "lowercase": True}]
 )
 def test_a_corpus_is_normalised_by_the_rules_of_each_side(how):
-  pairs = [("It's Dr. No.", "Er ist's."), ("Mr. X's.", "Hr. Xs: „Ja.“")]
-  english, german = zip(*pairs, strict=True)
-  sides = normalize_lines(english, "en", **how), normalize_lines(german, "de", **how)
+  english, german = ["It's Dr. No.", "Mr. X's."], ["Er ist's.", "Hr. Xs: „Ja.“"]
+  pairs = [*zip(english, german, strict=True)]
   corpus = normalize(make_config(**how), Corpus({"train": pairs}, ("a note",)))
-  assert corpus.splits["train"] == list(zip(*sides, strict=True))
+  sides = [*zip(*corpus.splits["train"], strict=True)]
+  assert [*sides[0]] == normalize_lines(english, "en", **how)
+  assert [*sides[1]] == normalize_lines(german, "de", **how)
   assert corpus.notes == ("a note",)
 
 
@@ -122,57 +118,63 @@ def test_a_tokenizer_that_is_not_installed_is_named_before_training(monkeypatch)
 
 
 def test_a_split_on_disk_is_normalised_as_it_is_read():
-  read = set()
-  lazy = LazyPairs(
-    range(1000), lambda number: read.add(number) or (f"A{number}.", "Ja.")
-  )
+  numbers = []
+
+  def read_pair(number):
+    numbers.append(number)
+    return f"A{number}.", "Ja."
+
+  lazy = LazyPairs(range(1000), read_pair)
   split = normalize(make_config(), Corpus({"train": lazy})).splits["train"]
   assert len(split) == 1000
-  assert len(read) < 10  # Checking types in tests looks at some.
+  assert len(numbers) < 10  # Checking types in tests looks at some.
   assert split[7] == ("A7 .", "Ja .")
 
 
 # Published files: `test_upstream` checks downloads.
 
+CAPTIONS = dict(train="train.{}.gz", valid="val.{}.gz", test="test_2016_flickr.{}.gz")
+PREPARED = dict(train="train.{}", valid="valid.{}", test="test.2016.{}")
 
-@pytest.mark.parametrize(
-  "languages, prepared",
-  [
-    *((pair, False) for pair in LANGUAGES["multi30k"]),
-    ("en-de", True),
-    ("de-en", True),
-  ],
-)
-def test_files_of_multi30k_become_pairs(languages, prepared, tmp_path, publish):
-  source, target = languages.split("-")
-  (folder := tmp_path / "raw").mkdir()
-  wanted = {}
-  for split, name in (module._PREPARED if prepared else module._CAPTIONS).items():
-    wanted[split] = [
-      (f"{source}@@ {split} \u2028 ü {i}", f"{target} {i}") for i in range(3)
-    ]
-    for language, lines in zip(
-      (source, target), zip(*wanted[split], strict=True), strict=True
-    ):
+
+def write_files(folder, names, languages) -> dict:
+  """Writes three lines of each split and language; returns the pairs."""
+  pairs = {}
+  for split, name in names.items():
+    sides = [[f"{x}@@ {split} \u2028 ü {i}" for i in range(3)] for x in languages]
+    pairs[split] = [*zip(*sides, strict=True)]
+    for language, lines in zip(languages, sides, strict=True):
       content = ("\n".join(lines) + "\n").encode()
-      content = content if prepared else gzip.compress(content)
-      (folder / name.format(language)).write_bytes(content)
-  publish(module, "PREPARED" if prepared else "CAPTIONS", folder)
-  assert load_multi30k(languages, str(folder), prepared).splits == wanted
+      packed = gzip.compress(content) if name.endswith(".gz") else content
+      (folder / name.format(language)).write_bytes(packed)
+  return pairs
+
+
+@pytest.mark.parametrize("languages", LANGUAGES["multi30k"])
+def test_files_of_multi30k_become_pairs(languages, tmp_path, publish):
+  pairs = write_files(tmp_path, CAPTIONS, languages.split("-"))
+  publish(module, "CAPTIONS", tmp_path)
+  assert load_multi30k(languages, str(tmp_path)).splits == pairs
+
+
+@pytest.mark.parametrize("languages", ["en-de", "de-en"])
+def test_prepared_files_of_multi30k_become_pairs(languages, tmp_path, publish):
+  pairs = write_files(tmp_path, PREPARED, languages.split("-"))
+  publish(module, "PREPARED", tmp_path)
+  assert load_multi30k(languages, str(tmp_path), prepared=True).splits == pairs
 
 
 def test_files_of_scan_become_commands_and_actions(tmp_path, publish, monkeypatch):
   monkeypatch.setattr(module, "_SCAN_HELD_OUT", 2)
   pairs = [(f"run {number}", " ".join(["I_RUN"] * number)) for number in range(1, 10)]
   lines = [f"IN: {command} OUT: {actions}\n" for command, actions in pairs]
-  (folder := tmp_path / "scan").mkdir()
-  for name, of in dict(train=lines[:7], test=lines[7:]).items():
-    (folder / f"tasks_{name}_length.txt").write_text("".join(of))
-  publish(module, "SCAN", folder)
-  splits = load_scan(str(folder)).splits
-  sizes = {split: len(of) for split, of in splits.items()}
+  (tmp_path / "tasks_train_length.txt").write_text("".join(lines[:7]))
+  (tmp_path / "tasks_test_length.txt").write_text("".join(lines[7:]))
+  publish(module, "SCAN", tmp_path)
+  splits = load_scan(str(tmp_path)).splits
+  sizes = {split: len(pairs) for split, pairs in splits.items()}
   assert sizes == dict(train=3, valid=2, within=2, test=2)
-  held_out = [pair for split in ("train", "valid", "within") for pair in splits[split]]
-  assert (
-    sorted(held_out) == pairs[:7] != held_out and sorted(splits["test"]) == pairs[7:]
-  )
+  held_out = [*splits["train"], *splits["valid"], *splits["within"]]
+  assert sorted(held_out) == pairs[:7]
+  assert held_out != pairs[:7]
+  assert sorted(splits["test"]) == pairs[7:]

@@ -12,26 +12,18 @@ from hypothesis import strategies as st
 
 from experiments.translation.corpus import load_pairs, read_lines
 
-LETTERS = st.sampled_from(
-  "a\u2028\u2029\x85\x0b\x0c\x1c\r"
-)  # str.splitlines ends lines at some
-LINES = st.lists(
-  st.text(
-    st.characters(exclude_characters="\n", exclude_categories=["Cs"]) | LETTERS,
-    max_size=8,
-  ).filter(
-    # Reading drops an empty last line, a final \r and a byte order mark.
-    lambda line: line and not line.endswith("\r") and not line.startswith("\ufeff")
-  ),
-  min_size=1,
-  max_size=5,
+# str.splitlines ends lines at some of them.
+LETTERS = st.sampled_from("a\u2028\u2029\x85\x0b\x0c\x1c\r")
+ANY = st.characters(exclude_characters="\n", exclude_categories=["Cs"])
+LINE = st.text(ANY | LETTERS, min_size=1, max_size=8).filter(
+  # Reading drops a final \r and a byte order mark.
+  lambda line: not line.endswith("\r") and not line.startswith("\ufeff")
 )
-
-
+LINES = st.lists(LINE, min_size=1, max_size=5)
 PACK = {".gz": gzip.compress, ".bz2": bz2.compress}
 
 
-def _write(path: pathlib.Path, content: bytes) -> pathlib.Path:
+def write(path: pathlib.Path, content: bytes) -> pathlib.Path:
   pack = PACK.get(path.suffix, bytes)
   path.write_bytes(pack(content))
   return path
@@ -48,26 +40,27 @@ def test_reading_gives_the_lines_written(
   tmp_path_factory, lines, end, final_end, mark, name
 ):
   content = mark + (end.join(lines) + end * final_end).encode()
-  assert read_lines(_write(tmp_path_factory.mktemp("lines") / name, content)) == lines
+  path = write(tmp_path_factory.mktemp("lines") / name, content)
+  assert read_lines(path) == lines
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_two_files_equal_one_of_two_columns(tmp_path, ending):
-  source = _write(tmp_path / f"a.en{ending}", b"one\ntwo\n")
-  target = _write(tmp_path / f"a.de{ending}", b"eins\nzwei\n")
-  table = _write(tmp_path / f"a.tsv{ending}", b"one\teins\ntwo\tzwei\n")
+  source = write(tmp_path / f"a.en{ending}", b"one\ntwo\n")
+  target = write(tmp_path / f"a.de{ending}", b"eins\nzwei\n")
+  table = write(tmp_path / f"a.tsv{ending}", b"one\teins\ntwo\tzwei\n")
   expected = [("one", "eins"), ("two", "zwei")]
   found = load_pairs(train=f"{source}, {target}", valid=f"{table}")
-  assert found.splits == dict(train=expected, valid=expected) and found.notes == ()
+  assert found.splits == dict(train=expected, valid=expected)
+  assert found.notes == ()
 
 
 def test_pairs_with_an_empty_side_are_skipped_together_and_named(tmp_path):
-  source = _write(tmp_path / "a", b"one\n\nthree\n \nfive\n")
-  target = _write(tmp_path / "b", b"eins\nzwei\n\nvier\nf\xc3\xbcnf\n")
-  table = _write(tmp_path / "c", b"one\teins\n\n\tzwei\n")
-  corpus = load_pairs(
-    train=f"{source},{target}", valid=str(table), test=f"{source},{source}"
-  )
+  source = write(tmp_path / "a", b"one\n\nthree\n \nfive\n")
+  target = write(tmp_path / "b", b"eins\nzwei\n\nvier\nf\xc3\xbcnf\n")
+  table = write(tmp_path / "c", b"one\teins\n\n\tzwei\n")
+  train, test = f"{source},{target}", f"{source},{source}"
+  corpus = load_pairs(train=train, valid=str(table), test=test)
   assert corpus.splits["train"] == [("one", "eins"), ("five", "fünf")]
   assert corpus.splits["valid"] == [("one", "eins")]
   assert corpus.notes == (
@@ -79,20 +72,22 @@ def test_pairs_with_an_empty_side_are_skipped_together_and_named(tmp_path):
 
 
 def test_the_first_of_many_skipped_lines_are_named(tmp_path):
-  table = _write(tmp_path / "a", b"one\teins\n" + b"\n" * 2000)
+  table = write(tmp_path / "a", b"one\teins\n" + b"\n" * 2000)
   (note,) = load_pairs(train=str(table)).notes
   assert note.endswith("in train: 2,000 (lines: 2, 3, 4, 5, 6, ...)")
 
 
 def test_test_sets_have_the_names_given(tmp_path):
-  pairs = _write(tmp_path / "a.tsv", b"one\teins\n")
-  corpus = load_pairs(
-    train=str(pairs), test=dict(short=str(pairs), long=str(pairs), off="")
-  )
+  pairs = str(write(tmp_path / "a.tsv", b"one\teins\n"))
+  corpus = load_pairs(train=pairs, test=dict(short=pairs, long=pairs, off=""))
   assert [*corpus.splits] == ["train", "short", "long"]
-  for name in ("valid", "a/b", ""):
-    refused = refusal(load_pairs, train=str(pairs), test={name: str(pairs)})
-    assert f"data.pairs.test.{name}: give" in refused
+
+
+@pytest.mark.parametrize("name", ["valid", "a/b", ""])
+def test_wrong_names_of_test_sets_are_refused(tmp_path, name):
+  pairs = str(write(tmp_path / "a.tsv", b"one\teins\n"))
+  refused = refusal(load_pairs, train=pairs, test={name: pairs})
+  assert f"data.pairs.test.{name}: give" in refused
 
 
 def write_table(path: pathlib.Path, *lines: str) -> str:
@@ -126,8 +121,7 @@ def test_a_first_line_that_looks_like_a_header_is_named(tmp_path):
     assert load_pairs(train=write_table(tmp_path / "b", *lines)).notes == ()
 
 
-# A cell with quotes has them doubled by csv writers; a sentence has no spaces around
-# it.
+# Writers of csv double the quotes in a cell; a sentence has no spaces around it.
 CELLS = st.lists(
   st.sampled_from(["a", '"', "b\u2028ü", 'say "no"', "two\nlines"]), min_size=1
 )
@@ -145,17 +139,14 @@ def test_quotes_of_csv_writers_are_removed(tmp_path_factory, pairs, quotes_all):
   corpus = load_pairs(train=str(path))
   wanted = [tuple(cell.replace("\n", " ") for cell in pair) for pair in pairs]
   assert corpus.splits["train"] == wanted
-  assert corpus.notes == (
-    f"{path} is read as csv: the quotes around its cells are removed",
-  )
+  (note,) = corpus.notes
+  assert note == f"{path} is read as csv: the quotes around its cells are removed"
 
 
 def test_cells_that_are_all_quoted_are_those_of_a_csv_writer(tmp_path):
   table = write_table(tmp_path / "a", '"one, two"\t"eins"', '"two"\t"zwei"')
-  assert load_pairs(train=table).splits["train"] == [
-    ("one, two", "eins"),
-    ("two", "zwei"),
-  ]
+  pairs = load_pairs(train=table).splits["train"]
+  assert pairs == [("one, two", "eins"), ("two", "zwei")]
 
 
 @pytest.mark.parametrize(
@@ -171,52 +162,54 @@ def test_cells_that_are_all_quoted_are_those_of_a_csv_writer(tmp_path):
 def test_other_quotes_stay(tmp_path, line):
   table = write_table(tmp_path / "a", "one, two\teins, zwei", line)
   corpus = load_pairs(train=table)
-  assert corpus.splits["train"][1] == tuple(line.split("\t")) and corpus.notes == ()
+  assert corpus.splits["train"][1] == tuple(line.split("\t"))
+  assert corpus.notes == ()
 
 
 def test_raw_lines_of_scan_are_pairs(tmp_path):
-  table = write_table(
-    tmp_path / "a", "IN: run twice OUT: I_RUN I_RUN", "IN: run OUT: I_RUN"
-  )
+  twice, once = "IN: run twice OUT: I_RUN I_RUN", "IN: run OUT: I_RUN"
+  table = write_table(tmp_path / "a", twice, once)
   corpus = load_pairs(train=table)
   assert corpus.splits["train"] == [("run twice", "I_RUN I_RUN"), ("run", "I_RUN")]
   broken = write_table(tmp_path / "b", "IN: run OUT: I_RUN", "IN: run")
   assert refusal(load_pairs, train=broken).startswith(f"1 column in {broken}, line 2")
 
 
-FULL = b"one\n"
 PACKED = gzip.compress(b"one\ttwo\n" * 9)
 BZIPPED = bz2.compress(b"one\ttwo\n" * 9)
 ZIPPED = b"PK\x03\x04 and so on"
+DAMAGED = "damaged compressed file {a}"
+IS_ZIP = "{a} is a zip archive: unpack it and give the files inside"
+EMPTY = "no pairs in train: every line of {a} has an empty side"
 
 
 @pytest.mark.parametrize(
-  ("files", "train", "message"),
+  "content, message",
   [
-    (dict(a=b"1\n2\n3\n", b=b"1\n2\n"), "{a},{b}", "{a} has 3 lines and {b} has 2"),
-    (dict(a=b"one\ntwo\r\nK\xf6ln\nfour\n"), "{a},{a}", "invalid UTF-8 in {a}, line 3"),
-    (dict(a=FULL), "{a},{a}.gone", "no file {a}.gone"),
-    (dict(a=PACKED[:-6]), "{a}", "damaged compressed file {a}"),
-    (dict(a=BZIPPED[:-6]), "{a}", "damaged compressed file {a}"),
-    (dict(a=BZIPPED[:20] + b"x" * 9), "{a}", "damaged compressed file {a}"),
-    (
-      dict(a=ZIPPED),
-      "{a}",
-      "{a} is a zip archive: unpack it and give the files inside",
-    ),
-    (dict(a=b"one\teins\n\neins\n"), "{a}", "1 column in {a}, line 3: want 2"),
-    (
-      {"a.csv": b"one,eins\n"},
-      "{folder}/a.csv",
-      "line 1: want 2 or more, with tabs, not commas,",
-    ),
-    (dict(a=b"\n\n"), "{a}", "no pairs in train: every line of {a} has an empty side"),
-    (dict(), "", "no training pairs"),
+    (PACKED[:-6], DAMAGED),
+    (BZIPPED[:-6], DAMAGED),
+    (BZIPPED[:20] + b"x" * 9, DAMAGED),
+    (ZIPPED, IS_ZIP),
+    (b"one\teins\n\neins\n", "1 column in {a}, line 3: want 2"),
+    (b"one,eins\n", "line 1: want 2 or more, with tabs, not commas,"),
+    (b"\n\n", EMPTY),
   ],
 )
-def test_wrong_files_are_named_in_one_line(tmp_path, files, train, message):
-  names = dict(folder=tmp_path)
-  for name, content in files.items():
-    names[name] = tmp_path / name
-    names[name].write_bytes(content)
-  assert message.format(**names) in refusal(load_pairs, train=train.format(**names))
+def test_a_wrong_file_is_named_in_one_line(tmp_path, content, message):
+  path = tmp_path / "a.csv"
+  path.write_bytes(content)
+  assert message.format(a=path) in refusal(load_pairs, train=str(path))
+
+
+def test_wrong_files_are_named_in_one_line(tmp_path):
+  three, two = tmp_path / "3", tmp_path / "2"
+  three.write_bytes(b"1\n2\r\nK\xf6ln\n")
+  two.write_bytes(b"1\n2\n")
+  refused = refusal(load_pairs, train=f"{three},{two}")
+  assert f"invalid UTF-8 in {three}, line 3" in refused
+  three.write_bytes(b"1\n2\n3\n")
+  refused = refusal(load_pairs, train=f"{three},{two}")
+  assert f"{three} has 3 lines and {two} has 2" in refused
+  refused = refusal(load_pairs, train=f"{three},{three}.gone")
+  assert f"no file {three}.gone" in refused
+  assert "no training pairs" in refusal(load_pairs, train="")

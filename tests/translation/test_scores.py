@@ -1,5 +1,6 @@
-"""Scores, samples and files have words; the model reads subwords; panels show its weights."""
+"""Scores, samples and files have words; panels show the model's own weights."""
 
+import functools
 import pathlib
 from unittest import mock
 
@@ -32,7 +33,6 @@ SUBWORDS = [
   "n@@ ein",
   "er st@@ ar@@ rt etwas an@@",
 ]
-KINDS = ("bleu", "chrf", "exact")
 WORDS = ["ein mann mag &apos; eine katze", "nein", "er starrt etwas an"]
 REFERENCES = ["ein mann mag &apos; einen hund", "nein", "er starrt etwas an hier ."]
 
@@ -41,8 +41,7 @@ REFERENCES = ["ein mann mag &apos; einen hund", "nein", "er starrt etwas an hier
 def run(monkeypatch) -> Run:
   """Makes a run without a model, with fixed translations."""
   config = multi30k.get_config("prepared")
-  translator = lambda *_, **__: lambda *_: SUBWORDS
-  monkeypatch.setattr(scores, "make_translator", translator)
+  monkeypatch.setattr(scores, "make_translator", lambda *_, **__: lambda *_: SUBWORDS)
   tokenizer = learn_tokenizer(config, Corpus(dict(train=PAIRS)))
   return Run(config, tokenizer, None, None, None)
 
@@ -53,91 +52,92 @@ def test_results_and_samples_are_of_words_and_attention_of_subwords(
   draw = mock.Mock(return_value=tmp_path / "attention.png")
   monkeypatch.setattr(scores, "draw_attention", draw)
   data = Corpus(dict(test=PAIRS), skipped=dict(test=(0, 2, 5)))
+
   found = scores.evaluate(run, scores.translate_tests(run, data), tmp_path)
+
   assert "@@" not in found.text
   assert all(line in found.text for line in (*WORDS, *REFERENCES, "he stares at"))
   written = (tmp_path / "test.translations.txt").read_text("utf-8")
-  assert written.splitlines() == [
-    "",
-    WORDS[0],
-    "",
-    *WORDS[1:],
-    "",
-  ]  # a line for each pair
+  # A line for each pair.
+  assert written.splitlines() == ["", WORDS[0], "", *WORDS[1:], ""]
   result = found.results["test"]
-  assert (
-    result["sacrebleu"] == corpus_bleu(WORDS, REFERENCES, tokenize="none")._asdict()
-  )
+  bleu = corpus_bleu(WORDS, REFERENCES, tokenize="none")
+  assert result["sacrebleu"] == bleu._asdict()
   # Moses would tokenise its own &apos; again.
-  assert (
-    result["paper_bleu"]
-    == paper_bleu(WORDS, REFERENCES, "de", tokenized=True)._asdict()
-  )
-  assert paper_bleu(WORDS, REFERENCES, "de") != paper_bleu(
-    WORDS, REFERENCES, "de", tokenized=True
-  )
-  counts = sentence_statistics(WORDS, REFERENCES, tokenize="none").tolist()
-  assert found.sentences["test"] == [
-    [n, *row] for n, row in zip((8, 1, 8), counts, strict=True)
-  ]
-  assert draw.call_args[0][1:3] == (PAIRS[0][0], SUBWORDS[0])
+  paper = paper_bleu(WORDS, REFERENCES, "de", tokenized=True)
+  assert result["paper_bleu"] == paper._asdict()
+  assert paper_bleu(WORDS, REFERENCES, "de") != paper
+  lengths, *counts = np.transpose(found.sentences["test"]).tolist()
+  assert lengths == [8, 1, 8]
+  statistics = sentence_statistics(WORDS, REFERENCES, tokenize="none")
+  assert np.transpose(counts).tolist() == statistics.tolist()
+  _, source, translation, *_ = draw.call_args[0]
+  assert (source, translation) == (PAIRS[0][0], SUBWORDS[0])
 
 
 def test_scores_and_samples_during_training_are_of_words(run):
   values, shown = scores.make_score(run, Corpus(dict(valid=PAIRS)))(None)
   chrf = sacrebleu.corpus_chrf(WORDS, [REFERENCES]).score
   bleu = corpus_bleu(WORDS, REFERENCES, tokenize="none").value
-  assert values == dict(
-    valid_bleu=bleu, valid_chrf=chrf, valid_exact=pytest.approx(100 / 3)
-  )
-  assert "@@" not in shown and all(line in shown for line in (*WORDS, *REFERENCES))
+  exact = pytest.approx(100 / 3)
+  assert values == dict(valid_bleu=bleu, valid_chrf=chrf, valid_exact=exact)
+  assert "@@" not in shown
+  assert all(line in shown for line in (*WORDS, *REFERENCES))
 
 
-def test_test_sets_are_scored_during_training_and_with_lengths_given_if_asked(
-  run, tmp_path
-):
-  data = Corpus(dict(valid=PAIRS, test=PAIRS, long=PAIRS))
-  run.config.batches.max_length = 2  # tokens of the second pair, with their ends
-  training, limits = run.config.training, []
-  with mock.patch.object(scores, "make_translator", fixed_translator(limits)):
-    assert {*scores.make_score(run, data)(None)[0]} == {f"valid_{x}" for x in KINDS}
-    training.update(score_tests=True, num_samples=2)
-    values, shown = scores.make_score(run, data)(None)
-    assert {*values} == {
-      f"{split}_{x}" for split in ("valid", "test", "long") for x in KINDS
-    }
-    assert (values["valid_exact"], values["test_exact"]) == (
-      0.0,
-      0.0,
-    )  # "nein" is no longer one
-    assert shown.count("source") == 1 and shown.startswith("source       no\n")
-    limits.clear()
-    with mock.patch.object(scores, "draw_attention"):
-      found = scores.evaluate(run, scores.translate_tests(run, data), tmp_path)
-      assert [*found.scores] == ["test", "long"]
-      run.config.evaluation.given_lengths = True
-      found = scores.evaluate(run, scores.translate_tests(run, data), tmp_path)
-  assert (
-    [*found.scores]
-    == [*found.sentences]
-    == ["test", "long", "test_given", "long_given"]
-  )
-  lengths = [len(target.split()) for _, target in PAIRS]
-  free, given = (False, None), (True, lengths)
-  assert limits == [*2 * [free], free, free, given, given]
+def keys(*splits) -> set[str]:
+  return {f"{split}_{kind}" for split in splits for kind in ("bleu", "chrf", "exact")}
 
 
-def fixed_translator(limits: list):
-  """Returns a translator of fixed lines, which notes whether ends are given, and the limits."""
+@pytest.fixture
+def limits(monkeypatch):
+  """Fixes the translations; returns whether ends are given, and the limits, by call."""
+  limits = []
 
-  def make(run, beam_size=4, never_ends=False, **_):
+  def make_translator(run, beam_size=4, never_ends=False, **_):
     def translate(lines, params=None, at_most=None):
       limits.append((never_ends, None if at_most is None else at_most.tolist()))
       return ["ein", "nein", "er"][: len(lines)]
 
     return translate
 
-  return make
+  monkeypatch.setattr(scores, "make_translator", make_translator)
+  return limits
+
+
+DATA = Corpus(dict(valid=PAIRS, test=PAIRS, long=PAIRS))
+
+
+def test_test_sets_are_scored_during_training_if_asked(run, limits):
+  run.config.batches.max_length = 2  # tokens of the second pair, with their ends
+  values, _ = scores.make_score(run, DATA)(None)
+  assert {*values} == keys("valid")
+  run.config.training.update(score_tests=True, num_samples=2)
+  values, shown = scores.make_score(run, DATA)(None)
+  assert {*values} == keys("valid", "test", "long")
+  # "nein" is no longer one.
+  assert (values["valid_exact"], values["test_exact"]) == (0.0, 0.0)
+  assert shown.count("source") == 1
+  assert shown.startswith("source       no\n")
+
+
+def test_test_sets_are_scored_with_lengths_given_if_asked(
+  run, limits, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(scores, "draw_attention", mock.Mock())
+  found = scores.evaluate(run, scores.translate_tests(run, DATA), tmp_path)
+  assert [*found.scores] == ["test", "long"]
+  free = False, None
+  assert limits == 2 * [free]
+
+  run.config.evaluation.given_lengths = True
+  limits.clear()
+  found = scores.evaluate(run, scores.translate_tests(run, DATA), tmp_path)
+
+  names = ["test", "long", "test_given", "long_given"]
+  assert [*found.scores] == [*found.sentences] == names
+  given = True, [len(target.split()) for _, target in PAIRS]
+  assert limits == [free, free, given, given]
 
 
 @pytest.mark.parametrize("lowercase, exact", [(False, 25.0), (True, 75.0)])
@@ -145,15 +145,13 @@ def test_single_words_have_scores_too(lowercase, exact):
   config = default.get_config()
   config.evaluation.lowercase = lowercase
   references = ["Hund", "Katze", "Maus", "ein  Tier"]
-  found, counts = scores.score_lines(
-    config, ["hund", "katze", "Haus", "ein Tier"], references
-  )
+  lines = ["hund", "katze", "Haus", "ein Tier"]
+  found, counts = scores.score_lines(config, lines, references)
   assert found["exact"].value == exact == 100 * counts[:, -1].mean()
-  assert found["chrf"].value > 50 and found["sacrebleu"].value < 50
-  assert (
-    all("case:lc" in found[x].signature for x in ("sacrebleu", "chrf", "exact"))
-    == lowercase
-  )
+  assert found["chrf"].value > 50
+  assert found["sacrebleu"].value < 50
+  for kind in ("sacrebleu", "chrf", "exact"):
+    assert ("case:lc" in found[kind].signature) == lowercase
 
 
 def test_translations_are_words(run, tmp_path, monkeypatch, capsys):
@@ -168,50 +166,48 @@ def test_translations_are_words(run, tmp_path, monkeypatch, capsys):
   assert capsys.readouterr().out.splitlines() == WORDS
 
 
+def read_layers(model, source, target):
+  """Returns the weights of the encoder's first layer, and the decoder's mean on it."""
+  layer = model.encoder.layers[0]
+  x = layer.residuals[0].before(model.source_embedding(source))
+  attention = layer.self_attention
+  query, key, relations = attention.query(x), attention.key(x), attention.tables()
+  first = attention_weights(query, key, relations=relations).mean(axis=1)[0]
+
+  x, memory = model.target_embedding(target), model.encode(source)
+  weights = []
+  for layer in model.decoder.layers:
+    around, around_cross, _ = layer.residuals
+    y = around.after(x, layer.self_attention(around.before(x), is_causal=True))
+    key, value = layer.cross_attention.keys_values(memory)
+    query = layer.cross_attention.query(around_cross.before(y))
+    weights.append(attention_weights(query, key).mean(axis=1)[0])
+    x = layer(x, None, Memory(key, value, None), is_causal=True)
+  return first, sum(weights) / 2
+
+
 def test_panels_show_the_models_own_weights_with_the_words_they_are_of(monkeypatch):
   source_text, target_text = "ein Mann schläft", "a man sleeps"
   tokenizer = train_tokenizer([source_text, target_text] * 2, "bpe", size=300)
   size = tokenizer.get_vocab_size()
-  config = TransformerConfig(
-    size, size, num_layers=2, width=16, num_heads=2, feed_forward=32, max_distance=2
-  )
+  options = dict(num_layers=2, width=16, num_heads=2, feed_forward=32, max_distance=2)
+  config = TransformerConfig(size, size, **options)
   model = randomly(lambda: Transformer(config, rngs=nnx.Rngs(0)))
   run = Run(None, tokenizer, None, *nnx.split(model))
   monkeypatch.setattr(scores, "attention_heatmap", lambda panels, _: panels)
+
   own, to_source = scores.draw_attention(
     run, f" {source_text}\t", target_text, pathlib.Path()
   )
-  assert (
-    own.columns
-    == own.rows
-    == to_source.columns
-    == ["▁ein", "▁Mann", "▁schläft", "</s>"]
-  )
+
+  words = ["▁ein", "▁Mann", "▁schläft", "</s>"]
+  assert own.columns == own.rows == to_source.columns == words
   assert to_source.rows == ["▁a", "▁man", "▁sleeps", "</s>"]
-
-  @jax.jit
-  def read_layers(source, target):
-    layer = model.encoder.layers[0]
-    x, attention = (
-      layer.residuals[0].before(model.source_embedding(source)),
-      layer.self_attention,
-    )
-    first = attention_weights(
-      attention.query(x), attention.key(x), relations=attention.tables()
-    ).mean(axis=1)[0]
-    x, memory = model.target_embedding(target), model.encode(source)
-    weights = []
-    for layer in model.decoder.layers:
-      around, around_cross, _ = layer.residuals
-      y = around.after(x, layer.self_attention(around.before(x), is_causal=True))
-      key, value = layer.cross_attention.keys_values(memory)
-      query = layer.cross_attention.query(around_cross.before(y))
-      weights.append(attention_weights(query, key).mean(axis=1)[0])
-      x = layer(x, None, Memory(key, value, None), is_causal=True)
-    return first, sum(weights) / 2
-
   source, target = (encode(tokenizer, [text])[0] for text in (source_text, target_text))
-  first, cross = read_layers(source[None], np.concatenate([[BOS], target[:-1]])[None])
+  shifted = np.concatenate([[BOS], target[:-1]])
+  first, cross = jax.jit(functools.partial(read_layers, model))(
+    source[None], shifted[None]
+  )
   np.testing.assert_allclose(own.weights, first, atol=1e-5)
   np.testing.assert_allclose(to_source.weights, cross, atol=1e-5)
   np.testing.assert_allclose(to_source.weights.sum(axis=1), 1, atol=1e-5)

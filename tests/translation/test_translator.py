@@ -12,19 +12,8 @@ from experiments.translation import translator as translator_module
 from experiments.translation.translator import Translator
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 
-WORDS = [
-  "ein",
-  "eine",
-  "Mann",
-  "Hund",
-  "Haus",
-  "geht",
-  "sieht",
-  "schläft",
-  "und",
-  "aber",
-  "dort",
-]
+TEXT = "ein eine Mann Hund Haus geht sieht schläft und aber dort"
+WORDS = TEXT.split()
 OPTIONS = dict(extra_length=6, token_budget=64)
 
 
@@ -39,27 +28,20 @@ SHORT = make_lines(1, [5, 12, 1, 13, 3, 14, 9, 2, 15, 11])  # at most 16 tokens
 (LONG,) = make_lines(2, [100])
 
 
+SIZES = dict(num_layers=1, width=16, num_heads=2, feed_forward=32, max_distance=2)
+
+
 def make(implementation: str | None = None) -> Transformer:
-  config = TransformerConfig(
-    *[TOKENIZER.get_vocab_size()] * 2,
-    num_layers=1,
-    width=16,
-    num_heads=2,
-    feed_forward=32,
-    max_distance=2,
-    share_embeddings=False,
-    implementation=implementation,
-  )
-  return Transformer(config, rngs=nnx.Rngs(0))
+  size = TOKENIZER.get_vocab_size()
+  options = SIZES | dict(share_embeddings=False, implementation=implementation)
+  return Transformer(TransformerConfig(size, size, **options), rngs=nnx.Rngs(0))
 
 
 @pytest.fixture(scope="module")
 def model():
   """Makes a model whose output depends on its source and often ends early."""
-  graphdef, params = (
-    nnx.graphdef(nnx.eval_shape(make)),
-    jax.jit(lambda: nnx.state(make()))(),
-  )
+  graphdef = nnx.graphdef(nnx.eval_shape(make))
+  params = jax.jit(lambda: nnx.state(make()))()
   (layer,) = params["decoder"]["layers"].values()
   layer["cross_attention"]["out"]["kernel"][...] *= 4.0
   layer["self_attention"]["out"]["kernel"][...] *= 4.0
@@ -82,9 +64,8 @@ def test_lines_come_back_in_order_and_know_nothing_of_their_neighbours(
 ):
   assert translator(SHORT[::-1]) == translations[::-1]
   assert [translator([line])[0] for line in SHORT] == translations
-  assert len(set(translations)) > 7, (
-    "the law holds for any model that ignores its source"
-  )
+  # The law holds for any model that ignores its source.
+  assert len(set(translations)) > 7
 
 
 @pytest.mark.parametrize("kind", ["skewing", "eight devices", "explicit axes"])
@@ -117,7 +98,8 @@ def test_a_very_long_line_is_translated_among_others_and_compilations_are_few(
 ):
   translated = translator([SHORT[0], LONG, SHORT[1]])
   assert [translated[0], translated[2]] == translations[:2]
-  assert translated[1] and len(encode(TOKENIZER, [LONG])[0]) > OPTIONS["token_budget"]
+  assert translated[1]
+  assert len(encode(TOKENIZER, [LONG])[0]) > OPTIONS["token_budget"]
   assert translator._advance._cache_size() == 2  # source lengths 16 and 128
 
 
@@ -138,76 +120,75 @@ def test_the_rule_that_ends_a_search_is_passed_on(model):
     Translator(*model, TOKENIZER, ONE, **OPTIONS, stop="first")(SHORT)
 
 
+CHANGES = dict(key="other", never_ends=True, stop="bound", beam_size=3)
+
+
 def test_another_process_does_not_trace(model, translations, cache, monkeypatch):
   options = dict(OPTIONS, key="mine")
   assert Translator(*model, TOKENIZER, ONE, **options)(SHORT) == translations
   monkeypatch.setattr(Transformer, "decode", None)
   assert Translator(*model, TOKENIZER, ONE, **options)(SHORT) == translations
-  for change in (
-    dict(key="other"),
-    dict(never_ends=True),
-    dict(stop="bound"),
-    dict(beam_size=3),
-  ):
+  for name, value in CHANGES.items():
+    translator = Translator(*model, TOKENIZER, ONE, **options | {name: value})
     with pytest.raises(TypeError):  # of what it traces
-      Translator(*model, TOKENIZER, ONE, **options | change)(SHORT)
+      translator(SHORT)
 
 
 def test_other_parameters_can_take_the_place_of_the_translators(
   model, translator, translations
 ):
-  others = jax.tree.map(lambda x: x[::-1], model[1])
-  assert all(
-    a != b for a, b in zip(translator(SHORT, others), translations, strict=True)
-  )
+  others = translator(SHORT, jax.tree.map(lambda x: x[::-1], model[1]))
+  assert all(a != b for a, b in zip(others, translations, strict=True))
   assert translator(SHORT) == translations
+
+
+def decode_greedily(model, sources, limits):
+  """Returns the tokens of greedy translations, without a cache, token by token."""
+  forward = jax.jit(lambda source, target: nnx.merge(*model)(source, target))
+  tokens = np.full((len(sources), 1 + limits.max()), PAD)
+  tokens[:, 0] = BOS
+  for t in range(tokens.shape[1] - 1):
+    logits = np.array(forward(sources, tokens))[:, t]
+    logits[:, PAD] = -np.inf
+    goes_on = (t < limits) & ~(tokens == EOS).any(axis=1)
+    tokens[:, t + 1] = np.where(goes_on, logits.argmax(axis=1), PAD)
+  return tokens[:, 1:]
 
 
 def test_greedy_translations_are_those_without_a_cache_token_by_token_on_one_line(
   model,
 ):
-  graphdef, params = model
   lines = SHORT[:4]
-  sources = encode(TOKENIZER, lines).padded(
-    np.arange(len(lines)), (len(lines), 16), PAD
-  )
-  forward = jax.jit(lambda source, target: nnx.merge(graphdef, params)(source, target))
-
-  tokens = np.full((len(lines), 1 + 16 + 6), PAD)
-  tokens[:, 0] = BOS
+  sources = encode(TOKENIZER, lines).padded(np.arange(4), (4, 16), PAD)
   limits = (sources != PAD).sum(axis=1) + OPTIONS["extra_length"]
-  for t in range(tokens.shape[1] - 1):
-    logits = np.array(forward(sources, tokens))[:, t]
-    logits[:, PAD] = -np.inf
-    going_on = (t < limits) & ~(tokens == EOS).any(axis=1)
-    tokens[:, t + 1] = np.where(going_on, logits.argmax(axis=1), PAD)
-  tokens = tokens[:, 1:]
-
-  assert (tokens == EOS).any() and not (tokens == EOS).any(axis=1).all()
-  translator = Translator(graphdef, params, TOKENIZER, ONE, beam_size=1, **OPTIONS)
+  tokens = decode_greedily(model, sources, limits)
+  ends = (tokens == EOS).any(axis=1)
+  assert ends.any()
+  assert not ends.all()
   texts = [decode(TOKENIZER, row) for row in tokens]
   assert "\n" in "".join(texts), "which a translation of one line may not have"
-  assert translator(lines) == [
-    text.replace("\n", " ").replace("\r", " ") for text in texts
-  ]
+  wanted = [text.replace("\n", " ").replace("\r", " ") for text in texts]
+  translator = Translator(*model, TOKENIZER, ONE, beam_size=1, **OPTIONS)
+  assert translator(lines) == wanted
 
 
 def test_a_translation_of_given_length_is_the_greedy_one_that_ends_there(model):
   sources = encode(TOKENIZER, SHORT)
 
-  def found(never_ends: bool, limits) -> list[np.ndarray]:
+  def translate(never_ends: bool, limits) -> list[np.ndarray]:
     options = OPTIONS | dict(beam_size=1, never_ends=never_ends)
     translator = Translator(*model, TOKENIZER, ONE, **options)
-    rows = dict(
-      translator._translate_all(model[1], sources, limits, [*range(len(SHORT))])
-    )
-    return [rows[i][rows[i] != PAD] for i in range(len(SHORT))]
+    order = [*range(len(SHORT))]
+    rows = dict(translator._translate_all(model[1], sources, limits, order))
+    return [rows[i][rows[i] != PAD] for i in order]
 
-  free = [
-    row[row != EOS] for row in found(False, sources.lengths + OPTIONS["extra_length"])
-  ]
-  lengths = np.array([*map(len, free)])
-  assert len({*lengths}) > 3 and all(map(np.array_equal, found(True, lengths), free))
-  longer = found(True, lengths + 2)
-  assert [*map(len, longer)] == [*(lengths + 2)] and EOS not in np.concatenate(longer)
-  assert all(np.array_equal(a[:-2], b) for a, b in zip(longer, free, strict=True))
+  ended = translate(False, sources.lengths + OPTIONS["extra_length"])
+  free = [row[row != EOS] for row in ended]
+  lengths = np.array([len(row) for row in free])
+  assert len({*lengths}) > 3
+  for ours, wanted in zip(translate(True, lengths), free, strict=True):
+    np.testing.assert_array_equal(ours, wanted)
+  for longer, wanted in zip(translate(True, lengths + 2), free, strict=True):
+    assert len(longer) == len(wanted) + 2
+    assert EOS not in longer
+    np.testing.assert_array_equal(longer[:-2], wanted)

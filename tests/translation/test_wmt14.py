@@ -1,6 +1,7 @@
 """WMT 2014: splits as in TFDS, read lazily; errors name the remedy."""
 
 import importlib.util
+from unittest import mock
 
 import pytest
 import requests
@@ -42,13 +43,16 @@ def small(monkeypatch, tensorflow):
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("languages", LANGUAGES["wmt14"])
 def test_prepared_data_are_text_of_the_right_split_and_side(languages, monkeypatch):
-  names = {"train": "train", "valid": "validation", "test": "test"}
-  for split, pairs in wmt14.load(languages).splits.items():
-    both = [(f"{names[split]} {i}", f"{names[split]} ü {i}") for i in range(3)]
-    wanted = both if languages.startswith("en") else [pair[::-1] for pair in both]
+  splits = wmt14.load(languages).splits
+  for split, name in dict(train="train", valid="validation", test="test").items():
+    english = [f"{name} {i}" for i in range(3)]
+    foreign = [f"{name} ü {i}" for i in range(3)]
+    is_english_first = languages.startswith("en")
+    sides = (english, foreign) if is_english_first else (foreign, english)
+    pairs = splits[split]
     assert isinstance(pairs, LazyPairs)
-    assert sorted(pairs) == wanted
-    assert [pairs[i] for i in range(3)] == list(pairs)
+    assert sorted(pairs) == [*zip(*sides, strict=True)]
+    assert [pairs[i] for i in range(3)] == [*pairs]
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
   assert len(wmt14.load(languages).splits["test"]) == 3  # reading needs no TensorFlow
 
@@ -56,19 +60,16 @@ def test_prepared_data_are_text_of_the_right_split_and_side(languages, monkeypat
 def test_no_tensorflow_names_the_extra_and_the_other_way(monkeypatch, data_dir):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
   message = refusal(wmt14.load)
-  assert message.startswith(
-    f"wmt14_translate is not in {data_dir}; preparing it needs TensorFlow"
-  )
-  assert "pip install -e '.[wmt14]'" in message and "TFDS_DATA_DIR" in message
+  absent = f"wmt14_translate is not in {data_dir}"
+  assert message.startswith(f"{absent}; preparing it needs TensorFlow")
+  assert "pip install -e '.[wmt14]'" in message
+  assert "TFDS_DATA_DIR" in message
 
 
 @pytest.mark.usefixtures("tensorflow")
 def test_what_cannot_be_downloaded_is_one_line(monkeypatch):
-  def fail(self, dl_manager):
-    raise tfds.download.download_manager.NonMatchingChecksumError(
-      "X, has wrong checksum:\n* Got"
-    )
-
+  kind = tfds.download.download_manager.NonMatchingChecksumError
+  fail = mock.Mock(side_effect=kind("X, has wrong checksum:\n* Got"))
   monkeypatch.setattr(tfds.translate.Wmt14Translate, "_split_generators", fail)
   message = refusal(wmt14.load)
   assert message.startswith("cannot prepare wmt14_translate in ")
