@@ -1,10 +1,10 @@
-"""The chorales; MIDI folders; rows with each piece once per epoch, sliced and moved at random."""
+"""The chorales; MIDI folders; rows with each piece once per epoch, sliced and moved."""
 
-import itertools
 import json
 
 import mido
 import numpy as np
+import pytest
 from faults import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,28 +15,24 @@ from experiments.music import data, performance, voices
 from experiments.music.data import MusicRows
 
 codecs = st.sampled_from([voices.CODEC, performance.CODEC])
-some_pieces = st.lists(
-  st.integers(1, 40).flatmap(
-    lambda n: st.lists(st.integers(3, 131), min_size=n, max_size=n)
-  ),
-  min_size=1,
-  max_size=6,
-).map(lambda pieces: [np.array(piece) for piece in pieces])
+piece = st.lists(st.integers(3, 131), min_size=1, max_size=40)
+some_pieces = st.lists(piece.map(np.array), min_size=1, max_size=6)
 
 
-def make(pieces, codec=voices.CODEC, **changes):
-  return MusicRows(pieces, codec, **dict(longest=12) | changes)
+def make(pieces, codec=voices.CODEC, longest=12, **changes):
+  return MusicRows(pieces, codec, longest=longest, **changes)
 
 
 def joined(rows) -> list[list[int]]:
   """Returns the pieces of rows."""
-  found = [[]]
-  for token in itertools.chain.from_iterable(row.tolist() for row in rows):
-    found[-1].append(token)
-    if token == EOS:
-      found.append([])
-  assert not found.pop()
-  return found
+  pieces, tokens = [], []
+  for row in rows:
+    tokens += row.tolist()
+    if tokens[-1] == EOS:
+      pieces.append(tokens)
+      tokens = []
+  assert not tokens
+  return pieces
 
 
 def pieces_of(*lengths) -> list[np.ndarray]:
@@ -59,18 +55,22 @@ semitone_ranges = st.sampled_from([0, 3, 130])
 def test_rows_of_an_epoch_are_the_pieces_transposed_and_their_ends(
   pieces, codec, random_slices, longest, epoch, semitones
 ):
-  rows = make(
-    pieces, codec, random_slices=random_slices, longest=longest, semitones=semitones
-  )
+  options = dict(random_slices=random_slices, longest=longest, semitones=semitones)
+  rows = make(pieces, codec, **options)
   of_epoch = rows.in_epoch(epoch)
+  moves = range(-semitones, semitones + 1)
   for piece, (*moved, end) in zip(pieces, joined(of_epoch), strict=True):
-    possible = [
-      codec.transpose(piece, by).tolist() for by in range(-semitones, semitones + 1)
-    ]
-    assert moved in possible and end == EOS
+    assert moved in [codec.transpose(piece, by).tolist() for by in moves]
+    assert end == EOS
   assert len(of_epoch) == len(rows.lengths)
-  assert (of_epoch.lengths <= rows.lengths).all() and rows.lengths.max() <= longest
-  assert all(len(row) % codec.alignment == 0 or row[-1] == EOS for row in of_epoch)
+  assert (of_epoch.lengths <= rows.lengths).all()
+  assert rows.lengths.max() <= longest
+  for row in of_epoch:
+    assert len(row) % codec.alignment == 0 or row[-1] == EOS
+
+
+def possible_moves(pitches) -> tuple[int, int]:
+  return -pitches.min(initial=60), 127 - pitches.max(initial=60)
 
 
 @settings(max_examples=100)
@@ -79,34 +79,39 @@ def test_transposing_tokens_transposes_the_notes(codec, stream, semitones):
   tokens = np.array([BOS, *(3 + x % (codec.vocab_size - 3) for x in stream), EOS, PAD])
   first = 4 if codec is voices.CODEC else 3
   is_pitch = (tokens >= first) & (tokens < performance.TIME_SHIFT)
-  pitches, by = (tokens[is_pitch] - first) % 128, semitones
-  while len(pitches) and not 0 <= pitches.min() + by <= pitches.max() + by <= 127:
-    by -= np.sign(by)
+  pitches = (tokens[is_pitch] - first) % 128
+  # No further than the highest and the lowest key.
+  by = int(np.clip(semitones, *possible_moves(pitches)))
   moved = codec.transpose(tokens, semitones)
-  for before, after in zip(
-    codec.decode_score(tokens).parts, codec.decode_score(moved).parts, strict=True
-  ):
+  scores = codec.decode_score(tokens), codec.decode_score(moved)
+  for before, after in zip(*(score.parts for score in scores), strict=True):
     wanted = [note._replace(pitch=note.pitch + by) for note in before.notes]
     assert sorted(after.notes) == sorted(wanted)
   np.testing.assert_array_equal(moved[~is_pitch], tokens[~is_pitch])
 
 
-def test_rows_depend_on_the_seed_and_the_epoch_alone():
-  pieces = pieces_of(9, 30, 41)
-  rows_of = lambda rows, epoch: [row.tolist() for row in rows.in_epoch(epoch)]
-  vary = lambda seed=0, semitones=5, random_slices=True: make(
-    pieces, longest=40, semitones=semitones, random_slices=random_slices, seed=seed
-  )
-  assert rows_of(vary(), 2) == rows_of(vary(), 2)
-  for changes in (dict(), dict(semitones=0), dict(random_slices=False)):
-    rows = vary(**changes)
-    assert rows_of(rows, 0) != rows_of(rows, 1)
-    assert rows_of(rows, 0) != rows_of(vary(seed=1, **changes), 0)
-    assert rows_of(rows, 0) == rows_of(
-      vary(**changes), 0
-    )  # after another epoch was read
-  still = vary(semitones=0, random_slices=False)
-  assert rows_of(still, 0) == rows_of(still, 1)
+def vary(seed=0, semitones=5, random_slices=True) -> MusicRows:
+  options = dict(semitones=semitones, random_slices=random_slices, seed=seed)
+  return make(pieces_of(9, 30, 41), longest=40, **options)
+
+
+def as_lists(rows, epoch):
+  return [row.tolist() for row in rows.in_epoch(epoch)]
+
+
+@pytest.mark.parametrize("changes", [{}, {"semitones": 0}, {"random_slices": False}])
+def test_rows_depend_on_the_seed_and_the_epoch_alone(changes):
+  rows = vary(**changes)
+  first, second = as_lists(rows, 0), as_lists(rows, 1)
+  assert first != second
+  assert first != as_lists(vary(seed=1, **changes), 0)
+  again = vary(**changes)
+  assert [as_lists(again, 1), as_lists(again, 0)] == [second, first]
+
+
+def test_rows_of_all_epochs_are_equal_without_anything_random():
+  rows = vary(semitones=0, random_slices=False)
+  assert as_lists(rows, 0) == as_lists(rows, 1)
 
 
 def test_transpositions_and_slices_are_uniform():
@@ -123,17 +128,15 @@ def test_transpositions_and_slices_are_uniform():
 
 
 def test_the_batches_of_an_epoch_hold_its_rows():
-  rows = make(
-    pieces_of(2, 5, 9, 14, 20), longest=24, semitones=3, random_slices=True, seed=7
-  )
-  options = dict(boundaries=(16, 24), budget=48, seed=7)
-  batches = Batches(rows, **options)
+  options = dict(longest=24, semitones=3, random_slices=True, seed=7)
+  rows = make(pieces_of(2, 5, 9, 14, 20), **options)
+  batches = Batches(rows, boundaries=(16, 24), budget=48, seed=7)
   for epoch in range(4):
-    steps = range(epoch * batches.num_per_epoch, (epoch + 1) * batches.num_per_epoch)
-    found = [row[row != PAD].tolist() for step in steps for row in batches[step].tokens]
-    assert sorted(filter(None, found)) == sorted(
-      row.tolist() for row in rows.in_epoch(epoch)
-    )
+    found = []
+    for number in range(batches.num_per_epoch):
+      batch = batches[epoch * batches.num_per_epoch + number]
+      found += [row[row != PAD].tolist() for row in batch.tokens if row.any()]
+    assert sorted(found) == sorted(as_lists(rows, epoch))
 
 
 GRID = np.array([[67, 64, 60, 48], [67, 65, -1, 50]])
@@ -152,53 +155,58 @@ def test_sub_folders_are_splits_and_their_files_pieces_by_name(tmp_path):
   (tmp_path / "test").mkdir()  # empty: no split
   (tmp_path / "train" / "readme.txt").write_text("no music")
   music = data.load_midi_folder(str(tmp_path), codec="voices")
-  sopranos = {
-    split: [x[0] - 4 - 67 for x in pieces] for split, pieces in music.splits.items()
-  }
-  assert sopranos == {"train": [2, 0, 1], "valid": [3]}
+  assert music.splits.keys() == {"train", "valid"}
+  sopranos = [piece[0] - 4 - 67 for piece in music.splits["train"]]
+  assert sopranos == [2, 0, 1]
+  (valid,) = music.splits["valid"]
+  assert valid[0] - 4 - 67 == 3
   assert music.notes == (f"MIDI files of {tmp_path}: 3 train, 1 valid",)
-  first, *_ = data.load_midi_folder(str(tmp_path)).splits[
-    "train"
-  ]  # as events by default
-  np.testing.assert_array_equal(
-    first, performance.CODEC.read(tmp_path / "train" / "a.midi")
-  )
+  first, *_ = data.load_midi_folder(str(tmp_path)).splits["train"]  # as events
+  events = performance.CODEC.read(tmp_path / "train" / "a.midi")
+  np.testing.assert_array_equal(first, events)
 
 
-DRUMS = mido.MidiTrack(
-  [mido.Message("note_on", channel=9, note=36), mido.MetaMessage("marker")]
-)
+DRUM = mido.Message("note_on", channel=9, note=36)
+DRUMS = mido.MidiTrack([DRUM, mido.MetaMessage("marker")])
 
 
 def test_bad_files_are_skipped_and_named_and_hidden_ones_ignored(tmp_path):
-  for name in ("train/a.mid", "train/b.mid", "valid/a.mid", "test/c.mid"):
+  for name in ("train/a.mid", "train/b.mid", "valid/a.mid"):
     write(tmp_path / name)
   mido.MidiFile(tracks=[DRUMS]).save(tmp_path / "train" / "drums.mid")
+  (tmp_path / "test").mkdir()
   (tmp_path / "test" / "c.mid").write_bytes(b"MThd")
   (tmp_path / "train" / "._a.mid").write_bytes(b"of macOS")
   (tmp_path / "train" / ".trash").mkdir()
   (tmp_path / "train" / ".trash" / "a.mid").write_bytes(b"gone")
   music = data.load_midi_folder(str(tmp_path))
-  assert {split: len(pieces) for split, pieces in music.splits.items()} == dict(
-    train=2, valid=1
-  )
+  sizes = {split: len(pieces) for split, pieces in music.splits.items()}
+  assert sizes == dict(train=2, valid=1)
   damaged, drums = music.bad_files
   assert drums.startswith(f"no notes in {tmp_path / 'train' / 'drums.mid'}")
   assert damaged.startswith(f"cannot read MIDI file {tmp_path / 'test' / 'c.mid'}")
   files, skipped = music.notes
   assert files == f"MIDI files of {tmp_path}: 2 train, 1 valid"
   assert skipped == f"2 of 5 MIDI files skipped, see skipped.txt: {damaged}"
-  write(tmp_path / "train" / ".b.mid")  # hidden, and good
-  (tmp_path / "train" / "b.mid").write_bytes(b"MThd")
-  most = f"3 of 5 MIDI files of {tmp_path} cannot be used, such as this: cannot read MIDI file"
-  assert refusal(data.load_midi_folder, str(tmp_path)).startswith(most)
-  for name in "bcdef":
+
+
+def test_a_folder_of_mostly_bad_files_is_refused(tmp_path):
+  for name in ("train/a.mid", "valid/a.mid", "train/.hidden.mid"):
+    write(tmp_path / name)
+  for name in "bcd":
+    (tmp_path / "train" / f"{name}.mid").write_bytes(b"MThd")
+  words = f"3 of 5 MIDI files of {tmp_path} cannot be used, such as this: cannot read"
+  assert refusal(data.load_midi_folder, str(tmp_path)).startswith(words)
+
+
+def test_a_split_without_a_good_file_is_refused(tmp_path):
+  for name in "abc":
     write(tmp_path / "train" / f"{name}.mid")
-  (tmp_path / "valid" / "a.mid").write_bytes(b"MThd")
-  no_valid = (
-    f"no good MIDI file for valid: cannot read MIDI file {tmp_path / 'valid' / 'a.mid'}"
-  )
-  assert refusal(data.load_midi_folder, str(tmp_path)).startswith(no_valid)
+  file = tmp_path / "valid" / "a.mid"
+  file.parent.mkdir()
+  file.write_bytes(b"MThd")
+  words = f"no good MIDI file for valid: cannot read MIDI file {file}"
+  assert refusal(data.load_midi_folder, str(tmp_path)).startswith(words)
 
 
 def split_by_file(folder, *names) -> dict[str, str]:
@@ -210,30 +218,28 @@ def split_by_file(folder, *names) -> dict[str, str]:
   return {file.path.relative_to(folder).as_posix(): file.split for file in found}
 
 
-def test_files_are_split_by_the_first_depth_with_twenty_folders(tmp_path):
+@pytest.mark.parametrize("prefix", ["", "bach/", "x/y/"])
+def test_files_are_split_by_the_first_depth_with_twenty_folders(tmp_path, prefix):
+  pieces = [f"{prefix}{number:03}" for number in range(1, 21)]
   versions = ("original.mid", "versions/1.mid", "versions/2.mid")
-  pieces = [f"{piece:03}" for piece in range(1, 21)]
-  for folder, prefix in (
-    (tmp_path / "a", ""),
-    (tmp_path / "b", "bach/"),
-    (tmp_path / "c", "x/y/"),
-  ):
-    names = [f"{prefix}{piece}/{version}" for piece in pieces for version in versions]
-    split_of = split_by_file(folder, *names, f"{prefix}readme.mid")
-    for piece in pieces:
-      splits = {split_of[f"{prefix}{piece}/{version}"] for version in versions}
-      assert splits == {data.split_of(f"{prefix}{piece}")}
-    assert split_of[f"{prefix}readme.mid"] == data.split_of(f"{prefix}readme.mid")
-    assert len({*split_of.values()}) > 1
+  names = [f"{piece}/{version}" for piece in pieces for version in versions]
+  readme = f"{prefix}readme.mid"
+  split_of = split_by_file(tmp_path, *names, readme)
+  for piece in pieces:
+    splits = {split_of[f"{piece}/{version}"] for version in versions}
+    assert splits == {data.split_of(piece)}
+  assert split_of[readme] == data.split_of(readme)
+  assert len({*split_of.values()}) > 1
 
 
-def test_files_in_fewer_folders_are_split_by_their_path(tmp_path):
-  names = [f"{year}/{name}.mid" for year in range(2000, 2019) for name in "abcdef"]
-  assert split_by_file(tmp_path / "years", *names) == {
-    x: data.split_of(x) for x in names
-  }
-  flat = [f"{number}.mid" for number in range(40)]  # a path is a name
-  assert split_by_file(tmp_path / "flat", *flat) == {x: data.split_of(x) for x in flat}
+YEARS = [f"{year}/{name}.mid" for year in range(2000, 2019) for name in "abcdef"]
+FLAT = [f"{number}.mid" for number in range(40)]  # a path is a name
+
+
+@pytest.mark.parametrize("names", [YEARS, FLAT], ids=["years", "flat"])
+def test_files_in_fewer_folders_are_split_by_their_path(tmp_path, names):
+  split_of = split_by_file(tmp_path, *names)
+  assert split_of == {name: data.split_of(name) for name in names}
 
 
 def test_the_pieces_of_each_split_are_counted(tmp_path):
@@ -242,7 +248,7 @@ def test_the_pieces_of_each_split_are_counted(tmp_path):
     write(tmp_path / name)
   pieces = [data.split_of(str(piece)) for piece in range(20)]
   counts = {split: pieces.count(split) for split in data.SPLITS}
-  assert counts["train"] and counts["valid"]
+  assert min(counts["train"], counts["valid"]) > 0
   said = [f"{2 * n} {split} ({n} pieces)" for split, n in counts.items() if n]
   (note,) = data.load_midi_folder(str(tmp_path), codec="voices").notes
   assert note == f"MIDI files of {tmp_path}: {', '.join(said)}"
@@ -257,9 +263,8 @@ def test_splits_have_80_10_and_10_percent():
 def test_bad_folders_are_named(tmp_path):
   load = data.load_midi_folder
   none = "no MIDI file for {0}: put .mid or .midi files into {1}/{0}"
-  assert (
-    refusal(load, str(tmp_path / "a")) == f"no folder {tmp_path / 'a'}: check the name"
-  )
+  gone = tmp_path / "a"
+  assert refusal(load, str(gone)) == f"no folder {gone}: check the name"
   write(tmp_path / "24.mid")  # its hash is in valid
   more = f", or more into {tmp_path}, whose pieces are split by name"
   assert refusal(load, str(tmp_path)) == none.format("train", tmp_path) + more
@@ -276,12 +281,10 @@ PIECES = {
 
 
 def test_a_folder_gives_the_chorales_upstream(tmp_path, publish):
-  (tmp_path / "jsb").mkdir()
-  (tmp_path / "jsb" / data._CHORALES).write_text(json.dumps(PIECES))
-  publish(data, "CHORALES", tmp_path / "jsb")
-  splits = data.load_chorales(str(tmp_path / "jsb")).splits
-  grids = {
-    split: [voices.decode(x).tolist() for x in pieces]
-    for split, pieces in splits.items()
-  }
-  assert grids == PIECES
+  (name,) = data.CHORALES.files
+  (tmp_path / name).write_text(json.dumps(PIECES))
+  publish(data, "CHORALES", tmp_path)
+  splits = data.load_chorales(str(tmp_path)).splits
+  assert splits.keys() == PIECES.keys()
+  for split, pieces in splits.items():
+    assert [voices.decode(piece).tolist() for piece in pieces] == PIECES[split]

@@ -1,4 +1,4 @@
-"""MIDI files: scores are written and read, other programs' files too; damaged ones are refused."""
+"""MIDI files are written and read, other programs' too; damaged ones are refused."""
 
 import mido
 import numpy as np
@@ -12,12 +12,12 @@ def save(path, *tracks, **options):
   """Saves tracks of (ticks since the message before, kind of message, values)."""
   file = mido.MidiFile(**options)
   for track in tracks:
-    make = lambda time, kind, **values: (
-      mido.MetaMessage if kind in ("set_tempo", "track_name") else mido.Message
-    )(kind, time=time, **values)
-    file.tracks.append(
-      mido.MidiTrack(make(time, kind, **values) for time, kind, values in track)
-    )
+    messages = mido.MidiTrack()
+    for time, kind, values in track:
+      is_meta = kind in ("set_tempo", "track_name")
+      make = mido.MetaMessage if is_meta else mido.Message
+      messages.append(make(kind, time=time, **values))
+    file.tracks.append(messages)
   file.save(path)
   return path
 
@@ -35,18 +35,15 @@ def pedal(time, value):
 
 
 def test_what_is_written_is_read(tmp_path):
-  parts = [
-    Part(
-      f"part {number}", [Note(0, 5 + number, 60, 1 + number), Note(30, 42, 127, 127)]
-    )
-    for number in range(20)  # more parts than channels
-  ]
+  parts = []
+  for number in range(20):  # more parts than channels
+    first = Note(0, 5 + number, 60, 1 + number)
+    parts.append(Part(f"part {number}", [first, Note(30, 42, 127, 127)]))
   parts[3].notes.append(Note(42, 50, 127, 1))  # repeats the note before
   score = Score(parts, 96, [(0, 0.5), (7, 0.25)])
-  write_score(score, tmp_path / "a.mid")
-  assert read_score(tmp_path / "a.mid") == score
-  write_score(score, str(tmp_path / "b.mid"))
-  assert read_score(str(tmp_path / "b.mid")) == score
+  for path in (tmp_path / "a.mid", str(tmp_path / "b.mid")):
+    write_score(score, path)
+    assert read_score(path) == score
   # Note off comes before the repeated note on, as synthesizers expect.
   track = mido.MidiFile(tmp_path / "a.mid").tracks[4]
   kinds = [message.type for message in track if getattr(message, "note", 0) == 127]
@@ -56,64 +53,52 @@ def test_what_is_written_is_read(tmp_path):
 def test_a_part_is_a_channel_of_a_track_and_drums_are_left_out(tmp_path):
   drums = [on(0, 40, channel=9), off(5, 40, channel=9)]
   two = [on(0, 60), on(0, 61, channel=3), off(5, 60), off(0, 61, channel=3)]
-  parts = read_score(
-    save(tmp_path / "a.mid", drums + two, [on(0, 62), off(5, 62)])
-  ).parts
+  other = [on(0, 62), off(5, 62)]
+  parts = read_score(save(tmp_path / "a.mid", drums + two, other)).parts
   assert [[note.pitch for note in part.notes] for part in parts] == [[60], [61], [62]]
   assert "no notes in" in refusal(read_score, save(tmp_path / "b.mid", drums))
 
 
 def simultaneous(notes, order):
-  """Returns a track of (start, end, pitch, channel); `order(is_on)` sorts messages at one tick."""
-  events = [
-    (start, True, on(0, pitch, 1 + start, channel))
-    for start, _, pitch, channel in notes
-  ]
-  events += [
-    (end, False, off(0, pitch, channel=channel)) for _, end, pitch, channel in notes
-  ]
-  events.sort(key=lambda event: (event[0], order(event[1])))
-  ticks = [0, *(tick for tick, *_ in events)]
-  return [
-    (tick - before, *message[1:])
-    for before, (tick, _, message) in zip(ticks, events, strict=False)
-  ]
+  """Returns a track of (start, end, pitch, channel); sorts messages at one tick."""
+  events = []
+  for start, end, pitch, channel in notes:
+    events.append((start, order(True), on(0, pitch, 1 + start, channel)))
+    events.append((end, order(False), off(0, pitch, channel=channel)))
+  events.sort(key=lambda event: event[:2])
+  track, before = [], 0
+  for tick, _, (_, kind, values) in events:
+    track.append((tick - before, kind, values))
+    before = tick
+  return track
 
 
-def test_the_order_of_simultaneous_messages_changes_nothing(tmp_path):
-  generator = np.random.default_rng(0)
-  for _ in range(20):  # with unisons: two notes of one pitch at once
-    start = generator.integers(0, 12, 30)
-    end = start + generator.integers(1, 5, 30)
-    pitch, channel = generator.integers(60, 63, 30), generator.integers(0, 2, 30)
-    notes = np.column_stack([start, end, pitch, channel]).tolist()
-    orders = [
-      lambda is_on: is_on,
-      lambda is_on: not is_on,
-      lambda _: generator.random(),
-    ]
-    first, *others = (
-      read_score(save(tmp_path / "a.mid", simultaneous(notes, order)))
-      for order in orders
-    )
-    assert others == [first] * 2
+@pytest.mark.parametrize("seed", range(20))
+def test_the_order_of_simultaneous_messages_changes_nothing(tmp_path, seed):
+  generator = np.random.default_rng(seed)  # with unisons: two notes of a pitch at once
+  start = generator.integers(0, 12, 30)
+  end = start + generator.integers(1, 5, 30)
+  pitch, channel = generator.integers(60, 63, 30), generator.integers(0, 2, 30)
+  notes = np.column_stack([start, end, pitch, channel]).tolist()
+  orders = (lambda is_on: is_on, lambda is_on: not is_on, lambda _: generator.random())
+  first, second, third = (
+    read_score(save(tmp_path / "a.mid", simultaneous(notes, order))) for order in orders
+  )
+  assert first == second == third
+
+
+SUSTAIN, LIFT = pedal(0, 127), pedal(5, 0)
+END = off(5, 61)  # of the file
 
 
 @pytest.mark.parametrize(
   "messages, notes",
   [
     # A note ends at velocity 0, at its off and with its track.
+    ([on(0, 60), on(5, 60, 0)], [Note(0, 5, 60, 64)]),
     (
-      [
-        on(0, 60),
-        on(5, 60, 0),
-        on(0, 61),
-        on(5, 61, 70),
-        off(5, 61),
-        off(5, 99),
-        on(0, 62),
-      ],
-      [Note(0, 5, 60, 64), Note(5, 15, 61, 64), Note(10, 20, 61, 70)],
+      [on(0, 61), on(5, 61, 70), off(5, 61), off(5, 99), on(0, 62)],
+      [Note(0, 10, 61, 64), Note(5, 15, 61, 70)],
     ),
     ([on(0, 62), pedal(5, 0)], [Note(0, 5, 62, 64)]),
     # Notes of one pitch that overlap end in the order in which they begin.
@@ -126,49 +111,29 @@ def test_the_order_of_simultaneous_messages_changes_nothing(tmp_path):
       [Note(0, 240, 60, 100), Note(0, 960, 60, 40)],
     ),
     # Notes without length are left out.
-    ([on(0, 60), off(0, 60), on(0, 61), off(5, 61)], [Note(0, 5, 61, 64)]),
-    ([on(0, 60), on(5, 60), off(0, 60), off(0, 60), off(5, 61)], [Note(0, 5, 60, 64)]),
+    ([on(0, 60), off(0, 60), on(0, 61), END], [Note(0, 5, 61, 64)]),
+    ([on(0, 60), on(5, 60), off(0, 60), off(0, 60), END], [Note(0, 5, 60, 64)]),
     (
-      [
-        pedal(0, 127),
-        on(0, 60),
-        off(5, 60),
-        on(5, 60),
-        off(0, 60),
-        pedal(0, 0),
-        off(5, 61),
-      ],
+      [SUSTAIN, on(0, 60), off(5, 60), on(5, 60), off(0, 60), pedal(0, 0), END],
       [Note(0, 10, 60, 64)],
     ),
     # The pedal holds notes until it is lifted or they are repeated.
     (
-      [
-        *(pedal(0, 127), on(0, 60), on(0, 61), off(5, 60), off(0, 61), on(5, 61)),
-        *(pedal(5, 0), off(5, 61)),
-      ],
+      [SUSTAIN, on(0, 60), on(0, 61), off(5, 60), off(0, 61), on(5, 61), LIFT, END],
       [Note(0, 10, 61, 64), Note(0, 15, 60, 64), Note(10, 20, 61, 64)],
     ),
     # Lifted and pressed again at one tick, it lets go of the notes before.
     (
-      [
-        pedal(0, 64),
-        on(0, 60),
-        off(5, 60),
-        pedal(5, 63),
-        pedal(0, 64),
-        on(0, 61),
-        off(5, 61),
-      ],
+      [pedal(0, 64), on(0, 60), off(5, 60), pedal(5, 63), pedal(0, 64), on(0, 61), END],
       [Note(0, 10, 60, 64), Note(10, 15, 61, 64)],
     ),
-    # It holds a note whose key goes up as it goes down, and none whose key goes up with
-    # it.
+    # It holds a note released as it goes down, and none released as it is lifted.
     (
-      [on(0, 60), on(0, 61), off(5, 60), pedal(0, 127), pedal(5, 0), off(0, 61)],
+      [on(0, 60), on(0, 61), off(5, 60), pedal(0, 127), LIFT, off(0, 61)],
       [Note(0, 10, 60, 64), Note(0, 10, 61, 64)],
     ),
     # Never lifted, it holds notes to the end of the file.
-    ([pedal(0, 127), on(0, 60), off(5, 60), pedal(5, 127)], [Note(0, 10, 60, 64)]),
+    ([SUSTAIN, on(0, 60), off(5, 60), pedal(5, 127)], [Note(0, 10, 60, 64)]),
   ],
 )
 def test_messages_become_notes(tmp_path, messages, notes):
@@ -187,45 +152,51 @@ def test_the_pedal_is_the_channels_in_all_tracks(tmp_path):
 
 
 def test_seconds_follow_the_tempo_in_any_track(tmp_path):
-  slow = [
-    (0, "track_name", dict(name="tempi")),
-    (10, "set_tempo", dict(tempo=1_000_000)),
-  ]
+  name = (0, "track_name", dict(name="tempi"))
+  slow = [name, (10, "set_tempo", dict(tempo=1_000_000))]
   path = save(tmp_path / "a.mid", slow, [on(5, 60), off(15, 60)], ticks_per_beat=10)
   score = read_score(path)
   np.testing.assert_allclose(score.seconds([0, 5, 10, 20]), [0, 0.25, 0.5, 1.5])
   np.testing.assert_allclose(score.seconds([20])[0], mido.MidiFile(path).length)
 
 
-def test_bad_files_are_refused(tmp_path):
-  track = [on(0, 60), off(5, 60)]
-  content = save(tmp_path / "a.mid", track).read_bytes()
-  assert "of type 2" in refusal(
-    read_score, save(tmp_path / "b.mid", track, track, type=2)
-  )
-  for slow in (
-    [],
-    [(0, "set_tempo", dict(tempo=1))],
-  ):  # the seconds of one, the quarters of both
-    endless = save(
-      tmp_path / "b.mid", [*slow, on(0, 60), off(2**28 - 1, 60)], ticks_per_beat=1
-    )
-    assert "lasts more than 86,400 seconds or quarter notes" in refusal(
-      read_score, endless
-    )
-  slow = [(0, "set_tempo", dict(tempo=2**24 - 1)), on(0, 60), off(86_400, 60)]
-  assert "lasts more than" in refusal(
-    read_score, save(tmp_path / "b.mid", slow, ticks_per_beat=1)
-  )
+TRACK = [on(0, 60), off(5, 60)]
+
+
+def test_files_of_type_2_are_refused(tmp_path):
+  path = save(tmp_path / "a.mid", TRACK, TRACK, type=2)
+  assert "of type 2" in refusal(read_score, path)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
   assert "No such file or directory" in refusal(read_score, tmp_path / "none.mid")
-  for wrong, words in (
-    *(
-      (content[:end], "it is truncated or not MIDI")
-      for end in range(0, len(content), 5)
-    ),
+
+
+@pytest.mark.parametrize(
+  "tempo, ticks",
+  [
+    ([], 2**28 - 1),  # seconds and quarter notes
+    ([(0, "set_tempo", dict(tempo=1))], 2**28 - 1),  # quarter notes
+    ([(0, "set_tempo", dict(tempo=2**24 - 1))], 86_400),  # seconds
+  ],
+)
+def test_files_that_last_too_long_are_refused(tmp_path, tempo, ticks):
+  track = [*tempo, on(0, 60), off(ticks, 60)]
+  path = save(tmp_path / "a.mid", track, ticks_per_beat=1)
+  words = "lasts more than 86,400 seconds or quarter notes"
+  assert words in refusal(read_score, path)
+
+
+def test_damaged_files_are_refused(tmp_path):
+  path = save(tmp_path / "a.mid", TRACK)
+  content = path.read_bytes()
+  for end in range(0, len(content), 5):
+    path.write_bytes(content[:end])
+    assert "it is truncated or not MIDI" in refusal(read_score, path)
+  for damaged, words in (
     (content.replace(bytes([0x90, 60]), bytes([0x90, 200])), "0..127"),
     (content[:12] + b"\xe7\x28" + content[14:], "counts time in frames"),
     (b"this is text, no music", "MThd not found"),
   ):
-    (tmp_path / "b.mid").write_bytes(wrong)
-    assert words in refusal(read_score, tmp_path / "b.mid")
+    path.write_bytes(damaged)
+    assert words in refusal(read_score, path)

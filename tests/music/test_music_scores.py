@@ -20,9 +20,8 @@ PIECES = [
 
 @pytest.fixture(scope="module")
 def model():
-  config = LanguageModelConfig(
-    VOCABULARY, num_layers=1, width=8, num_heads=2, feed_forward=8, max_distance=3
-  )
+  sizes = dict(num_layers=1, width=8, num_heads=2, feed_forward=8, max_distance=3)
+  config = LanguageModelConfig(VOCABULARY, **sizes)
   return randomly(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
 
 
@@ -58,8 +57,10 @@ def test_likelihood_is_the_sum_over_pieces_in_any_batches(model, token_budget):
 
 def test_many_tokens_are_summed_in_float64():
   pieces = [np.full(1000, 5)] * 2  # in float32, 2**24 + 0.5 equals 2**24
-  nats_of = lambda tokens: np.where(tokens == EOS, 2.0**24, 0.5 * (tokens > 2)).astype(
-    np.float32
-  )
+
+  def nats_of(tokens):
+    return np.where(tokens == EOS, 2.0**24, 0.5 * (tokens > 2)).astype(np.float32)
+
   scores, found = likelihood(nats_of, pieces, voices.times, token_budget=4096)
-  assert found.sum() == 2 * 2**24 + 1000 and scores["without_ends"] == 0.5
+  assert found.sum() == 2 * 2**24 + 1000
+  assert scores["without_ends"] == 0.5

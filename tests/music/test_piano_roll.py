@@ -18,47 +18,38 @@ TOKENS = np.array([[1, 5, 7, 3, 5, 8]])
 
 def test_notes_are_bars_and_weights_a_row_for_each_layer(tmp_path, monkeypatch):
   weights, figures = np.zeros((2, 33)), []
-  weights[[0, 0, 1], [0, 9, 25]] = (
-    0.5,
-    0.5,
-    1.0,
-  )  # the begin, and tokens at steps 2 and 6
+  # The begin, and tokens at steps 2 and 6.
+  weights[[0, 0, 1], [0, 9, 25]] = 0.5, 0.5, 1.0
   monkeypatch.setattr(module, "last_weights", lambda *_: weights)
   monkeypatch.setattr(
     module, "save", lambda figure, path: figures.append(figure) or path
   )
-  module.draw(
-    Run(None, voices.CODEC, None, None, None), PIECE, tmp_path / "a.png", prime=16
-  )
+  run = Run(None, voices.CODEC, None, None, None)
+
+  module.draw(run, PIECE, tmp_path / "a.png", prime=16)
+
   (figure,) = figures
   figure.draw_without_rendering()
-  (ax, below), texts = (
-    figure.axes,
-    {text.get_text().strip() for text in figure.findobj(Text)},
-  )
+  ax, below = figure.axes
   (bars,) = ax.containers
   boxes = {(x.get_x(), x.get_width(), x.get_y() + x.get_height() / 2) for x in bars}
   assert boxes == {(0, 4, 67), (4, 4, 65), (0, 8, 48)}
-  colours = [bar.get_facecolor() for bar in bars]
-  assert colours[0] == colours[1] != colours[2]
+  first, second, third, *_ = [bar.get_facecolor() for bar in bars]
+  assert first == second != third
   rows = [mesh.get_array().ravel() for mesh in below.collections]
   assert [np.flatnonzero(row).tolist() for row in rows] == [[0, 2], [6]]
+  texts = {text.get_text().strip() for text in figure.findobj(Text)}
   wanted = {"C3", "C4", "time (16th notes)", "6 / 8", "2 / 2", "prime", "model"}
   assert wanted <= texts
   (area,) = (patch for patch in ax.patches if patch.get_zorder() == 0)
   assert (area.get_x(), area.get_width(), area.get_height()) == (0, 4, 1)
 
 
+SIZES = dict(num_layers=2, width=8, num_heads=2, feed_forward=8, max_distance=2)
+
+
 def test_weights_are_those_of_the_last_token_layer_by_layer():
-  config = LanguageModelConfig(
-    9,
-    num_layers=2,
-    width=8,
-    num_heads=2,
-    feed_forward=8,
-    max_distance=2,
-    relative_values=False,
-  )
+  config = LanguageModelConfig(9, relative_values=False, **SIZES)
   model = randomly(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
   weights = last_weights(*nnx.split(model), jnp.asarray(TOKENS))
   model.set_attributes(sow_weights=True, raise_if_not_found=False)

@@ -13,9 +13,8 @@ from experiments.errors import InputError
 from experiments.music import voices
 from experiments.music.midi_files import Note, Part, Score, write_score
 
-grids = arrays.arrays(
-  np.int64, st.tuples(st.integers(0, 9), st.just(4)), elements=st.integers(-1, 127)
-)
+shapes = st.tuples(st.integers(0, 9), st.just(4))
+grids = arrays.arrays(np.int64, shapes, elements=st.integers(-1, 127))
 sounding = grids.filter(lambda grid: len(grid) and grid[-1].max() >= 0)
 
 
@@ -43,9 +42,8 @@ def test_parts_without_names_are_voices_by_pitch_and_notes_go_to_the_nearest_ste
   short = Note(210, 220, 61, 64)  # lasts one step
   parts = [Part("", [Note(0, 300, pitch, 64)]) for pitch in (40, 70, 50)]
   grid = voices.grid_of(Score([*parts, Part("", [late, short])], 400, [(0, 0.5)]))
-  np.testing.assert_array_equal(
-    grid, [[70, -1, 50, 40], [70, 60, 50, 40], [70, 61, 50, 40]]
-  )
+  wanted = [[70, -1, 50, 40], [70, 60, 50, 40], [70, 61, 50, 40]]
+  np.testing.assert_array_equal(grid, wanted)
 
 
 def test_four_named_voices_are_read_beside_other_parts():
@@ -54,9 +52,7 @@ def test_four_named_voices_are_read_beside_other_parts():
   horns = [Part(name, [Note(0, 960, 72, 64)]) for name in ("Horn 1", "Horn 2")]
   beside = score._replace(parts=[horns[0], *score.parts, horns[1]])
   np.testing.assert_array_equal(voices.grid_of(beside), grid)
-  three = beside._replace(
-    parts=beside.parts[:-2]
-  )  # a voice less: a horn and three voices
+  three = beside._replace(parts=beside.parts[:-2])  # a horn and three voices
   assert voices.grid_of(three)[0].tolist() == [72, 67, 64, 60]
   two_sopranos = score._replace(parts=[score.parts[0], *score.parts])
   assert "has 5 tracks" in refusal(voices.grid_of, two_sopranos)
@@ -72,7 +68,6 @@ def test_of_two_notes_in_one_voice_the_one_begun_last_sounds():
 def test_a_file_of_three_voices_is_refused(tmp_path):
   score = Score([Part("", [Note(0, 9, 60, 64)])] * 3, 480, [(0, 0.5)])
   write_score(score, tmp_path / "trio.mid")
-  with pytest.raises(
-    InputError, match=r"trio\.mid has 3 tracks or channels with notes; want four"
-  ):
+  words = r"trio\.mid has 3 tracks or channels with notes; want four"
+  with pytest.raises(InputError, match=words):
     voices.CODEC.read(tmp_path / "trio.mid")
