@@ -7,8 +7,8 @@ import shutil
 import tempfile
 import time
 import types
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
@@ -33,6 +33,20 @@ from experiments.training.checkpoint_reader import (
   write_digests,
 )
 from relpos_jax.typing import PyTree
+
+
+class _LastRegular(NamedTuple):
+  """Preserves the last steps of the interval and of an earlier one, together."""
+
+  num: int
+  interval: int
+  earlier: Sequence[int]
+
+  def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+    """Returns whether each checkpoint is preserved, as a policy of Orbax does."""
+    steps = [checkpoint.step for checkpoint in checkpoints]
+    regular = [x for x in steps if x % self.interval == 0 or x in self.earlier]
+    return [step in regular[-self.num :] for step in steps]
 
 
 class Checkpoints(contextlib.AbstractContextManager):
@@ -192,8 +206,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     self._policy = policies.AnyPreservationPolicy(
       [
         policies.LatestN(1),
-        policies.EveryNSteps(self._save_every, max_to_keep=self._keep),
-        policies.CustomSteps(earlier),
+        _LastRegular(self._keep, self._save_every, earlier),
       ]
     )
     policy = self._policy
