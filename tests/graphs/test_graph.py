@@ -30,49 +30,45 @@ def as_lists(graph: Graph):
 
 def unbatched(batch) -> list:
   """Recovers the graphs of a batch from its rows."""
-  found = []
+  graphs = []
   for row, labels in enumerate(batch.nodes):
     nodes, edges = labels >= 0, batch.senders[row] >= 0
     if not nodes.any():
-      assert (batch.query[row] == -1).all() and batch.target[row] == -1
+      assert (batch.query[row] == -1).all()
+      assert batch.target[row] == -1
       continue
-    found.append(
-      Graph(
-        *(
-          batch.nodes[row, nodes],
-          batch.senders[row, edges],
-          batch.receivers[row, edges],
-        ),
-        *(batch.labels[row, edges], batch.node_features[row, nodes]),
-        *(batch.edge_features[row, edges], batch.target[row], batch.query[row]),
-      )
-    )
-  return [as_lists(graph) for graph in found]
+    values = batch._asdict()
+    cut = {name: values[name][row, nodes] for name in ("nodes", "node_features")}
+    for name in ("senders", "receivers", "labels", "edge_features"):
+      cut[name] = values[name][row, edges]
+    cut |= dict(target=batch.target[row], query=batch.query[row])
+    graphs.append(as_lists(Graph(**cut)))
+  return graphs
 
 
-some_sizes = st.lists(st.integers(1, 9), min_size=1, max_size=30).filter(
-  lambda x: min(x) <= 8
-)
+sizes_of_graphs = st.lists(st.integers(1, 9), min_size=1, max_size=30)
+some_sizes = sizes_of_graphs.filter(lambda sizes: min(sizes) <= 8)
 
 
 @settings(max_examples=30)
 @given(some_sizes, st.one_of(st.none(), st.integers(-1, 2**64)))
 def test_every_graph_occurs_once_per_epoch_in_few_shapes(sizes, seed):
   graphs = [graph(size, number) for number, size in enumerate(sizes)]
-  batches = GraphBatches(
-    graphs, boundaries=BOUNDARIES, budget=16, multiple_of=2, seed=seed
-  )
+  options = dict(boundaries=BOUNDARIES, budget=16, multiple_of=2, seed=seed)
+  batches = GraphBatches(graphs, **options)
   small = [as_lists(graph) for graph in graphs if len(graph.nodes) <= 8]
-  for epoch in range(2):
-    steps = range(epoch * batches.num_per_epoch, (epoch + 1) * batches.num_per_epoch)
-    epochs = [batches[step] for step in steps]
-    assert sorted(x for batch in epochs for x in unbatched(batch)) == sorted(small)
-    shapes = {(*x.nodes.shape, x.senders.shape[1]) for x in epochs}
+  num = batches.num_per_epoch
+  for steps in (range(num), range(num, 2 * num)):
+    found, shapes = [], set()
+    for step in steps:
+      batch = batches[step]
+      shapes.add((*batch.nodes.shape, batch.senders.shape[1]))
+      in_batch = unbatched(batch)
+      assert in_batch == [as_lists(graphs[number]) for number in batches.order(step)]
+      found += in_batch
+    assert sorted(found) == sorted(small)
     assert shapes == {*batches.shapes}
-    assert all(rows % 2 == 0 for rows, *_ in batches.shapes)
-    for step, batch in zip(steps, epochs, strict=True):
-      wanted = [as_lists(graphs[number]) for number in batches.order(step)]
-      assert unbatched(batch) == wanted
+  assert all(rows % 2 == 0 for rows, *_ in batches.shapes)
   assert batches.dropped == len(graphs) - len(small)
 
 
@@ -85,15 +81,10 @@ def test_rows_that_do_not_fit_the_nodes_are_refused(wrong):
 
 
 def test_an_edge_given_twice_is_one_and_another_label_or_feature_is_another_edge():
-  given = [(0, 1, 2), (0, 1, 2), (0, 1, 2), (0, 1, 0), (1, 1, 2)]
-  twice = Graph.of(
-    [0, 0], given, target=0, edge_features=[[1, 5], [3, 5], [1, 5], [1, 5], [1, 5]]
-  )
-  assert twice.labels.tolist() == [2, 2, 0, 2]
-  assert twice.senders.tolist() == [0, 0, 0, 1] and twice.receivers.tolist() == [
-    1,
-    1,
-    1,
-    1,
-  ]
-  assert twice.edge_features.tolist() == [[1, 5], [3, 5], [1, 5], [1, 5]]
+  edges = [(0, 1, 2), (0, 1, 2), (0, 1, 2), (0, 1, 0), (1, 1, 2)]
+  features = [[1, 5], [3, 5], [1, 5], [1, 5], [1, 5]]
+  graph = Graph.of([0, 0], edges, target=0, edge_features=features)
+  assert graph.labels.tolist() == [2, 2, 0, 2]
+  assert graph.senders.tolist() == [0, 0, 0, 1]
+  assert graph.receivers.tolist() == [1, 1, 1, 1]
+  assert graph.edge_features.tolist() == [[1, 5], [3, 5], [1, 5], [1, 5]]
