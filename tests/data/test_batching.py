@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faults import refusal
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,184 +18,193 @@ BOUNDARIES = (3, 5, 8)
 
 
 def corpus(lengths):
-  """Makes pairs of these lengths; source tokens are the pair's number + 4, targets its negative."""
-  sources = [[i + 4] * source for i, (source, _) in enumerate(lengths)]
-  return sources, [[-i - 4] * target for i, (_, target) in enumerate(lengths)]
-
-
-def pairs(batch):
-  """Returns the pairs of a batch as tuples without padding."""
-  assert batch.source.shape == batch.target.shape
-  assert batch.source.dtype == batch.target.dtype == np.int32
-  strip = lambda row: tuple(np.trim_zeros(row, "b").tolist())
-  rows = zip(map(strip, batch.source), map(strip, batch.target), strict=True)
-  return [row for row in rows if any(row)]
+  """Makes pairs of these lengths, of the pair's number + 4 and of its negative."""
+  pairs = []
+  for token, (source, target) in enumerate(lengths, 4):
+    pairs.append(([token] * source, [-token] * target))
+  return pairs
 
 
 def random_corpus(number, seed=0):
   return corpus(np.random.default_rng(seed).integers(1, 9, (number, 2)).tolist())
 
 
-def make(sources, targets, **changes):
-  options: dict[str, Any] = (
-    dict(boundaries=BOUNDARIES, budget=24, multiple_of=2, seed=0) | changes
+def make(pairs, **changes):
+  sources, targets = zip(*pairs, strict=True)
+  options: dict[str, Any] = dict(
+    boundaries=BOUNDARIES, budget=24, multiple_of=2, seed=0
   )
-  return Batches(Ragged.of(sources), Ragged.of(targets), **options)
+  return Batches(Ragged.of(sources), Ragged.of(targets), **options | changes)
 
 
-some_lengths = st.lists(
-  st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=60
-)
-usable = some_lengths.filter(lambda lengths: min(map(max, lengths)) <= BOUNDARIES[-1])
+def pairs_of(batch):
+  """Returns the pairs of a batch without padding."""
+  assert batch.source.shape == batch.target.shape
+  assert batch.source.dtype == batch.target.dtype == np.int32
+  pairs = []
+  for source, target in zip(batch.source, batch.target, strict=True):
+    pair = np.trim_zeros(source, "b").tolist(), np.trim_zeros(target, "b").tolist()
+    if any(pair):
+      pairs.append(pair)
+  return pairs
+
+
+def epoch_of(batches, number=0):
+  """Returns the batches of an epoch."""
+  first = number * batches.num_per_epoch
+  return [batches[step] for step in range(first, first + batches.num_per_epoch)]
+
+
+def longest(pair) -> int:
+  return max(len(side) for side in pair)
+
+
+lengths_of_pairs = st.tuples(st.integers(1, 9), st.integers(1, 9))
+some_pairs = st.lists(lengths_of_pairs, min_size=1, max_size=60).map(corpus)
+usable = some_pairs.filter(lambda pairs: min(map(longest, pairs)) <= BOUNDARIES[-1])
 seeds = st.one_of(st.none(), st.integers(-1, 2**64))
 
 
-@given(lengths=usable, seed=seeds, epoch=st.integers(0, 3))
-def test_the_first_steps_have_all_shapes_of_the_steps(lengths, seed, epoch):
-  batches = make(*corpus(lengths), seed=seed)
-  start, stop = (
-    epoch * batches.num_per_epoch + epoch,
-    (epoch + 1) * batches.num_per_epoch + 2,
-  )
-  shapes = [batches[step].source.shape for step in range(start, stop)]
-  firsts = batches.first_steps(start, stop)
-  assert [shapes[step - start] for step in firsts] == [*dict.fromkeys(shapes)]
-  assert all(shapes.index(shapes[step - start]) == step - start for step in firsts)
+@given(pairs=usable, seed=seeds, epoch=st.integers(0, 3))
+def test_the_first_steps_have_all_shapes_of_the_steps(pairs, seed, epoch):
+  batches = make(pairs, seed=seed)
+  start = epoch * batches.num_per_epoch + epoch
+  stop = (epoch + 1) * batches.num_per_epoch + 2
+  firsts = {}
+  for step in range(start, stop):
+    firsts.setdefault(batches[step].source.shape, step)
+  assert [*batches.first_steps(start, stop)] == [*firsts.values()]
 
 
-@given(lengths=usable, seed=seeds, epoch=st.integers(0, 3))
-def test_every_short_pair_comes_exactly_once_an_epoch(lengths, seed, epoch):
-  sources, targets = corpus(lengths)
-  batches = make(sources, targets, seed=seed)
-  steps = range(epoch * batches.num_per_epoch, (epoch + 1) * batches.num_per_epoch)
-  seen = [pair for step in steps for pair in pairs(batches[step])]
-  short = [
-    (tuple(source), tuple(target))
-    for source, target in zip(sources, targets, strict=True)
-    if max(len(source), len(target)) <= BOUNDARIES[-1]
-  ]
+@given(pairs=usable, seed=seeds, epoch=st.integers(0, 3))
+def test_every_short_pair_comes_exactly_once_an_epoch(pairs, seed, epoch):
+  batches = make(pairs, seed=seed)
+  seen = []
+  for batch in epoch_of(batches, epoch):
+    seen += pairs_of(batch)
+  short = [pair for pair in pairs if longest(pair) <= BOUNDARIES[-1]]
   assert sorted(seen) == sorted(short)
-  assert batches.dropped == len(sources) - len(short)
+  assert batches.dropped == len(pairs) - len(short)
 
 
 @given(
-  lengths=usable, seed=seeds, multiple_of=st.integers(1, 4), budget=st.integers(32, 80)
+  pairs=usable, seed=seeds, multiple_of=st.integers(1, 4), budget=st.integers(32, 80)
 )
 def test_shapes_keep_to_the_budget_and_the_smallest_boundary(
-  lengths, seed, multiple_of, budget
+  pairs, seed, multiple_of, budget
 ):
-  batches = make(*corpus(lengths), seed=seed, multiple_of=multiple_of, budget=budget)
-  epoch = [batches[step] for step in range(batches.num_per_epoch)]
+  batches = make(pairs, seed=seed, multiple_of=multiple_of, budget=budget)
+  epoch = epoch_of(batches)
   assert {batch.source.shape for batch in epoch} == {*batches.shapes}
   assert len({boundary for _, boundary in batches.shapes}) == len(batches.shapes)
-  full = 0
+  num_full = 0
   for batch in epoch:
     rows, boundary = batch.source.shape
-    assert rows % multiple_of == 0
     at_most = budget // boundary
-    assert len(pairs(batch)) <= at_most <= rows < at_most + multiple_of
-    full += len(pairs(batch)) == at_most
+    in_batch = pairs_of(batch)
+    assert rows % multiple_of == 0
+    assert len(in_batch) <= at_most <= rows < at_most + multiple_of
+    num_full += len(in_batch) == at_most
     shorter = max((b for b in BOUNDARIES if b < boundary), default=0)
-    assert all(shorter < max(map(len, pair)) <= boundary for pair in pairs(batch))
-  assert full >= len(epoch) - len(batches.shapes)  # all but the last of a bucket
-  cells = sum(batch.source.size + batch.target.size for batch in epoch)
-  tokens = sum(np.count_nonzero(side) for batch in epoch for side in batch)
-  assert batches.padding == pytest.approx(1 - tokens / cells)
+    assert all(shorter < longest(pair) <= boundary for pair in in_batch)
+  assert num_full >= len(epoch) - len(batches.shapes)  # all but the last of a bucket
+
+
+@given(pairs=usable)
+def test_the_share_of_padding_is_counted(pairs):
+  batches = make(pairs)
+  tokens = np.concatenate([np.ravel(batch) for batch in epoch_of(batches)])
+  assert batches.padding == pytest.approx(np.mean(tokens == 0))
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-def test_the_pairs_of_a_step_do_not_depend_on_the_number_of_devices(seed):
-  sources, targets = random_corpus(200)
-  alone = make(sources, targets, seed=seed, multiple_of=1, budget=59)
-  for num_devices in (2, 3, 7):
-    spread = make(sources, targets, seed=seed, multiple_of=num_devices, budget=59)
-    assert spread.num_per_epoch == alone.num_per_epoch
-    for step in range(2 * alone.num_per_epoch):
-      assert pairs(spread[step]) == pairs(alone[step])
+@pytest.mark.parametrize("num_devices", [2, 3, 7])
+def test_the_pairs_of_a_step_do_not_depend_on_the_number_of_devices(seed, num_devices):
+  pairs, options = random_corpus(200), dict(seed=seed, budget=59)
+  alone = make(pairs, multiple_of=1, **options)
+  spread = make(pairs, multiple_of=num_devices, **options)
+  assert spread.num_per_epoch == alone.num_per_epoch
+  for step in range(2 * alone.num_per_epoch):
+    assert pairs_of(spread[step]) == pairs_of(alone[step])
 
 
 def test_a_batch_depends_on_seed_and_step_alone():
   """Reads steps backwards, in several threads and ahead."""
-  sources, targets = random_corpus(100)
-  straight = make(sources, targets, seed=3)
+  pairs = random_corpus(100)
+  straight, resumed = make(pairs, seed=3), make(pairs, seed=3)
   steps = [*range(3 * straight.num_per_epoch)]
-  expected = [straight[step] for step in steps]
-  resumed = make(sources, targets, seed=3)
+  wanted = [straight[step] for step in steps]
   with ThreadPoolExecutor(8) as pool:
     backwards = [*pool.map(resumed.__getitem__, steps[::-1])]
-  for found in (backwards[::-1], [*prefetch(resumed, 0, len(steps))]):
-    for batch, wanted in zip(found, expected, strict=True):
-      np.testing.assert_array_equal(batch, wanted)
-  (ahead,) = prefetch(resumed, 4, 5)
-  np.testing.assert_array_equal(ahead, expected[4])
+  ahead = [*prefetch(resumed, 0, len(steps))]
+  for batch, read, prefetched in zip(wanted, backwards[::-1], ahead, strict=True):
+    np.testing.assert_array_equal(read, batch)
+    np.testing.assert_array_equal(prefetched, batch)
+  (fifth,) = prefetch(resumed, 4, 5)
+  np.testing.assert_array_equal(fifth, wanted[4])
 
 
 def test_seeds_and_epochs_differ_and_batches_mix_shapes():
-  sources, targets = random_corpus(100)
-  number = make(sources, targets).num_per_epoch
-  epochs = []
-  for seed in (0, 1):
-    batches = make(sources, targets, seed=seed)
-    for start in (0, number):
-      epochs.append([batches[step] for step in range(start, start + number)])
-  orders = {tuple(pair for batch in epoch for pair in pairs(batch)) for epoch in epochs}
-  shapes = {tuple(batch.source.shape for batch in epoch) for epoch in epochs}
-  members = {frozenset(frozenset(pairs(batch)) for batch in epoch) for epoch in epochs}
+  pairs = random_corpus(100)
+  orders, shapes, members = set(), set(), set()
+  for seed, number in itertools.product((0, 1), (0, 1)):
+    epoch = epoch_of(make(pairs, seed=seed), number)
+    widths = [batch.source.shape[1] for batch in epoch]
+    assert widths != sorted(widths)
+    in_batches = [str(pairs_of(batch)) for batch in epoch]
+    orders.add(str(in_batches))
+    shapes.add(str(widths))
+    members.add(frozenset(str(sorted(pairs_of(batch))) for batch in epoch))
   assert len(orders) == len(shapes) == len(members) == 4
-  assert all(shape != tuple(sorted(shape)) for shape in shapes)
 
 
 def test_without_a_seed_pairs_come_by_bucket_in_corpus_order():
-  sources, targets = random_corpus(100)
-  batches = make(sources, targets, seed=None)
-  epoch = [batches[step] for step in range(batches.num_per_epoch)]
-  widths = [batch.source.shape[1] for batch in epoch]
+  batches = make(random_corpus(100), seed=None)
+  numbers = {boundary: [] for boundary in BOUNDARIES}
+  widths = []
+  for batch in epoch_of(batches):
+    widths.append(batch.source.shape[1])
+    numbers[widths[-1]] += [source[0] for source, _ in pairs_of(batch)]
   assert widths == sorted(widths)
-  for boundary in BOUNDARIES:
-    numbers = [
-      source[0]
-      for b in epoch
-      if b.source.shape[1] == boundary
-      for source, _ in pairs(b)
-    ]
-    assert numbers == sorted(numbers)
+  for in_bucket in numbers.values():
+    assert in_bucket == sorted(in_bucket)
   np.testing.assert_array_equal(batches[batches.num_per_epoch], batches[0])
 
 
 @pytest.mark.parametrize("number", [0, 2])
 def test_no_pair_short_enough_is_refused(number):
   problem = f"none of {number} examples is at most 8 long"
-  with pytest.raises(
-    InputError, match=f"{problem}, as the longest in training: train on longer"
-  ):
-    make([[5] * 9] * number, [[5]] * number)
-  with pytest.raises(
-    InputError, match=f"{problem}: .* raise config.batches.max_length"
-  ):
+  long, short = Ragged.of([[5] * 9] * number), Ragged.of([[5]] * number)
+  words = f"{problem}, as the longest in training: train on longer"
+  with pytest.raises(InputError, match=words):
+    Batches(long, short, boundaries=BOUNDARIES, budget=24, seed=0)
+  words = f"{problem}: .* raise config.batches.max_length"
+  with pytest.raises(InputError, match=words):
     bucket_boundaries(np.full(number, 9), 4, max_length=8)
 
 
 def test_the_limit_that_is_needed_is_named():
-  with pytest.raises(InputError) as caught:
-    bucket_boundaries(np.array([5037, 312, 900]), 4, max_length=128)
-  assert str(caught.value) == (
-    "none of 3 examples is at most 128 long: give shorter ones or raise config.batches.max_length, "
-    "to 312 for the shortest or 5037 for all"
-  )
+  lengths = np.array([5037, 312, 900])
+  remedy = "raise config.batches.max_length, to 312 for the shortest or 5037 for all"
+  refused = refusal(bucket_boundaries, lengths, 4, max_length=128)
+  problem = "none of 3 examples is at most 128 long: give shorter ones or"
+  assert refused == f"{problem} {remedy}"
 
 
-def padded_tokens(lengths, boundaries):
-  return sum(min(b for b in boundaries if b >= length) for length in lengths)
+def num_padded(lengths, boundaries) -> int:
+  """Returns the tokens of rows that are padded to the smallest boundary."""
+  return np.take(boundaries, np.searchsorted(boundaries, lengths)).sum()
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=30), st.integers(1, 4))
 def test_boundaries_are_the_best_of_all(lengths, number):
   boundaries = bucket_boundaries(np.array(lengths), number)
   assert len(boundaries) == min(number, len({*lengths}))
-  assert boundaries[-1] == max(lengths)
-  others = itertools.combinations(sorted({*lengths}), len(boundaries))
-  best = min(padded_tokens(lengths, b) for b in others if b[-1] == max(lengths))
-  assert padded_tokens(lengths, boundaries) == best
+  *shorter, last = sorted({*lengths})
+  assert boundaries[-1] == last
+  others = itertools.combinations(shorter, len(boundaries) - 1)
+  best = min(num_padded(lengths, (*other, last)) for other in others)
+  assert num_padded(lengths, boundaries) == best
 
 
 @given(st.lists(st.integers(1, 99), min_size=1), st.integers(1, 5), st.integers(1, 9))
@@ -202,11 +212,10 @@ def test_boundaries_are_multiples_that_hold_every_pair_in_reach(
   lengths, number, multiple_of
 ):
   reach = min(lengths) + 30
-  boundaries = bucket_boundaries(
-    np.array(lengths), number, max_length=reach, multiple_of=multiple_of
-  )
+  options = dict(max_length=reach, multiple_of=multiple_of)
+  boundaries = bucket_boundaries(np.array(lengths), number, **options)
   assert len(boundaries) <= number
   assert list(boundaries) == sorted({*boundaries})
   assert not any(boundary % multiple_of for boundary in boundaries)
-  longest = max(length for length in lengths if length <= reach)
-  assert longest <= boundaries[-1] < longest + multiple_of
+  last = max(length for length in lengths if length <= reach)
+  assert last <= boundaries[-1] < last + multiple_of

@@ -49,13 +49,9 @@ def test_text_has_the_same_tokens_and_batches(pairs, kind, size, streams, epochs
   ids = tok.encode(tokenizer, [*lines, *FORGED])
   assert digest(ids) == streams
   sides = tok.encode_pairs(tokenizer, pairs)
-  options = dict(
-    boundaries=bucket_boundaries(pair_lengths(*sides), 4, max_length=30),
-    budget=600,
-    multiple_of=2,
-    length_multiple_of=3,
-    seed=7,
-  )
+  boundaries = bucket_boundaries(pair_lengths(*sides), 4, max_length=30)
+  options = dict(boundaries=boundaries, budget=600, seed=7)
+  options |= dict(multiple_of=2, length_multiple_of=3)
   assert digest(two_epochs(Batches(*sides, **options))) == epochs
 
 
@@ -93,15 +89,11 @@ def test_graphs_have_the_same_batches():
   graphs = []
   for number in range(1, 30):
     edges = random.integers(0, number, (2 * number, 3))
-    graphs.append(
-      Graph.of(
-        random.integers(0, 4, number),
-        edges,
-        target=number % 3,
-        query=random.integers(0, number, 2),
-        node_features=random.integers(0, 9, (number, 2)),
-        edge_features=random.integers(0, 2, (len(edges), 1)),
-      )
-    )
+    nodes = random.integers(0, 4, number)
+    query = random.integers(0, number, 2)
+    node_features = random.integers(0, 9, (number, 2))
+    edge_features = random.integers(0, 2, (len(edges), 1))
+    features = dict(node_features=node_features, edge_features=edge_features)
+    graphs.append(Graph.of(nodes, edges, target=number % 3, query=query, **features))
   options = dict(boundaries=(10, 20), budget=60, multiple_of=2, seed=3)
   assert digest(two_epochs(GraphBatches(graphs, **options))) == "e1520af4c87f8b20"

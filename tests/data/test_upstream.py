@@ -1,4 +1,4 @@
-"""Published files come from a folder, an address or what was kept of it; others are refused."""
+"""Published files come from a folder, an address or what was kept of it."""
 
 import gzip
 import hashlib
@@ -24,9 +24,8 @@ def folder(tmp_path) -> pathlib.Path:
 
 
 def source(url: str = NOWHERE) -> Upstream:
-  return Upstream(
-    "mine", "the attic", url, {"a.txt": hashlib.sha256(CONTENT).hexdigest()}
-  )
+  files = {"a.txt": hashlib.sha256(CONTENT).hexdigest()}
+  return Upstream("mine", "the attic", url, files)
 
 
 def refused(url: str = NOWHERE, path: object = "") -> str:
@@ -45,16 +44,12 @@ def test_a_copy_is_read_plain_or_packed_and_nothing_is_kept(folder, kept, is_pac
 def test_wrong_and_missing_copies_are_named(folder):
   (folder / "a.txt").write_bytes(b"<html>")
   message = refused(path=folder)
-  assert (
-    message.startswith(f"wrong file {folder}/a.txt: its sha256 is")
-    and "the attic" in message
-  )
+  assert message.startswith(f"wrong file {folder}/a.txt: its sha256 is")
+  assert "the attic" in message
   (folder / "a.txt").unlink()
   message = refused(path=folder)
-  assert (
-    message.startswith(f"cannot read {folder}/a.txt: No such file")
-    and "the attic" in message
-  )
+  assert message.startswith(f"cannot read {folder}/a.txt: No such file")
+  assert "the attic" in message
 
 
 def test_a_download_is_kept_and_made_again_where_what_is_kept_is_damaged(
@@ -65,9 +60,8 @@ def test_a_download_is_kept_and_made_again_where_what_is_kept_is_damaged(
   assert source().read("a.txt") == CONTENT  # without a network
   (file,) = [path for path in kept.rglob("*") if path.is_file()]
   file.write_bytes(CONTENT[:2])
-  assert refused().startswith(
-    f"cannot download {NOWHERE}a.txt: no answer from 127.0.0.1"
-  )
+  no_answer = f"cannot download {NOWHERE}a.txt: no answer from 127.0.0.1"
+  assert refused().startswith(no_answer)
   with serve(folder) as url:
     assert source(url).read("a.txt") == CONTENT == file.read_bytes()
 
@@ -75,16 +69,12 @@ def test_a_download_is_kept_and_made_again_where_what_is_kept_is_damaged(
 def test_what_cannot_be_downloaded_is_named_with_the_remedy_and_not_kept(
   folder, kept, serve
 ):
-  remedy = (
-    "; to use local files, give a folder with the attic: --config.data.mine.path=FOLDER, "
-    "or in a notebook config.data.mine.path"
-  )
+  remedy = "; to use local files, give a folder with the attic: "
+  remedy += "--config.data.mine.path=FOLDER, or in a notebook config.data.mine.path"
   (folder / "a.txt").write_bytes(b"<html>")
   with serve(folder) as url:
-    assert (
-      refused(url)
-      == f"cannot download {url}a.txt: it is not the file published{remedy}"
-    )
+    problem = f"cannot download {url}a.txt: it is not the file published"
+    assert refused(url) == problem + remedy
     (folder / "a.txt").unlink()
     assert refused(url) == f"cannot download {url}a.txt: status 404{remedy}"
   assert refused().endswith(remedy)
