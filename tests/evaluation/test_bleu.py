@@ -32,9 +32,8 @@ MEASURES = [corpus_bleu, corpus_chrf, lambda *texts: paper_bleu(*texts, "de")]
 
 
 def test_paper_bleu_is_that_of_the_original_scripts():
-  assert paper_bleu(HYPOTHESES, REFERENCES, "de").value == pytest.approx(
-    65.83, abs=0.005
-  )
+  score = paper_bleu(HYPOTHESES, REFERENCES, "de").value
+  assert score == pytest.approx(65.83, abs=0.005)
 
 
 def test_tokenised_text_causes_no_warning(caplog):
@@ -54,9 +53,8 @@ def test_tokens_are_not_tokenised_again():
 )
 @pytest.mark.parametrize("chosen", [[0, 1, 2], [1], [2, 0, 0]])
 def test_sums_of_statistics_determine_the_bleu_of_any_selection(options, chosen):
-  hypotheses, references = (
-    [texts[i] for i in chosen] for texts in (HYPOTHESES, REFERENCES)
-  )
+  hypotheses = [HYPOTHESES[i] for i in chosen]
+  references = [REFERENCES[i] for i in chosen]
   rows = sentence_statistics(HYPOTHESES, REFERENCES, **options)[chosen]
   totals = [int(np.maximum(rows[:, 0] - n, 0).sum()) for n in range(4)]
   sys_len, ref_len, *correct, _ = rows.sum(axis=0).tolist()
@@ -64,26 +62,37 @@ def test_sums_of_statistics_determine_the_bleu_of_any_selection(options, chosen)
   assert score == corpus_bleu(hypotheses, references, **options).value
 
 
+@pytest.mark.parametrize("language", ["ja", "ko"])
+def test_packages_for_words_of_a_language_are_named(language, monkeypatch):
+  name = f"sacrebleu.tokenizers.tokenizer_{language}_mecab"
+  monkeypatch.setattr(importlib.import_module(name), "MeCab", None)
+  refused = refusal(check_tokenizer, f"{language}-mecab")
+  needs = f"tokenize={language}-mecab needs more packages"
+  assert refused.endswith(f"{needs}: pip install -e '.[{language}]'")
+
+
 @pytest.mark.parametrize(
-  "language, module, hypothesis, reference, counts",
+  "tokenize, module, hypothesis, reference, counts",
   [
-    ("ja", "MeCab", "これはペンです。", "それはペンです。", [5, 5, 4, 3, 2, 1, 0]),
-    ("ko", "mecab_ko", "저는 학생입니다.", "저는 선생입니다.", [5, 5, 4, 2, 0, 0, 0]),
+    (
+      "ja-mecab",
+      "MeCab",
+      "これはペンです。",
+      "それはペンです。",
+      [5, 5, 4, 3, 2, 1, 0],
+    ),
+    (
+      "ko-mecab",
+      "mecab_ko",
+      "저는 학생입니다.",
+      "저는 선생입니다.",
+      [5, 5, 4, 2, 0, 0, 0],
+    ),
   ],
 )
 def test_words_of_languages_without_spaces(
-  language, module, hypothesis, reference, counts, monkeypatch
+  tokenize, module, hypothesis, reference, counts
 ):
-  tokenize = f"{language}-mecab"
-  tokenizer = importlib.import_module(
-    f"sacrebleu.tokenizers.tokenizer_{language}_mecab"
-  )
-  with monkeypatch.context() as patch:
-    patch.setattr(tokenizer, "MeCab", None)
-    refused = refusal(check_tokenizer, tokenize)
-    assert refused.endswith(
-      f"tokenize={tokenize} needs more packages: pip install -e '.[{language}]'"
-    )
   pytest.importorskip(module)
   check_tokenizer(tokenize)
   found = sentence_statistics([hypothesis], [reference], tokenize=tokenize)
@@ -91,10 +100,9 @@ def test_words_of_languages_without_spaces(
 
 
 def test_statistics_of_empty_and_short_sentences():
-  assert sentence_statistics(["", "a b"], ["a", "a b c"]).tolist() == [
-    [0, 1, 0, 0, 0, 0, 0],
-    [2, 3, 2, 1, 0, 0, 0],
-  ]
+  empty, short = sentence_statistics(["", "a b"], ["a", "a b c"]).tolist()
+  assert empty == [0, 1, 0, 0, 0, 0, 0]
+  assert short == [2, 3, 2, 1, 0, 0, 0]
   assert sentence_statistics([], []).shape == (0, 7)
 
 
@@ -103,9 +111,8 @@ def test_statistics_of_empty_and_short_sentences():
   mark=st.sampled_from(["@@", "|", "\\1", "_"]),
 )
 def test_joining_inverts_splitting(words, mark):
-  words = [
-    [part for part in word if not part.endswith(mark)] or ["a"] for word in words
-  ]
+  parts = [[part for part in word if not part.endswith(mark)] for word in words]
+  words = [word or ["a"] for word in parts]
   line = " ".join(f"{mark} ".join(word) for word in words)
   assert join_subwords(line, mark) == " ".join(map("".join, words))
   assert join_subwords(line, "") == line

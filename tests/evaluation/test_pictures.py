@@ -1,5 +1,8 @@
 """Pictures show their data and labels, read from the text of their SVG form."""
 
+import html
+import re
+
 import matplotlib
 import matplotlib.image
 import numpy as np
@@ -18,10 +21,10 @@ from experiments.evaluation.pictures import (
 )
 
 RECORDS = [
-  *(
-    {"step": step, "loss": 5 / step, "learning_rate": step / 1000}
-    for step in range(1, 101)
-  ),
+  {"step": step, "loss": 5 / step, "learning_rate": step / 1000}
+  for step in range(1, 101)
+]
+RECORDS += [
   {"step": 50, "valid_loss": 0.3, "valid_bleu": 12.25},
   {"step": 100, "valid_loss": 0.2345, "valid_bleu": None},
   {"step": 101, "loss": float("nan")},
@@ -36,9 +39,8 @@ def words_of(tmp_path):
     path = tmp_path / "picture.svg"
     with matplotlib.rc_context({"svg.fonttype": "none"}):
       assert function(*args, path) == path
-    svg = path.read_text(encoding="utf-8")
-    texts = [part.split("</text>")[0].split(">")[1] for part in svg.split("<text")[1:]]
-    return [text.replace("&lt;", "<").replace("&gt;", ">") for text in texts]
+    texts = re.findall("<text[^>]*>(.*?)</text>", path.read_text(encoding="utf-8"))
+    return [html.unescape(text) for text in texts]
 
   return draw
 
@@ -64,9 +66,8 @@ def figure_of(monkeypatch, tmp_path):
 def luminance(colour) -> float:
   """Returns the relative luminance of WCAG 2."""
   channels = np.array(matplotlib.colors.to_rgb(colour))
-  linear = np.where(
-    channels <= 0.03928, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4
-  )
+  is_dark = channels <= 0.03928
+  linear = np.where(is_dark, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
   return linear @ [0.2126, 0.7152, 0.0722]
 
 
@@ -81,9 +82,8 @@ def one_panel(*names, values=(99.0, 100.0)):
   return SpreadPanel("updates", "BLEU", curves, ticks=[250, 500])
 
 
-@pytest.mark.parametrize(
-  "background", ["white", "#1e2029"]
-)  # the site's, light and dark
+# The site's, light and dark.
+@pytest.mark.parametrize("background", ["white", "#1e2029"])
 def test_curves_and_words_are_readable_on_light_and_dark(
   figure_of, background, tmp_path
 ):
@@ -102,27 +102,31 @@ def test_curves_and_words_are_readable_on_light_and_dark(
 def test_a_scheme_has_the_same_colour_and_marker_in_every_picture(figure_of):
   def styles(*names):
     (ax,) = figure_of(spread_curves, [one_panel(*names)]).axes
-    return {
-      x.get_label(): (x.get_color(), x.get_marker(), x.get_linestyle())
-      for x in ax.lines
-    }
+    styles = {}
+    for line in ax.lines:
+      look = line.get_color(), line.get_marker(), line.get_linestyle()
+      styles[line.get_label()] = look
+    return styles
 
   one = styles("relative", "xl", "mine")
   other = styles("mine", "other", "xl", "relative, k=16")
-  assert other["xl"] == one["xl"] and other["relative, k=16"] == one["relative"]
+  assert other["xl"] == one["xl"]
+  assert other["relative, k=16"] == one["relative"]
   assert len({*other.values()}) == 4
   names = [*pictures.SCHEMES, "mine"]
   assert len({*styles(*names).values()}) == len(names)
-  twice = styles("relative, k=16", "relative, k=4")
-  assert len({(colour, marker) for colour, marker, _ in twice.values()}) == 1
-  assert {line for *_, line in twice.values()} == {"-", "--"}
+  first, second = styles("relative, k=16", "relative, k=4").values()
+  assert first[:2] == second[:2]
+  assert {first[2], second[2]} == {"-", "--"}
 
 
 def test_an_axis_of_percentages_ends_at_100_and_begins_at_0(figure_of):
   (ax,) = figure_of(spread_curves, [one_panel("none", values=(0.0, 100.0))]).axes
   assert ax.get_ylim() == (0, 100)
   (ax,) = figure_of(spread_curves, [one_panel("none", values=(-1.0, 101.0))]).axes
-  assert ax.get_ylim()[0] < -1 and ax.get_ylim()[1] > 101
+  low, high = ax.get_ylim()
+  assert low < -1
+  assert high > 101
 
 
 def test_ticks_are_at_evaluated_updates(figure_of):
@@ -132,7 +136,9 @@ def test_ticks_are_at_evaluated_updates(figure_of):
   panel = SpreadPanel("updates", "", {"none": many}, ticks=[*many])
   (ax,) = figure_of(spread_curves, [panel]).axes
   ticks = ax.get_xticks().tolist()
-  assert {*ticks} <= {*many} and ticks[-1] == 8000 and len(ticks) < 7
+  assert {*ticks} <= {*many}
+  assert ticks[-1] == 8000
+  assert len(ticks) < 7
   for ax in figure_of(learning_curves, RECORDS).axes:
     assert ax.get_xticks().tolist() == [50, 100]
 
@@ -144,16 +150,16 @@ def test_multiples_have_a_band_each_and_the_other_curves_in_grey(figure_of):
   axes = [ax for ax in figure.axes if ax.get_visible()]
   assert [ax.get_title(loc="left") for ax in axes] == names
   for ax, name in zip(axes, names, strict=True):
-    assert len(ax.collections) == 1 and len(ax.lines) == len(names)
+    assert len(ax.collections) == 1
+    assert len(ax.lines) == len(names)
     coloured = [x.get_label() for x in ax.lines if x.get_color() != pictures.GREY]
     assert coloured == [name]
 
 
 def test_curves_show_every_series(words_of):
   words = words_of(learning_curves, RECORDS)
-  assert {"training", "validation", "BLEU", "learning rate", "loss (nats)"} <= set(
-    words
-  )
+  wanted = {"training", "validation", "BLEU", "learning rate", "loss (nats)"}
+  assert wanted <= {*words}
   assert words.count("step") == 3
 
 
@@ -169,23 +175,17 @@ def test_spreads_are_drawn_side_by_side_with_one_legend(words_of):
   loss = SpreadPanel("updates", "loss", {"k=4": values, "k=16 (all)": values})
   bleu = SpreadPanel("updates", "BLEU", {"none": {500: [2.0]}}, mark=(750.0, "longest"))
   words = words_of(spread_curves, [loss, bleu])
-  assert {"loss", "BLEU", "longest", "1,000"} <= set(words) and words.count(
-    "updates"
-  ) == 2
+  assert {"loss", "BLEU", "longest", "1,000"} <= {*words}
+  assert words.count("updates") == 2
   names = ("k=4", "k=16 (all)", "none")
   assert [word for word in words if word in names] == [*names]
 
 
 def test_words_label_the_axes_unchanged(words_of):
-  rows, columns = (
-    ["Käse", "kostet", "$x^2$", "3_4"],
-    ["Straße", r"\alpha", "_", "$5", "</s>"],
-  )
-  panels = [
-    Panel("1 $ a_b $", np.eye(4, 5), rows, columns),
-    Panel("2", [[0.1]], "a", "b"),
-  ]
-  words = words_of(attention_heatmap, panels)
+  rows = ["Käse", "kostet", "$x^2$", "3_4"]
+  columns = ["Straße", r"\alpha", "_", "$5", "</s>"]
+  panel = Panel("1 $ a_b $", np.eye(4, 5), rows, columns)
+  words = words_of(attention_heatmap, [panel, Panel("2", [[0.1]], "a", "b")])
   assert [word for word in words if word in rows] == rows
   assert [word for word in words if word in columns] == columns
   assert [word for word in words if word in ("1 $ a_b $", "2")] == ["1 $ a_b $", "2"]
@@ -195,11 +195,11 @@ def test_words_label_the_axes_unchanged(words_of):
 def test_rows_run_down_and_columns_to_the_right(tmp_path):
   weights = np.zeros((6, 4))
   weights[5, 1] = 1.0
-  path = attention_heatmap(
-    [Panel("", weights, "abcdef", "ab犬😀")], tmp_path / "attention.png"
-  )
+  panel = Panel("", weights, "abcdef", "ab犬😀")
+  path = attention_heatmap([panel], tmp_path / "attention.png")
   red = matplotlib.image.imread(path)[:, :, 0]
   is_dark = (red > 0.02) & (red < 0.05)
   is_dark[:, int(0.75 * is_dark.shape[1]) :] = False  # the colour bar
   y, x = np.mean(np.argwhere(is_dark), axis=0) / is_dark.shape
-  assert 0.7 < y < 1.0 and 0.2 < x < 0.45
+  assert 0.7 < y < 1.0
+  assert 0.2 < x < 0.45
