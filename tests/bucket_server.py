@@ -1,6 +1,6 @@
-"""A server of a bucket on this machine: what gcsfs, TensorStore and s3fs use of gs:// and s3://.
+"""Serves a bucket on this machine: what gcsfs, TensorStore and s3fs use of it.
 
-An object is visible once its last byte has arrived, and each write gives it a new generation.
+An object is visible once its last byte has arrived. Each write has a new generation.
 In gs:// conditions of reads and writes on the generation fail as in the real store.
 """
 
@@ -18,7 +18,7 @@ from xml.sax.saxutils import escape
 from aiohttp import web  # which comes with gcsfs and s3fs
 from aiohttp.test_utils import TestServer
 
-_TIME = "2026-01-01T00:00:00.000Z"
+TIME = "2026-01-01T00:00:00.000Z"
 
 
 @contextlib.contextmanager
@@ -28,17 +28,18 @@ def serve() -> Iterator["Bucket"]:
   app.router.add_route("*", "/{path:.*}", bucket.answer)
   thread = threading.Thread(target=loop.run_forever, daemon=True)
   thread.start()
-  wait_for = lambda coroutine: asyncio.run_coroutine_threadsafe(
-    coroutine, loop
-  ).result()
   server = TestServer(app)
-  wait_for(server.start_server())
+  asyncio.run_coroutine_threadsafe(server.start_server(), loop).result()
   bucket.url = f"http://127.0.0.1:{server.port}"
   yield bucket
-  wait_for(server.close())
+  asyncio.run_coroutine_threadsafe(server.close(), loop).result()
   loop.call_soon_threadsafe(loop.stop)
   thread.join()
   loop.close()
+
+
+def refuse_none(method: str, name: str) -> int:
+  return 0
 
 
 class Bucket:
@@ -50,11 +51,11 @@ class Bucket:
   def __init__(self):
     self.objects: dict[str, tuple[int, bytes]] = {}
     self.generations = itertools.count(1)
-    self.refuse = lambda method, name: 0
+    self.refuse = refuse_none
 
   @property
   def env(self) -> dict[str, str]:
-    """The variables that lead gcsfs, google-cloud-storage, TensorStore and s3fs to this server."""
+    """The variables that lead gcsfs, TensorStore and s3fs to this server."""
     return dict(
       STORAGE_EMULATOR_HOST=self.url,
       TENSORSTORE_GCS_HTTP_URL=self.url,
@@ -68,55 +69,54 @@ class Bucket:
     )
 
   def names(self, folder: str = "") -> list[str]:
-    return sorted(
-      name.removeprefix(folder) for name in self.objects if name.startswith(folder)
-    )
+    names = [name for name in self.objects if name.startswith(folder)]
+    return sorted(name.removeprefix(folder) for name in names)
 
   async def answer(self, request: web.Request) -> web.Response:
     path, body = request.path.replace("//", "/"), await request.read()
-    if found := re.match(
-      r"(?:/upload|/download)?/storage/v1/b/([^/]+)(/o(?:/(.*))?)?", path
-    ):
-      bucket, is_object, name = found.groups("")
+    pattern = r"(?:/upload|/download)?/storage/v1/b/([^/]+)(/o(?:/(.*))?)?"
+    gs = re.match(pattern, path)
+    if gs:
+      bucket, is_object, name = gs.groups("")
       if bucket != "bucket":
-        return web.json_response(
-          dict(error=dict(message="The bucket does not exist")), status=404
-        )
+        error = {"message": "The bucket does not exist"}
+        return web.json_response({"error": error}, status=404)
       if not is_object:
         return web.json_response(dict(name="bucket", kind="storage#bucket"))
       return self.answer_gs(request, name or request.query.get("name", ""), body)
-    _, bucket, *name = path.split("/", 2)
+    _, bucket, *rest = path.split("/", 2)
     if bucket != "bucket":
-      return _xml(
-        404, Error=dict(Code="NoSuchBucket", Message="The bucket does not exist")
-      )
-    if status := self.refuse(request.method, "".join(name)):
-      return _xml(status, Error=dict(Code="AccessDenied", Message="refused"))
-    return self.answer_s3(request, "".join(name), body)
+      return s3_error(404, "NoSuchBucket", "The bucket does not exist")
+    name = "".join(rest)
+    status = self.refuse(request.method, name)
+    if status:
+      return s3_error(status, "AccessDenied", "refused")
+    return self.answer_s3(request, name, body)
 
   def answer_gs(self, request: web.Request, name: str, body: bytes) -> web.Response:
-    query, failed = (
-      request.query,
-      lambda status: web.json_response(dict(error={}), status=status),
-    )
+    query = request.query
     generation, _ = self.objects.get(name, (0, b""))
     if query.get("ifGenerationMatch", str(generation)) != str(generation):
-      return failed(412)
+      return web.json_response({"error": {}}, status=412)
     if query.get("ifGenerationNotMatch") == str(generation):
       return web.Response(status=304)
     if request.path.startswith("/upload"):
       return self.upload(request, name, body)
-    if found := re.fullmatch("(.*)/rewriteTo/b/bucket/o/(.*)", name):
-      resource = self.put(found[2], self.objects[found[1]][1])
+    copied = re.fullmatch("(.*)/rewriteTo/b/bucket/o/(.*)", name)
+    if copied:
+      resource = self.put(copied[2], self.objects[copied[1]][1])
       return web.json_response(dict(done=True, resource=resource))
     if not name:
       return web.json_response(self.listing(query))
     if not generation:
-      return failed(404)
+      return web.json_response({"error": {}}, status=404)
+    return self.answer_gs_object(request, name)
+
+  def answer_gs_object(self, request: web.Request, name: str) -> web.Response:
     if request.method == "DELETE":
       del self.objects[name]
       return web.Response(status=204)
-    if query.get("alt") == "media":
+    if request.query.get("alt") == "media":
       return self.download(request, name)
     return web.json_response(self.resource(name))
 
@@ -127,10 +127,9 @@ class Bucket:
       url = f"{self.url}{request.path}?uploadType=resumable&name={name}&upload_id=1"
       return web.Response(headers=dict(Location=url))
     if kind == "multipart":
-      boundary = re.search('boundary="?([^";]+)', request.headers["Content-Type"])[
-        1
-      ].encode()
-      _, *parts, _ = re.split(b"\r?\n?--" + re.escape(boundary), body)
+      content_type = request.headers["Content-Type"]
+      boundary = re.search('boundary="?([^";]+)', content_type)[1]
+      _, *parts, _ = re.split(b"\r?\n?--" + re.escape(boundary.encode()), body)
       metadata, body = (re.split(b"\r?\n\r?\n", part, maxsplit=1)[1] for part in parts)
       name = json.loads(metadata)["name"]
     return web.json_response(self.put(name, body))
@@ -140,9 +139,8 @@ class Bucket:
     headers = {"x-goog-generation": str(generation), "ETag": f'"{generation}"'}
     span = request.http_range
     if span.start is None:
-      headers["Content-Length"] = str(
-        len(content)
-      )  # aiohttp would omit a 0 in answer to HEAD
+      # aiohttp would omit a 0 in answer to HEAD.
+      headers["Content-Length"] = str(len(content))
       return web.Response(body=content, headers=headers)
     start, stop, _ = span.indices(len(content))
     headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
@@ -156,7 +154,7 @@ class Bucket:
   def resource(self, name: str) -> dict:
     generation, content = self.objects[name]
     size, generation = str(len(content)), str(generation)
-    times = dict(timeCreated=_TIME, updated=_TIME)
+    times = dict(timeCreated=TIME, updated=TIME)
     return dict(name=name, bucket="bucket", size=size, generation=generation, **times)
 
   def listing(self, query) -> dict:
@@ -166,55 +164,55 @@ class Bucket:
     for rest in self.names(prefix):
       if not start <= prefix + rest < end:
         continue
-      head, found, _ = rest.partition(delimiter) if delimiter else (rest, "", "")
-      if found:
-        prefixes.add(f"{prefix}{head}{delimiter}")
+      if delimiter and delimiter in rest:
+        prefixes.add(prefix + rest.partition(delimiter)[0] + delimiter)
       else:
         items.append(self.resource(prefix + rest))
     return dict(kind="storage#objects", items=items, prefixes=sorted(prefixes))
 
   def answer_s3(self, request: web.Request, name: str, body: bytes) -> web.Response:
-    source = urllib.parse.unquote(request.headers.get("x-amz-copy-source", ""))
-    source = source.removeprefix("/").removeprefix("bucket/")
     if request.method == "POST" and "delete" in request.query:
       for key in ElementTree.fromstring(body).iterfind(".//{*}Key"):
         self.objects.pop(key.text, None)
-      return _xml(200, DeleteResult="")
+      return xml_response(200, "<DeleteResult/>")
     if not name and request.method == "GET":
-      found = self.listing(request.query)
-      size_of = lambda x: dict(Key=x["name"], Size=x["size"], LastModified=_TIME)
-      content = dict(
-        KeyCount=str(len(found["items"]) + len(found["prefixes"])),
-        IsTruncated="false",
-        Contents=[size_of(x) for x in found["items"]],
-        CommonPrefixes=[dict(Prefix=prefix) for prefix in found["prefixes"]],
-      )
-      return _xml(200, ListBucketResult=content)
+      return self.list_s3(request.query)
     if not name:
       return web.Response()
-    if request.method == "PUT" and not source:
-      return web.Response(headers=dict(ETag=f'"{self.put(name, body)["generation"]}"'))
-    if (source or name) not in self.objects:
-      return _xml(404, Error=dict(Code="NoSuchKey", Message="The key does not exist"))
-    if source:
-      self.put(name, self.objects[source][1])
-      return _xml(200, CopyObjectResult=dict(ETag='"0"'))
+    if request.method == "PUT":
+      return self.put_s3(request, name, body)
+    if name not in self.objects:
+      return s3_error(404, "NoSuchKey", "The key does not exist")
     return self.download(request, name)
 
+  def put_s3(self, request: web.Request, name: str, body: bytes) -> web.Response:
+    source = urllib.parse.unquote(request.headers.get("x-amz-copy-source", ""))
+    source = source.removeprefix("/").removeprefix("bucket/")
+    if not source:
+      generation = self.put(name, body)["generation"]
+      return web.Response(headers={"ETag": f'"{generation}"'})
+    if source not in self.objects:
+      return s3_error(404, "NoSuchKey", "The key does not exist")
+    self.put(name, self.objects[source][1])
+    return xml_response(200, '<CopyObjectResult><ETag>"0"</ETag></CopyObjectResult>')
 
-def _xml(status: int, **content) -> web.Response:
-  return web.Response(
-    status=status, text=_elements(content), content_type="application/xml"
-  )
+  def list_s3(self, query) -> web.Response:
+    listing = self.listing(query)
+    parts = ["<IsTruncated>false</IsTruncated>"]
+    for item in listing["items"]:
+      key = f"<Key>{escape(item['name'])}</Key><Size>{item['size']}</Size>"
+      parts.append(f"<Contents>{key}<LastModified>{TIME}</LastModified></Contents>")
+    for prefix in listing["prefixes"]:
+      prefix = f"<Prefix>{escape(prefix)}</Prefix>"
+      parts.append(f"<CommonPrefixes>{prefix}</CommonPrefixes>")
+    parts.append(f"<KeyCount>{len(parts) - 1}</KeyCount>")
+    return xml_response(200, f"<ListBucketResult>{''.join(parts)}</ListBucketResult>")
 
 
-def _elements(content: str | dict) -> str:
-  """Writes a dictionary as XML elements, of which a list has one for each item."""
-  if isinstance(content, str):
-    return escape(content)
-  each = [
-    (name, x)
-    for name, of in content.items()
-    for x in (of if type(of) is list else [of])
-  ]
-  return "".join(f"<{name}>{_elements(x)}</{name}>" for name, x in each)
+def s3_error(status: int, code: str, message: str) -> web.Response:
+  text = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
+  return xml_response(status, text)
+
+
+def xml_response(status: int, text: str) -> web.Response:
+  return web.Response(status=status, text=text, content_type="application/xml")
