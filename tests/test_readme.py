@@ -18,14 +18,11 @@ from relpos_jax import nn
 from relpos_jax.nn.schemes import PositionsName
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = {
-  x.stem: x.read_text("utf-8") for x in (ROOT / "README.md", *ROOT.glob("docs/*.md"))
-}
+FILES = [ROOT / "README.md", *ROOT.glob("docs/*.md")]
+PAGES = {file.stem: file.read_text("utf-8") for file in FILES}
 EXAMPLES = [page for page in PAGES if "```py" in PAGES[page]]
 COMMANDS = [page for page in PAGES if "python -m experiments" in PAGES[page]]
-SCHEMES = re.findall(
-  r"^\| (.*?) \| `(attend\(.*?\))` \|", PAGES["schemes"], re.MULTILINE
-)
+SCHEMES = re.findall(r"(?m)^\| (.*?) \| `(attend\(.*?\))` \|", PAGES["schemes"])
 
 
 def code_of(page):
@@ -62,9 +59,8 @@ def names_of_schemes():
 @pytest.mark.parametrize("scheme, line", SCHEMES)
 def test_the_line_of_a_scheme_runs(scheme, line, names_of_schemes):
   output = eval(line, names_of_schemes)
-  assert output.size % names_of_schemes["v"].size == 0 and bool(
-    np.isfinite(output).all()
-  )
+  assert output.size % names_of_schemes["v"].size == 0
+  assert np.isfinite(output).all()
 
 
 @pytest.mark.parametrize(
@@ -74,29 +70,23 @@ def test_the_frequencies_of_a_scheme(scheme, first, last, factor, names_of_schem
   """Follows YaRN's section 3.2 and Llama's code, a frequency at a time."""
   name, line = next(x for x in SCHEMES if x[0].startswith(scheme))
   length = int(re.search(r"from ([\d,]+) tokens", name)[1].replace(",", ""))
-  turned = lambda frequencies: frequencies
-  found = eval(
-    re.search(r"turned\(.*?\)\)(?=[,)])", line)[0],
-    names_of_schemes | dict(turned=turned),
-  )
+  call = re.search(r"turned\((.*?\))\)(?=[,)])", line)
+  found = eval(call[1], names_of_schemes)
   for new, old in zip(found, names_of_schemes["f"], strict=True):
     rotations = length * old / (2 * np.pi)
-    share = (rotations - first) / (last - first)
-    share = 0 if rotations < first else 1 if rotations > last else share
+    share = np.interp(rotations, [first, last], [0, 1])
     np.testing.assert_allclose(new, (1 - share) * old / factor + share * old, rtol=1e-5)
 
 
 def test_the_table_of_positions_has_all_schemes_and_modules_that_run():
-  rows = re.findall(
-    r"^\| `(\w+)`.*\| (?:`(.*)` )?\|$", PAGES["positions"], re.MULTILINE
-  )
-  assert {name for name, _ in rows} == {*get_args(PositionsName)}
+  table = r"(?m)^\| `(\w+)`.*\| (?:`(.*)` )?\|$"
+  modules = dict(re.findall(table, PAGES["positions"]))
+  assert modules.keys() == {*get_args(PositionsName)}
   rngs = nnx.Rngs(0)
-  for module in filter(None, dict(rows).values()):
-    relative = nn.RelativeAttention(positions=eval(module, vars(nn) | dict(rngs=rngs)))
-    layer = nnx.MultiHeadAttention(
-      8, 512, attention_fn=relative, decode=False, rngs=rngs
-    )
+  for module in filter(None, modules.values()):
+    positions = eval(module, vars(nn) | dict(rngs=rngs))
+    options = dict(attention_fn=nn.RelativeAttention(positions=positions), decode=False)
+    layer = nnx.MultiHeadAttention(8, 512, rngs=rngs, **options)
     assert np.isfinite(layer(np.ones((1, 4, 512), np.float32))).all()
 
 
@@ -109,9 +99,24 @@ def test_the_commands_of_a_page_exist(page):
     if hasattr(module, "__path__"):
       module = importlib.import_module(f"experiments.{name}.__main__")
     assert {*module.FLAGS} >= {*re.findall(r"--(\w+)", arguments)}, f"{name}{arguments}"
-    assert all(
-      (ROOT / file).exists() for file in re.findall(r"configs/\w+\.py", arguments)
-    )
+    for file in re.findall(r"configs/\w+\.py", arguments):
+      assert (ROOT / file).exists()
+
+
+GRAPHS = dict(test=50, valid=50, train=400)
+PAIRS = dict(train=5000, valid=200, long=200, test=200)
+SCALES = dict(train=60, valid=6, test=6)
+TABLES = {("test", 200), ("long", 200), ("valid", 6), ("test", 6)}
+TABLES |= {("valid", 50), ("test", 50)}
+
+
+def commands_of(page):
+  """Yields the name and the flags of each command of a page."""
+  pattern = r"python -m experiments\.(\w+) ((?:.*\\\n)*.*)"
+  for name, arguments in re.findall(pattern, PAGES[page]):
+    words = shlex.split(arguments.replace("\\\n", " "))
+    module = importlib.import_module(f"experiments.{name}")
+    yield name, command.parse(module.FLAGS, words)
 
 
 def test_the_commands_of_the_page_on_data_find_what_it_writes(tmp_path, monkeypatch):
@@ -120,54 +125,41 @@ def test_the_commands_of_the_page_on_data_find_what_it_writes(tmp_path, monkeypa
   for block in code_of("data"):
     exec(block, {})
   sizes = {}
-  for name, arguments in re.findall(
-    r"python -m experiments\.(\w+) ((?:.*\\\n)*.*)", PAGES["data"]
-  ):
-    words = shlex.split(arguments.replace("\\\n", " "))
-    values = command.parse(importlib.import_module(f"experiments.{name}").FLAGS, words)
+  for name, values in commands_of("data"):
     if name == "train":
       config = parse_config(values["config"])
-      data = find_system(config.task).load_data(config)
-      sizes[values["workdir"].name] = {
-        split: len(of) for split, of in data.splits.items()
-      }
+      splits = find_system(config.task).load_data(config).splits
+      counts = {split: len(examples) for split, examples in splits.items()}
+      sizes[values["workdir"].name] = counts
     elif name == "sweep":
       cells = sweep.plan_cells(values["config"], values["seeds"], values["out"])
       assert values["only"] in [cell.row for cell in cells]
     else:
       assert values["workdir"].name in sizes  # trained further up
-  graphs = dict(test=50, valid=50, train=400)
-  pairs = dict(train=5000, valid=200, long=200, test=200)
-  scales = dict(train=60, valid=6, test=6)
-  assert sizes == dict(backwards=pairs, scales=scales, json=graphs, tu=graphs)
-  tables = re.findall(r"^(\w+) +(\d+) +[\d.]+ ", PAGES["data"], re.MULTILINE)
-  assert {(split, int(number)) for split, number in tables} == {
-    *(
-      ("test", 200),
-      ("long", 200),
-      ("valid", 6),
-      ("test", 6),
-      ("valid", 50),
-      ("test", 50),
-    )
-  }
+  assert sizes == dict(backwards=PAIRS, scales=SCALES, json=GRAPHS, tu=GRAPHS)
+  tables = re.findall(r"(?m)^(\w+) +(\d+) +[\d.]+ ", PAGES["data"])
+  assert {(split, int(number)) for split, number in tables} == TABLES
 
 
 @pytest.mark.parametrize(
   "page, name",
-  dict(operator="relpos_jax", nn="relpos_jax.nn", linen="relpos_jax.linen").items(),
+  [
+    ("operator", "relpos_jax"),
+    ("nn", "relpos_jax.nn"),
+    ("linen", "relpos_jax.linen"),
+  ],
 )
 def test_a_page_of_the_api_lists_all_public_names(page, name):
   text = (ROOT / f"docs/api/{page}.md").read_text("utf-8")
-  members = text[text.index("members:") :]
-  assert {*re.findall(r"\w+", members)} - {"members"} == {
-    *importlib.import_module(name).__all__
-  }
+  _, _, members = text.partition("members:")
+  public = importlib.import_module(name).__all__
+  assert {*re.findall(r"\w+", members)} == {*public}
 
 
 def test_some_pages_have_examples_and_commands():
-  assert len(SCHEMES) >= 30 and len(SCHEMES) == PAGES["schemes"].count("| `")
-  assert len(EXAMPLES) >= 5 and {"README", "train"} <= {*EXAMPLES} & {*COMMANDS}
+  assert len(SCHEMES) == PAGES["schemes"].count("| `") >= 30
+  assert len(EXAMPLES) >= 5
+  assert {"README", "train"} <= {*EXAMPLES} & {*COMMANDS}
 
 
 def test_the_page_of_the_package_has_no_relative_links(monkeypatch):
@@ -179,7 +171,8 @@ def test_the_page_of_the_package_has_no_relative_links(monkeypatch):
   links = re.findall(r"\]\((.*?)\)", page)
   assert len(links) == len(re.findall(r"\]\(", PAGES["README"])) >= 25
   assert not [link for link in links if not link.startswith("https://")]
-  assert "/blob/main/docs/operator.md)" in page and "/raw/main/docs/idea.svg)" in page
+  assert "/blob/main/docs/operator.md)" in page
+  assert "/raw/main/docs/idea.svg)" in page
 
 
 def test_the_readme_clones_from_the_address_of_the_package():
