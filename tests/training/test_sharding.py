@@ -25,26 +25,32 @@ class Chip:
 
 
 @pytest.fixture
-def chips(monkeypatch):
-  """Puts eight TPUs in two slices in place of the devices."""
-  chips = [Chip(id, id // 4) for id in range(8)]
-  monkeypatch.setattr(sharding, "Mesh", lambda devices, *_, **__: devices)
-  return chips
+def arrange(monkeypatch):
+  """Arranges chips as the devices of a mesh."""
+
+  def arrange(chips, **sizes):
+    monkeypatch.setattr(jax, "devices", lambda: chips)
+    monkeypatch.setattr(sharding, "Mesh", lambda devices, *_, **__: devices)
+    return make_mesh(**sizes)
+
+  return arrange
 
 
-def test_slices_of_tpus_are_parts_of_the_batch(chips):
-  mixed = chips[::2] + chips[1::2]
-  whole = make_mesh(data=8, devices=chips)
+CHIPS = [Chip(id, id // 4) for id in range(8)]
+
+
+def test_slices_of_tpus_are_parts_of_the_batch(arrange):
+  whole = arrange(CHIPS, data=8)
   assert [chip.id for chip in whole.flat] == [*range(8)]
-  first, second = make_mesh(data=2, fsdp=2, sequence=2, devices=mixed)
+  first, second = arrange(CHIPS[::2] + CHIPS[1::2], data=2, fsdp=2, sequence=2)
   assert {chip.slice_index for chip in first.flat} == {0}
   assert {chip.slice_index for chip in second.flat} == {1}
 
 
-def test_slices_of_tpus_that_the_batch_cannot_have_are_refused(chips):
+def test_slices_of_tpus_that_the_batch_cannot_have_are_refused(arrange):
   words = r"mesh\.data is 1: give a multiple of 2, the slices"
   with pytest.raises(InputError, match=words):
-    make_mesh(data=1, sequence=8, devices=chips)
+    arrange(CHIPS, data=1, sequence=8)
 
 
 def specs(mesh, **values) -> dict[str, PartitionSpec]:
