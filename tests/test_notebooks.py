@@ -1,4 +1,4 @@
-"""Tests that notebooks install alike and are stored with clean outputs; nbmake runs them."""
+"""Notebooks install alike and are stored with clean outputs; nbmake runs them."""
 
 import configparser
 import importlib.util

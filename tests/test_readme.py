@@ -30,7 +30,7 @@ def code_of(page):
 
 
 def blocks_of_pages():
-  """Returns each block of Python that a reader may copy, named by its page and number."""
+  """Returns each block of Python that a reader may copy, by page and number."""
   result = []
   for page in EXAMPLES:
     blocks = code_of(page)

@@ -1,4 +1,4 @@
-"""Fixtures: one tiny training for all tests of commands, and commands called as by a user."""
+"""Runs commands as a user does; one tiny training is for all of their tests."""
 
 import contextlib
 import functools
@@ -38,9 +38,11 @@ def get_config():
     config.data.pairs[split] = f"{_DATA}/{split}.en,{_DATA}/{split}.de"
   config.vocabulary.size = 400
   config.batches.update(tokens=128, max_length=16, num_shapes=1)
-  config.model.update(num_layers=1, width=16, num_heads=2, feed_forward=16, max_distance=2)
+  config.model.update(num_layers=1, width=16, num_heads=2, feed_forward=16)
+  config.model.max_distance = 2
   config.model.tables_per_head = False  # as translators that are exported have them
-  config.training.update(num_steps=12, schedule="inverse_sqrt", learning_rate=0.01, warmup_steps=4)
+  config.training.update(schedule="inverse_sqrt", learning_rate=0.01, warmup_steps=4)
+  config.training.num_steps = 12
   config.training.update(eval_every=6, save_every=3, keep_checkpoints=3, num_samples=2)
   config.mesh.data = 1
   config.decoding.update(beam_size=2, extra_length=4, average_checkpoints=3)
@@ -170,7 +172,7 @@ def data(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def trainer(call):
-  """Runs train with a config: trainer("FILE.py", "seed=1")(workdir, "--config.seed=2")."""
+  """Runs train: trainer("FILE.py", "seed=1")(workdir, "--config.seed=2")."""
 
   def trainer(config: str, *values: str):
     flags = [f"--config={config}", *(f"--config.{value}" for value in values)]
@@ -190,7 +192,7 @@ def train(trainer, data):
 
 @pytest.fixture(scope="session")
 def training(train, tmp_path_factory) -> tuple[pathlib.Path, Answer]:
-  """Returns a finished run's folder, which no test may change, and the command's answer."""
+  """Returns a finished run's folder, read-only, and the command's answer."""
   workdir = tmp_path_factory.mktemp("runs") / "deep" / "trained"
   answer = train(workdir)
   assert answer.status == 0, answer.err
@@ -210,7 +212,7 @@ def run_copy(workdir, tmp_path) -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def longer(workdir, train, tmp_path_factory) -> pathlib.Path:
-  """Returns the folder of the run trained to step 15, of whose steps 12 and 15 are averaged."""
+  """Returns the folder of the run trained to step 15; it averages steps 12 and 15."""
   folder = shutil.copytree(workdir, tmp_path_factory.mktemp("longer") / "run")
   assert train(folder, "--config.training.num_steps=15").status == 0
   return folder

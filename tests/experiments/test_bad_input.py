@@ -1,4 +1,4 @@
-"""Tests that a mistake is one line and exit status 2: nothing is compiled, lost or overwritten."""
+"""A mistake is one line and exit status 2: nothing is compiled, lost or overwritten."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from experiments import translate
 
 @pytest.fixture
 def refused(call, contents):
-  """Runs a command that must refuse with words in its line, and leave a folder as it was."""
+  """Runs a command that must refuse with these words and leave a folder as it was."""
 
   def refused(folder, words: str, name: str, *arguments: str, stdin: bytes = b""):
     before = contents(folder)
@@ -24,7 +24,7 @@ def refused(call, contents):
 
 @pytest.fixture
 def train_refused(refused, data, tmp_path):
-  """Runs the command train with changes of the tiny config; its folder is tmp_path/run."""
+  """Runs train with changes of the tiny config; its folder is tmp_path/run."""
   flags = f"--config={data}/tiny.py", f"--workdir={tmp_path}/run"
 
   def train_refused(words: str, *changes: str):

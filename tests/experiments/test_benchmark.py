@@ -1,4 +1,4 @@
-"""The benchmarks keep every time; contestants that cannot run are rows with the reason."""
+"""Benchmarks keep every time; contestants that cannot run are rows with the reason."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""Tests that every config is valid and that those of the paper have the paper's numbers."""
+"""Every config is valid, and the configs of the paper have the paper's numbers."""
 
 import importlib
 import inspect
@@ -38,7 +38,7 @@ ENTRIES = 9712  # size of Multi30k's published vocabulary
 
 
 def load(name: str, *changes: str):
-  """Returns a config by FILE.py[:ARGUMENT] and its changes, as the commands parse it."""
+  """Returns a config, FILE.py[:ARGUMENT], with changes, as the commands parse it."""
   flags = [f"--config.{change}" for change in changes]
   return parse(command.CONFIG, f"--config=configs/{name}", *flags)
 

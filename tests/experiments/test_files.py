@@ -1,4 +1,4 @@
-"""Files appear whole, whoever else writes them, and paths are those that a shell would name."""
+"""Files appear whole, whoever else writes them; paths mean what they mean in a shell."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""The script for the first accelerator: its pieces with a stand-in for Python, and as toys."""
+"""Runs the script for the first accelerator with a stand-in for Python, and as toys."""
 
 import os
 import pathlib

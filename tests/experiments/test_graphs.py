@@ -61,7 +61,7 @@ def train_graphs(trainer, folder):
 
 @pytest.fixture(scope="module")
 def run(train_graphs, tmp_path_factory):
-  """Returns the directory of a finished run, read-only, and the output of its command."""
+  """Returns a finished run's folder, read-only, and the command's answer."""
   workdir = tmp_path_factory.mktemp("graphs") / "run"
   answer = train_graphs(workdir, "--config.seed=6")
   assert answer.status == 0, answer.err

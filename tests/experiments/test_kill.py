@@ -1,4 +1,4 @@
-"""Kills real trainings, which end with the bits of one left alone; run by `pytest -m chaos`."""
+"""Kills real trainings, which end as one left alone; run by `pytest -m chaos`."""
 
 import contextlib
 import functools
@@ -43,7 +43,7 @@ ENV = os.environ | {
 
 @contextlib.contextmanager
 def start(*words, workdir, env=ENV):
-  """Runs a module of Python, which logs beside its run directory; kills it at the end."""
+  """Runs a module, which logs beside its run directory; kills it at the end."""
   words = [sys.executable, "-m", *map(str, words)]
   with open(workdir.with_suffix(".log"), "a") as log:
     process = subprocess.Popen(words, env=env, cwd=ROOT, stdout=log, stderr=log)

@@ -43,13 +43,13 @@ def pieces(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def train_music(trainer, pieces):
-  """Returns the command train on the folder: train_music(workdir, "--config.seed=1")."""
+  """Runs train on the folder: train_music(workdir, "--config.seed=1")."""
   return trainer("configs/music.py", *SMALL.split(), f"data.midi.path={pieces}")
 
 
 @pytest.fixture(scope="module")
 def run(train_music, tmp_path_factory):
-  """Returns the folder of a finished run, not to be changed, and the command's output."""
+  """Returns a finished run's folder, read-only, and the command's answer."""
   workdir = tmp_path_factory.mktemp("music") / "run"
   answer = train_music(workdir)
   assert answer.status == 0, answer.err

@@ -1,4 +1,4 @@
-"""The numbers of pages equal those of the raw records, and wrong records are refused."""
+"""The numbers of pages follow from the raw records; wrong records are refused."""
 
 import copy
 import functools

@@ -1,4 +1,4 @@
-"""Tests the command train in several processes; run by `pytest -m slow -k several_processes`."""
+"""Trains in several processes; run by `pytest -m slow -k several_processes`."""
 
 import os
 import pathlib

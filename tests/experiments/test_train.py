@@ -127,6 +127,7 @@ def test_a_step_has_its_rate_and_is_logged_and_profiled(
   monkeypatch.setitem(sys.modules, "wandb", wandb)
   run = wandb.init.return_value
   run.__enter__.return_value = run
+  monkeypatch.setattr(scores_module, "make_score", lambda *_: lambda params: ({}, ""))
   flags = ("--wandb=mine", "--config.training.eval_every=6")
 
   answer = train(

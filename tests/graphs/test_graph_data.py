@@ -131,7 +131,8 @@ def edges(graph):
 @pytest.mark.parametrize("name", ["", "TOY"])
 def test_a_users_folder_is_read(tmp_path, name):
   data = load_tu(name, path=str(write(tmp_path / "toy")))
-  assert data.names == GraphNames(("7", "8", "9"), ("0", "2"), ("-1", "1"))
+  labels = ("7", "8", "9"), ("0", "2"), ("-1", "1")
+  assert data.names == GraphNames(*labels, num_node_features=2, num_edge_features=1)
   first, second = data.splits["all"]
   assert first.nodes.tolist() == [0, 0, 1] and second.nodes.tolist() == [2, 0]
   assert edges(first) == [(0, 1, 0), (1, 2, 0), (2, 0, 1), (2, 2, 1)]

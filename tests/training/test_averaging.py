@@ -1,4 +1,4 @@
-"""Averages are means of the last good checkpoints, and are read again while they hold."""
+"""Averages are means of the last good checkpoints, and are kept while they hold."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""What is saved comes back bit for bit; what cannot come back is refused in one line."""
+"""What is saved comes back bit for bit; what cannot is refused in one line."""
 
 import errno
 import json

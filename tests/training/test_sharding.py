@@ -9,7 +9,6 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from experiments.errors import InputError
-from experiments.training import sharding
 from experiments.training.sharding import make_mesh, parameter_sharding
 from experiments.training.step import init_state, inverse_sqrt
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
@@ -30,8 +29,7 @@ def arrange(monkeypatch):
 
   def arrange(chips, **sizes):
     monkeypatch.setattr(jax, "devices", lambda: chips)
-    monkeypatch.setattr(sharding, "Mesh", lambda devices, *_, **__: devices)
-    return make_mesh(**sizes)
+    return make_mesh(**sizes).devices
 
   return arrange
 
