@@ -276,7 +276,7 @@ def test_test_sets_have_names(text, files):
 def test_names_of_test_sets_differ_and_are_no_keys():
   config = load("default.py", "data.source=pairs", "data.pairs.test=long=a;long=b")
   with pytest.raises(InputError, match=r"config\.data\.pairs\.test has long twice"):
-    parse_config(config)
+    parse_test_files(config)
   with pytest.raises(InputError, match=r"unknown config\.data\.pairs\.test\.long"):
     load("default.py", "data.pairs.test.long=a.tsv")
 

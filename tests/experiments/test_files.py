@@ -1,4 +1,4 @@
-"""Files appear whole, whoever else writes them; paths mean what they mean in a shell."""
+"""Files appear whole, whoever else writes them; paths mean what they do in a shell."""
 
 import contextlib
 import os

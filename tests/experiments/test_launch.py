@@ -133,7 +133,7 @@ def test_gpus_get_their_flags_and_the_command(recipe):
 
 def test_xpk_gets_its_flags_and_the_command(recipe):
   env = dict(CLUSTER="c", ZONE="z", TPU_TYPE="v5litepod-16")
-  status, (_, call) = recipe("gke_xpk.sh", {"xpk": ""}, **env)
+  status, (call,) = recipe("gke_xpk.sh", {"xpk": ""}, **env)
   assert (status, call[:4]) == (0, ["xpk", "workload", "create", "--cluster=c"])
   flags = options(call)
   assert re.fullmatch("[a-z]([-a-z0-9]{0,38}[a-z0-9])?", flags["workload"])
