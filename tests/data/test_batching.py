@@ -34,10 +34,10 @@ def make(pairs, **changes):
   options: dict[str, Any] = dict(
     boundaries=BOUNDARIES, budget=24, multiple_of=2, seed=0
   )
-  return Batches(Ragged.of(sources), Ragged.of(targets), **options | changes)
+  return Batches(Ragged.from_rows(sources), Ragged.from_rows(targets), **options | changes)
 
 
-def pairs_of(batch):
+def choose_pairs(batch):
   """Returns the pairs of a batch without padding."""
   assert batch.source.shape == batch.target.shape
   assert batch.source.dtype == batch.target.dtype == np.int32
@@ -81,7 +81,7 @@ def test_every_short_pair_comes_exactly_once_an_epoch(pairs, seed, epoch):
   batches = make(pairs, seed=seed)
   seen = []
   for batch in epoch_of(batches, epoch):
-    seen += pairs_of(batch)
+    seen += choose_pairs(batch)
   short = [pair for pair in pairs if longest(pair) <= BOUNDARIES[-1]]
   assert sorted(seen) == sorted(short)
   assert batches.dropped == len(pairs) - len(short)
@@ -101,7 +101,7 @@ def test_shapes_keep_to_the_budget_and_the_smallest_boundary(
   for batch in epoch:
     rows, boundary = batch.source.shape
     at_most = budget // boundary
-    in_batch = pairs_of(batch)
+    in_batch = choose_pairs(batch)
     assert rows % multiple_of == 0
     assert len(in_batch) <= at_most <= rows < at_most + multiple_of
     num_full += len(in_batch) == at_most
@@ -125,7 +125,7 @@ def test_the_pairs_of_a_step_do_not_depend_on_the_number_of_devices(seed, num_de
   spread = make(pairs, multiple_of=num_devices, **options)
   assert spread.num_per_epoch == alone.num_per_epoch
   for step in range(2 * alone.num_per_epoch):
-    assert pairs_of(spread[step]) == pairs_of(alone[step])
+    assert choose_pairs(spread[step]) == choose_pairs(alone[step])
 
 
 def test_a_batch_depends_on_seed_and_step_alone():
@@ -151,10 +151,10 @@ def test_seeds_and_epochs_differ_and_batches_mix_shapes():
     epoch = epoch_of(make(pairs, seed=seed), number)
     widths = [batch.source.shape[1] for batch in epoch]
     assert widths != sorted(widths)
-    in_batches = [str(pairs_of(batch)) for batch in epoch]
+    in_batches = [str(choose_pairs(batch)) for batch in epoch]
     orders.add(str(in_batches))
     shapes.add(str(widths))
-    members.add(frozenset(str(sorted(pairs_of(batch))) for batch in epoch))
+    members.add(frozenset(str(sorted(choose_pairs(batch))) for batch in epoch))
   assert len(orders) == len(shapes) == len(members) == 4
 
 
@@ -164,7 +164,7 @@ def test_without_a_seed_pairs_come_by_bucket_in_corpus_order():
   widths = []
   for batch in epoch_of(batches):
     widths.append(batch.source.shape[1])
-    numbers[widths[-1]] += [source[0] for source, _ in pairs_of(batch)]
+    numbers[widths[-1]] += [source[0] for source, _ in choose_pairs(batch)]
   assert widths == sorted(widths)
   for in_bucket in numbers.values():
     assert in_bucket == sorted(in_bucket)
@@ -174,7 +174,7 @@ def test_without_a_seed_pairs_come_by_bucket_in_corpus_order():
 @pytest.mark.parametrize("number", [0, 2])
 def test_no_pair_short_enough_is_refused(number):
   problem = f"none of {number} examples is at most 8 long"
-  long, short = Ragged.of([[5] * 9] * number), Ragged.of([[5]] * number)
+  long, short = Ragged.from_rows([[5] * 9] * number), Ragged.from_rows([[5]] * number)
   words = f"{problem}, as the longest in training: train on longer"
   with pytest.raises(InputError, match=words):
     Batches(long, short, boundaries=BOUNDARIES, budget=24, seed=0)

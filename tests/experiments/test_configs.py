@@ -24,7 +24,7 @@ from experiments.data.batching import Schedule
 from experiments.errors import InputError
 from experiments.evaluation.records import digest, read_records, record_files
 from experiments.systems import load_config, parse_config
-from experiments.training.batches import batch_maker, longest_shape
+from experiments.training.batches import configure_batches, longest_shape
 from experiments.training.sharding import make_mesh, multiples
 from experiments.training.step import learning_rate
 from experiments.translation.data import learn_tokenizer, load_data, parse_test_files
@@ -126,7 +126,7 @@ def test_batches_have_the_papers_number_of_tokens():
   lengths = np.random.default_rng(0).lognormal(np.log(24), 0.6, 100_000).astype(int) + 1
   lengths[0] = 256
   config, mesh = load("wmt14.py"), make_mesh()
-  shapes = batch_maker(config, lengths, mesh, kind=Schedule)(lengths, seed=0).shapes
+  shapes = configure_batches(config, lengths, mesh, kind=Schedule)(lengths, seed=0).shapes
   assert shapes[-1] == longest_shape(config, mesh.shape)
   assert len(shapes) == 8 and shapes[-1][1] == 256
   for rows, length in shapes:
@@ -146,7 +146,7 @@ def test_the_examples_of_a_step_do_not_depend_on_the_mesh(sizes, ring):
 
   mesh = make_mesh(**sizes)
   alone, sharded = (
-    batch_maker(config, lengths, x, kind=Schedule)(lengths, seed=0)
+    configure_batches(config, lengths, x, kind=Schedule)(lengths, seed=0)
     for x in (make_mesh(data=1), mesh)
   )
   assert sharded.num_per_epoch == alone.num_per_epoch
@@ -206,11 +206,11 @@ def test_the_longest_chorale_fits():
   assert load("music.py:published").batches.max_length >= LONGEST_CHORALE
 
 
-def plan(name: str, seeds: int = 1) -> list[cells_module.Cell]:
+def plan(name: str, seeds: int = 1) -> list[cells_module.PlannedRun]:
   """Returns the cells of a sweep without checking their configs."""
   file = parse(command.SWEEP, f"--config=configs/{name}")
   with mock.patch("experiments.systems.parse_config"):
-    return cells_module.plan_cells(file, seeds, pathlib.Path("runs"))
+    return cells_module.plan_runs(file, seeds, pathlib.Path("runs"))
 
 
 GRAPHS = [f"graph.py:{source}" for source in ("clutrr", "tu", "mutagenicity")]

@@ -132,7 +132,7 @@ def test_predictions_are_in_the_order_of_the_graphs(run):
   for kind, size in zip(kinds, random.integers(3, 20, 30), strict=True):
     nodes = np.arange(size)
     edges = np.stack([nodes, np.roll(nodes, -1), np.full(size, kind)], axis=1)
-    rings.append(Graph.of(0 * nodes, edges, target=0))
+    rings.append(Graph.from_edges(0 * nodes, edges, target=0))
   answers, _ = predict(loaded, rings)
   assert answers.tolist() == kinds.tolist()
 

@@ -13,7 +13,7 @@ import pytest
 
 from experiments import command, sweep, train
 from experiments.evaluation.records import read_records
-from experiments.sweep import plan_cells
+from experiments.sweep import plan_runs
 
 CONFIG_FILE = """from configs import quickstart
 
@@ -68,7 +68,7 @@ def room(tmp_path, monkeypatch, request):
 def plan(room, file="three.py"):
   """Plans a sweep and prepares the records that the stand-in writes."""
   values = command.parse({"config": command.SWEEP}, [f"--config={room}/{file}"])
-  for cell in plan_cells(values["config"], 2, room / "runs"):
+  for cell in plan_runs(values["config"], 2, room / "runs"):
     record = dict(sweep="", row="", seed=cell.seed, digest=cell.digest, config={})
     path = room / "records" / f"{cell.workdir.name}.json"
     path.write_text(f"{json.dumps(record)}\n")

@@ -396,7 +396,7 @@ def test_an_archive_without_graphs_is_refused(tmp_path):
 def make_data(classes) -> GraphData:
   graphs = []
   for number, label in enumerate(classes):
-    graphs.append(Graph.of([0] * (1 + number % 5), [], target=label))
+    graphs.append(Graph.from_edges([0] * (1 + number % 5), [], target=label))
   return GraphData(dict(all=graphs), GraphNames(("x",), (), ("a", "b", "c", "d")))
 
 

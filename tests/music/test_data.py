@@ -224,12 +224,12 @@ def test_files_are_split_by_the_first_depth_with_twenty_folders(tmp_path, prefix
   versions = ("original.mid", "versions/1.mid", "versions/2.mid")
   names = [f"{piece}/{version}" for piece in pieces for version in versions]
   readme = f"{prefix}readme.mid"
-  split_of = split_by_file(tmp_path, *names, readme)
+  choose_split = split_by_file(tmp_path, *names, readme)
   for piece in pieces:
-    splits = {split_of[f"{piece}/{version}"] for version in versions}
-    assert splits == {data.split_of(piece)}
-  assert split_of[readme] == data.split_of(readme)
-  assert len({*split_of.values()}) > 1
+    splits = {choose_split[f"{piece}/{version}"] for version in versions}
+    assert splits == {data.choose_split(piece)}
+  assert choose_split[readme] == data.choose_split(readme)
+  assert len({*choose_split.values()}) > 1
 
 
 YEARS = [f"{year}/{name}.mid" for year in range(2000, 2019) for name in "abcdef"]
@@ -238,15 +238,15 @@ FLAT = [f"{number}.mid" for number in range(40)]  # a path is a name
 
 @pytest.mark.parametrize("names", [YEARS, FLAT], ids=["years", "flat"])
 def test_files_in_fewer_folders_are_split_by_their_path(tmp_path, names):
-  split_of = split_by_file(tmp_path, *names)
-  assert split_of == {name: data.split_of(name) for name in names}
+  choose_split = split_by_file(tmp_path, *names)
+  assert choose_split == {name: data.choose_split(name) for name in names}
 
 
 def test_the_pieces_of_each_split_are_counted(tmp_path):
   names = [f"{piece}/{version}.mid" for piece in range(20) for version in "ab"]
   for name in names:
     write(tmp_path / name)
-  pieces = [data.split_of(str(piece)) for piece in range(20)]
+  pieces = [data.choose_split(str(piece)) for piece in range(20)]
   counts = {split: pieces.count(split) for split in data.SPLITS}
   assert min(counts["train"], counts["valid"]) > 0
   said = [f"{2 * n} {split} ({n} pieces)" for split, n in counts.items() if n]
@@ -255,7 +255,7 @@ def test_the_pieces_of_each_split_are_counted(tmp_path):
 
 
 def test_splits_have_80_10_and_10_percent():
-  splits = [data.split_of(f"{number}.mid") for number in range(2000)]
+  splits = [data.choose_split(f"{number}.mid") for number in range(2000)]
   shares = [splits.count(split) / 2000 for split in data.SPLITS]
   np.testing.assert_allclose(shares, [0.8, 0.1, 0.1], atol=0.03)
 

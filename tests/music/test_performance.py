@@ -43,9 +43,9 @@ def test_a_stream_has_the_order_that_is_canonical():
 @settings(max_examples=40)
 @given(scores())
 def test_notes_come_back_on_the_grid(score):
-  notes = performance.on_grid(score)
+  notes = performance.round_to_grid(score)
   assert performance.decode(performance.encode(notes)) == notes
-  assert performance.on_grid(performance.score(notes)) == notes
+  assert performance.round_to_grid(performance.score(notes)) == notes
 
 
 @settings(max_examples=40)
@@ -53,7 +53,7 @@ def test_notes_come_back_on_the_grid(score):
 def test_notes_on_the_grid_are_near_and_do_not_overlap(score):
   (given,) = score.parts
   by_pitch = collections.defaultdict(list)
-  for note in performance.on_grid(score):
+  for note in performance.round_to_grid(score):
     by_pitch[note.pitch].append(note)
   counts = collections.Counter(note.pitch for note in given.notes)
   assert by_pitch.keys() == counts.keys()
@@ -82,7 +82,7 @@ def test_any_stream_decodes_to_notes(stream):
 def test_notes_that_begin_together_are_the_longest_and_loudest():
   first, loudest = Note(0, 9, 60, 2), Note(0, 5, 60, 98)
   notes = [first, loudest, Note(0, 7, 60, 50), Note(8, 12, 60, 2)]
-  found = performance.on_grid(performance.score(notes))
+  found = performance.round_to_grid(performance.score(notes))
   assert found == [Note(0, 8, 60, 98), Note(8, 12, 60, 2)]
 
 
@@ -90,6 +90,6 @@ def test_a_midi_file_holds_the_stream(tmp_path):
   generator = np.random.default_rng(0)
   drawn = generator.integers([0, 1, 0], [999, 300, 128], (200, 3)).tolist()
   notes = [Note(start, start + length, pitch, 64) for start, length, pitch in drawn]
-  stream = performance.encode(performance.on_grid(performance.score(notes)))
+  stream = performance.encode(performance.round_to_grid(performance.score(notes)))
   performance.CODEC.write([BOS, *stream.tolist(), EOS], tmp_path / "a.mid")
   np.testing.assert_array_equal(performance.CODEC.read(tmp_path / "a.mid"), stream)

@@ -14,7 +14,7 @@ from experiments.graphs.graph import Graph, GraphBatch, GraphBatches
 from experiments.graphs.train import loss as loss_of_graphs
 from experiments.training.sharding import (
   AXES,
-  in_ring,
+  use_ring,
   make_mesh,
   put_batch,
   put_parameters,
@@ -78,7 +78,7 @@ def test_a_mesh_gives_one_devices_loss_and_gradients(sizes):
 
 
 def test_a_ring_gives_one_devices_loss_and_gradients():
-  after, metrics, text = step_on((1, 1, 2, 4), in_ring(smoothed))
+  after, metrics, text = step_on((1, 1, 2, 4), use_ring(smoothed))
   assert_as_on_one_device(after, metrics)
   assert kinds_of_transfers(text) <= {"all-reduce", "collective-permute"}
 
@@ -92,7 +92,7 @@ def graph(number: int) -> Graph:
   edges = random.integers(0, number, (3 * number, 3)) % [number, number, 3]
   features = random.normal(size=(len(edges), 1))
   nodes = random.integers(0, 2, number)
-  return Graph.of(nodes, edges, target=number % 2, edge_features=features)
+  return Graph.from_edges(nodes, edges, target=number % 2, edge_features=features)
 
 
 @functools.cache

@@ -159,7 +159,7 @@ def test_greedy_translations_are_those_without_a_cache_token_by_token_on_one_lin
   model,
 ):
   lines = SHORT[:4]
-  sources = encode(TOKENIZER, lines).padded(np.arange(4), (4, 16), PAD)
+  sources = encode(TOKENIZER, lines).pad(np.arange(4), (4, 16), PAD)
   limits = (sources != PAD).sum(axis=1) + OPTIONS["extra_length"]
   tokens = decode_greedily(model, sources, limits)
   ends = (tokens == EOS).any(axis=1)
