@@ -185,3 +185,19 @@ def test_the_readme_clones_from_the_address_of_the_package():
   setup = configparser.ConfigParser()
   setup.read(ROOT / "setup.cfg")
   assert f"git clone {setup['metadata']['url']} " in PAGES["README"]
+
+
+def test_the_laws_are_numbered_and_their_tests_exist():
+  numbers = re.findall(r"^\*\*(\d+)\. ", PAGES["laws"], re.MULTILINE)
+  assert [*map(int, numbers)] == [*range(1, len(numbers) + 1)]
+  tests = re.findall(r"^- `(.*)::(.*)`$", PAGES["laws"], re.MULTILINE)
+  assert len(tests) == PAGES["laws"].count("::") - 1 > len(numbers)  # one is a command
+  for file, name in tests:
+    assert f"\ndef {name}(" in (ROOT / file).read_text("utf-8"), f"{file}::{name}"
+
+
+def test_numbers_of_laws_in_tests_are_those_of_the_page():
+  numbers = {*re.findall(r"^\*\*(\d+)\. ", PAGES["laws"], re.MULTILINE)}
+  for file in (ROOT / "tests").rglob("test_*.py"):
+    for cited in re.findall(r"\bLaws? ([\d, and]+)", file.read_text("utf-8")):
+      assert {*re.findall(r"\d+", cited)} <= numbers, f"{file.name}: law {cited}"
