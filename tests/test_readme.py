@@ -23,6 +23,9 @@ PAGES = {
 }
 EXAMPLES = [page for page in PAGES if "```py" in PAGES[page]]
 COMMANDS = [page for page in PAGES if "python -m experiments" in PAGES[page]]
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+SETUP = configparser.ConfigParser()
+SETUP.read(ROOT / "setup.cfg")
 SCHEMES = re.findall(
   r"^\| (.*?) \| `(attend\(.*?\))` \|", PAGES["schemes"], re.MULTILINE
 )
@@ -181,10 +184,23 @@ def test_the_page_of_the_package_has_no_relative_links(monkeypatch):
   assert "/blob/main/docs/operator.md)" in page and "/raw/main/docs/idea.svg)" in page
 
 
-def test_the_readme_clones_from_the_address_of_the_package():
-  setup = configparser.ConfigParser()
-  setup.read(ROOT / "setup.cfg")
-  assert f"git clone {setup['metadata']['url']} " in PAGES["README"]
+def test_the_first_steps_clone_from_the_address_of_the_package():
+  for page in (PAGES["README"], CONTRIBUTING):
+    assert f"git clone {SETUP['metadata']['url']} " in page
+
+
+def test_the_marked_tests_are_listed():
+  markers = re.findall(r"^(\w+):", SETUP["tool:pytest"]["markers"], re.MULTILINE)
+  listed = re.findall(r"^\| `.*pytest -m (\w+)", CONTRIBUTING, re.MULTILINE)
+  assert sorted(listed) == sorted(markers)
+
+
+def test_the_version_has_a_heading_below_that_of_what_comes():
+  text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+  headings = re.findall(r"^## (.*)", text, re.MULTILINE)
+  version = SETUP["metadata"]["version"]
+  assert headings[:2] == ["Unreleased", version]
+  assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
 
 
 def test_the_laws_are_numbered_and_their_tests_exist():
