@@ -69,30 +69,39 @@ def naming_attention(
   return named
 
 
-class _ReasonsForAttention(logging.Handler):
-  """Collects the implementations that one thread chooses as it traces."""
+class _ReasonsForAttention(logging.Filter):
+  """Collects the implementations that one thread chooses as it traces.
 
-  def __init__(self):
+  It drops the messages that nobody asked for: handlers of the root logger, which some
+  libraries install, would print them.
+  """
+
+  def __init__(self, level: int):
     super().__init__()
+    self.level = level  # of the messages that somebody asked for
     self.thread = threading.get_ident()
     self.reasons = {}  # by the name of the implementation
 
-  def emit(self, record: logging.LogRecord) -> None:
+  def filter(self, record: logging.LogRecord) -> bool:
     if record.thread == self.thread:
       implementation, reason = record.args
       self.reasons[implementation] = reason
+    return record.levelno >= self.level
 
 
 @contextlib.contextmanager
 def _reasons_for_attention() -> Iterator[dict[str, str]]:
   """Yields the reasons for implementations, by name, as this thread chooses them."""
-  handler = _ReasonsForAttention()
-  choice.logger.setLevel(logging.DEBUG)
-  choice.logger.addHandler(handler)
+  logger = choice.logger
+  own_level = logger.level
+  collector = _ReasonsForAttention(logger.getEffectiveLevel())
+  logger.addFilter(collector)
+  logger.setLevel(logging.DEBUG)
   try:
-    yield handler.reasons
+    yield collector.reasons
   finally:
-    choice.logger.removeHandler(handler)
+    logger.setLevel(own_level)
+    logger.removeFilter(collector)
 
 
 def _shapes(batch: Any) -> tuple:
