@@ -12,6 +12,8 @@ import jax
 from experiments.training.step import TrainState
 from relpos_jax.attention import choice
 
+_CHANGING_LEVEL = threading.Lock()  # two threads would restore each other's level
+
 
 @contextlib.contextmanager
 def compiling_ahead() -> Iterator[Callable]:
@@ -93,15 +95,16 @@ class _ReasonsForAttention(logging.Filter):
 def _reasons_for_attention() -> Iterator[dict[str, str]]:
   """Yields the reasons for implementations, by name, as this thread chooses them."""
   logger = choice.logger
-  own_level = logger.level
-  collector = _ReasonsForAttention(logger.getEffectiveLevel())
-  logger.addFilter(collector)
-  logger.setLevel(logging.DEBUG)
-  try:
-    yield collector.reasons
-  finally:
-    logger.setLevel(own_level)
-    logger.removeFilter(collector)
+  with _CHANGING_LEVEL:
+    own_level = logger.level
+    collector = _ReasonsForAttention(logger.getEffectiveLevel())
+    logger.addFilter(collector)
+    logger.setLevel(logging.DEBUG)
+    try:
+      yield collector.reasons
+    finally:
+      logger.setLevel(own_level)
+      logger.removeFilter(collector)
 
 
 def _shapes(batch: Any) -> tuple:
