@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.errors import InputError
 from experiments.evaluation.pictures import SpreadPanel, small_multiples, spread_curves
 from experiments.evaluation.records import Record, Rows
 from experiments.evaluation.tables import (
@@ -69,9 +70,11 @@ def block_of(task: str, sweep: str, rows: Rows, folder: pathlib.Path) -> str:
     return _lengths(sweep, rows, folder)
   if task == "translation":
     return _translation(sweep, rows, folder)
-  if config["data.source"] == "clutrr":
+  if task == "graphs" and config["data.source"] == "clutrr":
     return _chains(sweep, rows, folder)
-  return _folds(sweep, rows)
+  if task == "graphs":
+    return _folds(sweep, rows)
+  raise InputError(f"no table for runs of {task}: add one to {__name__}.block_of")
 
 
 # All tasks

@@ -97,13 +97,15 @@ def make_record(
   scores: Mapping[str, Any],
   sentences: Mapping[str, list[list[int | float]]],
   checkpoints: Sequence[int],
+  score: str = "",
 ) -> dict[str, Any]:
   """Returns the record of a single run, from the contents of its files.
 
   `changes` are the values by dotted key that differ from the defaults; `checkpoints`
-  are the steps averaged. Scores and sentences are by split, as in the record.
+  are the steps averaged. Scores and sentences are by split, as in the record. `score`
+  is the metric of the curve, such as valid_bleu, if the run has one.
   """
-  curve, exact = _curves(metrics)
+  curve, exact = _curves(metrics, score)
   return dict(
     sweep="",
     row=config["name"],
@@ -137,20 +139,18 @@ def _budget(
   )
 
 
-def _curves(metrics: Iterable[Mapping[str, Any]]) -> tuple[list[list], dict[str, list]]:
+def _curves(
+  metrics: Iterable[Mapping[str, Any]], score: str
+) -> tuple[list[list], dict[str, list]]:
   """Returns the `curve` and the `exact` of a record from the lines of metrics.jsonl."""
   curve: list[list] = []
   exact: dict[str, list] = defaultdict(list)
   for line in metrics:
-    valid_scores = []
     for name, value in line.items():
       if name.endswith("_exact"):
         exact[name.removesuffix("_exact")].append([line["step"], value])
-      if name.startswith("valid_") and name != "valid_loss":
-        valid_scores.append(value)
     if "valid_loss" in line:
-      score = valid_scores[0] if valid_scores else None
-      curve.append([line["step"], line["valid_loss"], score])
+      curve.append([line["step"], line["valid_loss"], line.get(score)])
   return curve, exact
 
 

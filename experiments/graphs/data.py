@@ -12,10 +12,11 @@ import json
 import pathlib
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from experiments.data.upstream import Upstream
 from experiments.errors import InputError
@@ -499,3 +500,34 @@ def _members(
   """Returns the indices of each group's members, in order."""
   order = np.argsort(group_of, kind="stable")
   return np.split(order, np.searchsorted(group_of[order], np.arange(1, num_groups)))
+
+
+# Sources of configs
+# --------------------------------------------------------------------------------------
+
+
+class Source(NamedTuple):
+  """A data source: how it is loaded, and the encoder's head for its targets."""
+
+  load: Callable[[ConfigDict], GraphData]
+  head: Literal["graph", "node", "pair"]
+
+
+def _load_clutrr(config: ConfigDict) -> GraphData:
+  return load_clutrr(**config.data.clutrr)
+
+
+def _load_tu(config: ConfigDict) -> GraphData:
+  options = config.data.tu
+  fold = options.fold
+  if fold == -1:
+    fold = config.seed % options.num_folds
+  return split_folds(load_tu(options.name, options.path), fold, options.num_folds)
+
+
+SOURCES = dict(clutrr=Source(_load_clutrr, "pair"), tu=Source(_load_tu, "graph"))
+
+
+def load_data(config: ConfigDict) -> GraphData:
+  """Loads the graphs of `config.data`: train, valid, and one or more test splits."""
+  return SOURCES[config.data.source].load(config)

@@ -11,12 +11,11 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from experiments.data.upstream import write_skipped
 from experiments.errors import InputError
 from experiments.files import Path
 from experiments.graphs import graph as graph_module
 from experiments.graphs import scores
-from experiments.graphs.data import load_clutrr, load_tu, split_folds
+from experiments.graphs.data import SOURCES, load_data
 from experiments.graphs.graph import GraphBatch, GraphBatches, GraphData, GraphNames
 from experiments.graphs.names import check_names, learn_names, load_names, save_names
 from experiments.training import loop, processes, results, start
@@ -27,16 +26,11 @@ from experiments.training.run import Run, load_average
 from experiments.training.sharding import AnyMesh, make_mesh
 from experiments.training.step import Steps, learning_rate, make_steps
 from experiments.training.workdir import (
-  check_shared,
   check_unchanged,
   data_digests,
   training_digest,
-  write_digests,
-  write_run_files,
 )
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
-
-_HEADS = dict(clutrr="pair", tu="graph")  # the encoder's head for each data source
 
 
 def train(
@@ -70,12 +64,8 @@ def train(
 
     with start.open_checkpoints(config, workdir) as checkpoints:
       state = start.restore(checkpoints, steps.shapes, workdir)
-      if processes.is_first():
-        write_run_files(workdir, config.to_dict(), num_steps)
-        save_names(names, workdir)
-        write_digests(workdir, digests)
-        write_skipped(data, workdir)
-      check_shared(workdir)
+      save = functools.partial(save_names, names, workdir)
+      start.write_start(run, workdir, num_steps, digests, save)
       checkpoints.prepare()
       loop.train(
         run,
@@ -105,17 +95,6 @@ def check(config: ConfigDict, sizes: Mapping[str, int]) -> None:
   if sizes["sequence"] > 1:
     raise InputError(f"config.mesh.sequence is {sizes['sequence']}: give 1 for graphs")
   check_batches(config, sizes)
-
-
-def load_data(config: ConfigDict) -> GraphData:
-  """Loads the graphs of `config.data`: train, valid, and one or more test splits."""
-  data = config.data
-  if data.source == "clutrr":
-    return load_clutrr(**data.clutrr)
-  fold = data.tu.fold
-  if fold == -1:
-    fold = config.seed % data.tu.num_folds
-  return split_folds(load_tu(data.tu.name, data.tu.path), fold, data.tu.num_folds)
 
 
 def mock_vocabulary(config: ConfigDict) -> GraphNames:
@@ -164,7 +143,7 @@ def make_model(config: ConfigDict, names: GraphNames, rngs: nnx.Rngs) -> GraphEn
     num_classes=len(names.classes),
     num_node_features=names.num_node_features,
     num_edge_features=names.num_edge_features,
-    head=_HEADS[config.data.source],
+    head=SOURCES[config.data.source].head,
     **model_values(config, GraphEncoderConfig),
   )
   return GraphEncoder(values, rngs=rngs)

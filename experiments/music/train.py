@@ -27,12 +27,9 @@ from experiments.training.run import Run, load_average
 from experiments.training.sharding import AnyMesh, make_mesh
 from experiments.training.step import Steps, learning_rate, make_steps
 from experiments.training.workdir import (
-  check_shared,
   check_unchanged,
   data_digests,
   training_digest,
-  write_digests,
-  write_run_files,
 )
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 
@@ -68,11 +65,9 @@ def train(
 
     with start.open_checkpoints(config, workdir) as checkpoints:
       state = start.restore(checkpoints, steps.shapes, workdir)
+      start.write_start(run, workdir, num_steps, digests)
       if processes.is_first():
-        write_run_files(workdir, config.to_dict(), num_steps)
-        write_digests(workdir, digests)
         write_skipped(data, workdir)
-      check_shared(workdir)
       checkpoints.prepare()
       loop.train(
         run,

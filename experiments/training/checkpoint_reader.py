@@ -203,9 +203,10 @@ def _check_same_model(
     kind = there.get(name, "absent")
     kind_here = describe(wanted[name]) if name in wanted else "absent"
     if kind != kind_here:
+      other = "optimizer" if name.startswith("opt_state.") else "model"
       raise InputError(
-        f"checkpoint {folder.name} is of another model: {name} is {kind} there and "
-        f"{kind_here} here: use the config it was trained with, or another --workdir"
+        f"checkpoint {folder.name} is of another {other}: {name} is {kind} there and "
+        f"{kind_here} here: use the {other} it was trained with, or another --workdir"
       )
 
 

@@ -37,7 +37,7 @@ def report(evaluation: Evaluation | None, run: Run, workdir: Path, score: str) -
   curves = learning_curves(metrics, workdir / "learning_curves.png", score, title)
   print_scores(evaluation, run, workdir, curves)
   if evaluation.results:
-    _record(evaluation, run, workdir, metrics)
+    _record(evaluation, run, workdir, metrics, f"valid_{score.lower()}")
 
 
 def print_scores(
@@ -55,7 +55,11 @@ def print_scores(
 
 
 def _record(
-  evaluation: Evaluation, run: Run, workdir: Path, metrics: list[dict[str, Any]]
+  evaluation: Evaluation,
+  run: Run,
+  workdir: Path,
+  metrics: list[dict[str, Any]],
+  score: str,
 ) -> None:
   """Writes record.json for a finished training; deletes that of a shorter one."""
   file = workdir / "record.json"
@@ -82,6 +86,7 @@ def _record(
       evaluation.scores,
       evaluation.sentences,
       run.steps,
+      score,
     )
     write_whole(file, to_line(record))
   elif last_step <= num_steps:

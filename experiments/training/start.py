@@ -1,6 +1,6 @@
 """What a training checks and prints before its first step."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,7 +13,13 @@ from experiments.training.checkpoint_reader import list_steps
 from experiments.training.metrics import read_metrics
 from experiments.training.run import Run
 from experiments.training.step import TrainState
-from experiments.training.workdir import check_not_lost, check_unchanged
+from experiments.training.workdir import (
+  check_not_lost,
+  check_shared,
+  check_unchanged,
+  write_digests,
+  write_run_files,
+)
 
 
 def print_sizes(run: Run, batches: Any, valid_batches: Any) -> None:
@@ -47,6 +53,24 @@ def check_inputs(workdir: Path, digests: Mapping[str, str]) -> None:
   with processes.failing_together():
     check_unchanged(workdir, digests)
     check_not_lost(workdir, read_metrics(workdir))
+
+
+def write_start(
+  run: Run,
+  workdir: Path,
+  num_steps: int,
+  digests: Mapping[str, str],
+  save_vocabulary: Callable[[], None] = lambda: None,
+) -> None:
+  """Writes the files of the start of a run, in the first process alone.
+
+  Raises InputError unless all processes see them; all must call this.
+  """
+  if processes.is_first():
+    write_run_files(workdir, run.config.to_dict(), num_steps)
+    save_vocabulary()
+    write_digests(workdir, digests)
+  check_shared(workdir)
 
 
 def open_checkpoints(config: ConfigDict, workdir: Path) -> Checkpoints:

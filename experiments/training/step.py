@@ -114,8 +114,10 @@ def make_train_step(
     )
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
     metrics["skipped"] = 1 - finite.astype(jnp.int32)
-    if schedule:  # the optimizer counts no skipped steps
-      *_, (_, count) = optax.tree.get_all_with_path(state.opt_state, "count")
+    if schedule:
+      # The optimizer counts no skipped steps; some, such as SGD, count none.
+      counts = optax.tree.get_all_with_path(state.opt_state, "count")
+      count = counts[-1][1] if counts else state.step
       metrics["learning_rate"] = schedule(count)
     # optax.apply_if_finite would apply the update after too many skipped steps.
     new, old = (params, opt_state), (state.params, state.opt_state)

@@ -23,12 +23,9 @@ from experiments.training.run import Run, load_average
 from experiments.training.sharding import AnyMesh, make_mesh
 from experiments.training.step import Steps, learning_rate, make_steps
 from experiments.training.workdir import (
-  check_shared,
   check_unchanged,
   data_digests,
   training_digest,
-  write_digests,
-  write_run_files,
 )
 from experiments.translation import scores
 from experiments.translation.corpus import Corpus
@@ -77,12 +74,10 @@ def train(
 
     with start.open_checkpoints(config, workdir) as checkpoints:
       state = start.restore(checkpoints, steps.shapes, workdir)
+      save = functools.partial(tok.save_tokenizer, vocabulary, workdir)
+      start.write_start(run, workdir, num_steps, digests, save)
       if processes.is_first():
-        write_run_files(workdir, config.to_dict(), num_steps)
-        tok.save_tokenizer(vocabulary, workdir)
-        write_digests(workdir, digests)
         write_skipped(data, workdir)
-      check_shared(workdir)
       checkpoints.prepare()
       loop.train(
         run,

@@ -152,3 +152,12 @@ def test_a_step_that_is_not_finite_is_as_if_left_out(
   assert (
     int(skipping.step) == 6 and np.isfinite(jax.tree.leaves(skipping.params)[0]).all()
   )
+
+
+def test_an_optimizer_without_a_count_has_the_rate_of_the_step():
+  optimizer = optax.sgd(0.1, momentum=0.9)
+  options = dict(schedule=RATE)
+  train_step = make_train_step(make_model()[0], loss, optimizer, **options)
+  state, metrics = train_step(start(optimizer), copy_task(0))
+  assert float(metrics["learning_rate"]) == float(RATE(0))
+  assert int(state.step) == 1
