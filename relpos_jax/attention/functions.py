@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -72,8 +73,11 @@ class FunctionBias(Relation):
     of_pair = _checked_data(f"{name}.of_pair", self.of_pair, batch, queries, keys)
     relation = FunctionBias(self.function, params, of_query, of_key, of_pair)
     number = jax.eval_shape(self.function, params, *relation.shapes_of_pair(jnp.int32))
-    is_number = hasattr(number, "shape") and jnp.issubdtype(number.dtype, jnp.number)
-    if not is_number or number.shape not in ((), (sizes.heads,)):
+    is_real = False
+    if hasattr(number, "shape"):
+      kinds = jnp.floating, jnp.integer
+      is_real = any(jnp.issubdtype(number.dtype, kind) for kind in kinds)
+    if not is_real or number.shape not in ((), (sizes.heads,)):
       raise ValueError(
         f"{name}.function returns {describe(number)}; want a number, or "
         f"[{sizes.heads}], one per head"
@@ -88,11 +92,15 @@ class FunctionBias(Relation):
     return position, position, of_query, of_key, of_pair
 
   def as_program(self, position_dtype: DTypeLike) -> "FunctionBias":
+    arguments = self.params, *self.shapes_of_pair(position_dtype)
     # A new function: JAX would find the trace of one that it knows.
-    traced = jax.make_jaxpr(lambda *arguments: self.function(*arguments))
-    closed = traced(self.params, *self.shapes_of_pair(position_dtype))
-    params = self.params, closed.consts
-    return dataclasses.replace(self, function=PairProgram(closed.jaxpr), params=params)
+    closed = jax.make_jaxpr(lambda *x: self.function(*x))(*arguments)
+    derivative = None
+    if any(name.startswith("custom_") for name in _primitives(closed.jaxpr)):
+      derivative = _trace_derivative(self.function, *arguments)
+    program = PairProgram(closed, derivative)
+    params = self.params, [jnp.asarray(x) for x in closed.consts]
+    return dataclasses.replace(self, function=program, params=params)
 
   def block(self, start: Int[Array, ""], size: int) -> Relation:
     data = self.of_query, self.of_pair
@@ -161,12 +169,25 @@ class PairProgram:
 
   A function itself would be compared by its identity: what it reads around it, such as
   the weights of a module, would stay as at the first call.
+
+  Arrays that the function reads become arguments. What the text of a program does not
+  show must be the same object: arrays within a `jax.jit` that it calls, and callbacks.
+  Rules of derivatives are shown by the text of its derivative.
   """
 
-  def __init__(self, jaxpr: core.Jaxpr):
-    self._jaxpr = jaxpr
-    # Rules of derivatives are printed with their addresses, which differ in each trace.
-    self._text = re.sub("0x[0-9a-f]+", "", str(jaxpr))
+  def __init__(
+    self, closed: core.ClosedJaxpr, derivative: core.ClosedJaxpr | None = None
+  ):
+    self._jaxpr = closed.jaxpr
+    programs = [closed.jaxpr]
+    self._hidden = list(_hidden_in(closed.jaxpr))
+    if derivative is not None:
+      programs.append(derivative.jaxpr)
+      known = {id(constant) for constant in closed.consts}
+      hidden = *derivative.consts, *_hidden_in(derivative.jaxpr)
+      self._hidden += [x for x in hidden if id(x) not in known]
+    # Functions are printed with their addresses, which differ in each trace.
+    self._text = re.sub("0x[0-9a-f]+", "", "\n".join(map(str, programs)))
 
   def __call__(self, params: tuple[Any, list], *pair: Any) -> Array:
     own_params, constants = params
@@ -175,7 +196,54 @@ class PairProgram:
     return result
 
   def __eq__(self, other: object) -> bool:
-    return isinstance(other, PairProgram) and self._text == other._text
+    if not isinstance(other, PairProgram) or self._text != other._text:
+      return False
+    pairs = itertools.zip_longest(self._hidden, other._hidden)
+    return all(mine is theirs for mine, theirs in pairs)
 
   def __hash__(self) -> int:
     return hash(self._text)
+
+
+def _trace_derivative(
+  function: Callable, params: Any, query_position: Any, key_position: Any, *data: Any
+) -> core.ClosedJaxpr:
+  """Traces the gradients of a function, by the rules of what it calls."""
+
+  def differentiate(params, i, j, *data):
+    def of_floats(params, data):
+      return function(params, i, j, *data)
+
+    number, pull_back = jax.vjp(of_floats, params, data)
+    return pull_back(jnp.ones_like(number))
+
+  return jax.make_jaxpr(differentiate)(params, query_position, key_position, *data)
+
+
+def _equations(jaxpr: core.Jaxpr) -> Iterator[Any]:
+  """Yields the equations of a program, and of the programs within."""
+  for equation in jaxpr.eqns:
+    yield equation
+    for inner in _inner_programs(equation):
+      yield from _equations(getattr(inner, "jaxpr", inner))
+
+
+def _inner_programs(equation: Any) -> Iterator[core.ClosedJaxpr | core.Jaxpr]:
+  for value in equation.params.values():
+    values = value if isinstance(value, tuple | list) else [value]
+    for item in values:
+      if isinstance(item, core.ClosedJaxpr | core.Jaxpr):
+        yield item
+
+
+def _primitives(jaxpr: core.Jaxpr) -> set[str]:
+  return {equation.primitive.name for equation in _equations(jaxpr)}
+
+
+def _hidden_in(jaxpr: core.Jaxpr) -> Iterator[Any]:
+  """Yields what the text of a program does not show."""
+  for equation in _equations(jaxpr):
+    if "callback" in equation.primitive.name:
+      yield equation.params
+    for inner in _inner_programs(equation):
+      yield from getattr(inner, "consts", ())
