@@ -46,7 +46,7 @@ UNCHANGED = SamplingParams()
 def sample(
   decode: Decode,
   cache: PyTree,
-  primes: Int[Array, "B P"],
+  prompts: Int[Array, "B P"],
   limits: Int[Array, " B"],
   key: Key[Array, ""],
   *,
@@ -65,7 +65,7 @@ def sample(
     decode: reads at most P + L columns of tokens, and of `pad`, which is none: in
       prompts, and in rows that have ended.
     cache: empty.
-    primes: prompts, padded with `pad` on either side; at least one token in each row.
+    prompts: prompts, padded with `pad` on either side; at least one token in each row.
     limits: the most new tokens of each row, `eos` included; L at most.
     key: a key of `jax.random.key`.
     sampling: may be traced, so that other values do not compile again.
@@ -83,7 +83,7 @@ def sample(
   >>> sample(count, (), prompts, limits, jax.random.key(0), **options).tolist()
   [[3, 4, 6, 6], [4, 5, 0, 6]]
   """
-  rows = jnp.arange(len(primes))
+  rows = jnp.arange(len(prompts))
   keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, rows)
   banned = jnp.array([*never, pad])
 
@@ -102,8 +102,8 @@ def sample(
   def goes_on(state: _State) -> Array:
     return jnp.any(state.is_live) & (state.step < max_length)
 
-  logits, cache = prefill(decode, cache, primes, pad=pad)
-  tokens = jnp.full((len(primes), max_length), pad, primes.dtype)
+  logits, cache = prefill(decode, cache, prompts, pad=pad)
+  tokens = jnp.full((len(prompts), max_length), pad, prompts.dtype)
   first = _State(jnp.int32(0), tokens, limits > 0, logits, cache)
   return jax.lax.while_loop(goes_on, advance, first).tokens
 

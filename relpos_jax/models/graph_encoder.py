@@ -134,14 +134,14 @@ class GraphEncoder(nnx.Module):
     senders, receivers, labels, features = complete(graphs, self.config)
     if self.config.implementation == "edge_list":
       ends = dict(senders=senders, receivers=receivers)
-      options = [ends | tables.of_list(labels, features) for tables in self.tables]
+      options = [ends | tables.edge_options(labels, features) for tables in self.tables]
       return options or [ends]
     is_node = graphs.nodes >= 0
     sizes = dict(num_labels=self.config.num_table_rows, num_nodes=is_node.shape[1])
     features, mask = pair_features(senders, receivers, labels, features, **sizes)
     if self.config.sees == "all":
       mask = is_node[:, :, None] & is_node[:, None]
-    relations = [tables.of_pairs(features) for tables in self.tables] or [None]
+    relations = [tables.pair_relation(features) for tables in self.tables] or [None]
     return [dict(mask=mask[:, None], relations=relation) for relation in relations]
 
 
@@ -193,7 +193,7 @@ class _EdgeTables(nnx.Module):
     self.value_kernel = make(config.relative_values, num_features)
     self.dtype = config.dtype
 
-  def of_list(
+  def edge_options(
     self, labels: Array, features: Array
   ) -> dict[str, EdgeLabels | EdgeFeatures]:
     """Returns the options `labels` and `features` of `edge_attention`."""
@@ -204,7 +204,7 @@ class _EdgeTables(nnx.Module):
       options["features"] = EdgeFeatures(features, *kernels)
     return options
 
-  def of_pairs(self, features: Float[Array, "B T T R"]) -> EdgeFeatures:
+  def pair_relation(self, features: Float[Array, "B T T R"]) -> EdgeFeatures:
     """Returns the relation of `pair_features`: rows of labels, then of features."""
     key = self._rows(self.key, self.key_kernel)
     value = self._rows(self.value, self.value_kernel)

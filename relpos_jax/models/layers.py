@@ -126,13 +126,13 @@ class Cache(NamedTuple):
   """The cache of a stack: one for each layer, and the next position of each row.
 
   In a beam search a row is a sentence, and its next token has W alternatives, which are
-  read at the same position. Nothing is copied when hypotheses branch: `ancestors` marks
+  read at the same position. Nothing is copied when hypotheses branch: `beam_mask` marks
   the slots that hold the tokens of each.
   """
 
   layers: tuple[KVCache, ...]
   next_position: Int[Array, " B"]
-  ancestors: Bool[Array, "B W S"] | None = None
+  beam_mask: Bool[Array, "B W S"] | None = None
 
   @classmethod
   def empty(
@@ -142,14 +142,14 @@ class Cache(NamedTuple):
 
     With a beam, each token has W alternatives.
     """
-    ancestors = None
+    beam_mask = None
     if beam_size is not None:
       num_slots *= beam_size
-      ancestors = jnp.zeros((batch_size, beam_size, num_slots), bool)
+      beam_mask = jnp.zeros((batch_size, beam_size, num_slots), bool)
     caches = []
     for layer in layers:
       caches.append(layer.self_attention.init_cache(batch_size, num_slots))
-    return cls(tuple(caches), jnp.zeros(batch_size, jnp.int32), ancestors)
+    return cls(tuple(caches), jnp.zeros(batch_size, jnp.int32), beam_mask)
 
   def positions(self, tokens: Int[Array, "B M"]) -> Int[Array, "B M"]:
     """Returns the positions of the next tokens, or of the W alternatives of the next.
@@ -157,7 +157,7 @@ class Cache(NamedTuple):
     Padding, anywhere, has position -1: it takes a slot of the cache but no position.
     """
     mask = tokens != PAD
-    before = 0 if self.ancestors is not None else jnp.cumsum(mask, axis=1) - 1
+    before = 0 if self.beam_mask is not None else jnp.cumsum(mask, axis=1) - 1
     return jnp.where(mask, self.next_position[:, None] + before, -1)
 
   def read(
@@ -167,24 +167,24 @@ class Cache(NamedTuple):
 
     Returns their output and the cache.
     """
-    ancestors = mask = None
-    if self.ancestors is not None:
-      _, beam_size, num_slots = self.ancestors.shape
+    beam_mask = mask = None
+    if self.beam_mask is not None:
+      _, beam_size, num_slots = self.beam_mask.shape
       own_slot = self.layers[0].length[:, None] + jnp.arange(beam_size)
-      ancestors = self.ancestors | jax.nn.one_hot(own_slot, num_slots, dtype=bool)
-      mask = ancestors[:, None]
+      beam_mask = self.beam_mask | jax.nn.one_hot(own_slot, num_slots, dtype=bool)
+      mask = beam_mask[:, None]
     caches = []
     parts = itertools.zip_longest(layers, self.layers, memories or ())
     for layer, cache, memory in parts:
       x, cache = layer.decode(x, cache, positions, memory, mask)
       caches.append(cache)
     next_position = jnp.maximum(self.next_position, positions.max(axis=1) + 1)
-    return x, Cache(tuple(caches), next_position, ancestors)
+    return x, Cache(tuple(caches), next_position, beam_mask)
 
   def reorder(self, hypotheses: Int[Array, "B W"]) -> "Cache":
     """Returns the cache of hypotheses that extend the given ones."""
-    ancestors = jnp.take_along_axis(self.ancestors, hypotheses[:, :, None], axis=1)
-    return self._replace(ancestors=ancestors)
+    beam_mask = jnp.take_along_axis(self.beam_mask, hypotheses[:, :, None], axis=1)
+    return self._replace(beam_mask=beam_mask)
 
 
 class Embedding(nnx.Module):
@@ -233,7 +233,7 @@ class Embedding(nnx.Module):
 class Layer(nnx.Module):
   """Self-attention and a feed-forward layer, with residuals.
 
-  Between them is cross-attention, if `has_memory`.
+  Between them is cross-attention, if `has_cross_attention`.
   """
 
   def __init__(
@@ -241,7 +241,7 @@ class Layer(nnx.Module):
     config: LayersConfig,
     positions: Positions | None = None,
     *,
-    has_memory: bool = False,
+    has_cross_attention: bool = False,
     rngs: nnx.Rngs,
   ):
     options = dict(dtype=config.dtype, rngs=rngs)
@@ -254,7 +254,7 @@ class Layer(nnx.Module):
       **options,
     )
     self.self_attention = attention(positions=positions)
-    self.cross_attention = attention() if has_memory else None
+    self.cross_attention = attention() if has_cross_attention else None
     self.feed_forward = FeedForward(
       config.width,
       config.feed_forward,
@@ -262,7 +262,7 @@ class Layer(nnx.Module):
       **options,
     )
     self.residuals = nnx.List()
-    for _ in range(3 if has_memory else 2):
+    for _ in range(3 if has_cross_attention else 2):
       residual = Residual(
         config.width, norm=config.norm, dropout_rate=config.dropout_rate, **options
       )
@@ -332,7 +332,7 @@ def make_positions(
 def make_stack(
   config: LayersConfig,
   *,
-  has_memory: bool = False,
+  has_cross_attention: bool = False,
   is_causal: bool = True,
   rngs: nnx.Rngs,
 ):
@@ -345,7 +345,9 @@ def make_stack(
   for _ in range(config.num_layers):
     if positions is None or config.tables_per_layer:
       positions = make_positions(config, is_causal=is_causal, rngs=rngs)
-    layers.append(Layer(config, positions, has_memory=has_memory, rngs=rngs))
+    layers.append(
+      Layer(config, positions, has_cross_attention=has_cross_attention, rngs=rngs)
+    )
   return layers, last_norm(config, rngs)
 
 

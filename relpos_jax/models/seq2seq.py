@@ -80,7 +80,7 @@ class Transformer(nnx.Module):
     )
     self.target_embedding, self.softmax = make(), make()
     self.encoder = _Stack(encoder, rngs=rngs)
-    self.decoder = _Stack(decoder, has_memory=True, rngs=rngs)
+    self.decoder = _Stack(decoder, has_cross_attention=True, rngs=rngs)
 
   def __call__(
     self,
@@ -150,10 +150,16 @@ class _Stack(nnx.Module):
   """The encoder or decoder: layers one after the other, and the norm at the end."""
 
   def __init__(
-    self, config: TransformerConfig, *, has_memory: bool = False, rngs: nnx.Rngs
+    self,
+    config: TransformerConfig,
+    *,
+    has_cross_attention: bool = False,
+    rngs: nnx.Rngs,
   ):
     # The decoder, which has a memory, is causal.
-    options = dict(has_memory=has_memory, is_causal=has_memory, rngs=rngs)
+    options = dict(
+      has_cross_attention=has_cross_attention, is_causal=has_cross_attention, rngs=rngs
+    )
     self.layers, self.norm = make_stack(config, **options)
 
   def __call__(self, x, rngs, memories: tuple[Memory, ...] | None = None, **options):

@@ -226,7 +226,7 @@ class MultiHeadAttention(nnx.Module):
     # Prompts are read with one program for any size: they are few, and compiling takes
     # longer.
     if x.shape[1] <= 8 and not self.sow_weights:
-      sizes = _sizes_of_parts(num_slots)
+      sizes = _part_sizes(num_slots)
     slots = jnp.arange(1, num_slots + 1)
     num_in_use = jnp.max(jnp.where(is_token, slots, 0))
     part = jnp.searchsorted(jnp.array(sizes), num_in_use)
@@ -255,7 +255,7 @@ class MultiHeadAttention(nnx.Module):
     return KVCache(key, key.swapaxes(2, 3), positions, length)
 
 
-def _sizes_of_parts(num_slots: int) -> list[int]:
+def _part_sizes(num_slots: int) -> list[int]:
   """Returns the sizes of the parts of a cache, each four times the one before."""
   sizes = [num_slots]
   while sizes[0] >= 4 * _FEWEST_SLOTS:

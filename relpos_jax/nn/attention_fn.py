@@ -242,8 +242,8 @@ def _positions(
     query_positions = _position_in_cache(hook, num_queries, num_keys, mask)
   if key_positions is None and num_queries == num_keys:
     key_positions = query_positions
-  query_positions = _of_rows("query_positions", query_positions, batch)
-  key_positions = _of_rows("key_positions", key_positions, batch)
+  query_positions = _broadcast_positions("query_positions", query_positions, batch)
+  key_positions = _broadcast_positions("key_positions", key_positions, batch)
   if key_positions is None and query_positions is not None and num_queries == 1:
     return None, None, query_positions[..., 0]  # more implementations take an offset
   return query_positions, key_positions, None
@@ -266,7 +266,9 @@ def _position_in_cache(
   )
 
 
-def _of_rows(name: str, positions: ArrayLike | None, batch: list[int]) -> Array | None:
+def _broadcast_positions(
+  name: str, positions: ArrayLike | None, batch: list[int]
+) -> Array | None:
   """Returns positions of each row, or `[T]` if all rows have the same."""
   if positions is None:
     return None
