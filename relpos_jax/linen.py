@@ -1,4 +1,7 @@
-"""The Linen version of `relpos_jax.nn.RelativeAttention`, with the same names."""
+"""The Linen version of `relpos_jax.nn.RelativeAttention`.
+
+Parameters have the same names in both.
+"""
 
 import functools
 from collections.abc import Callable

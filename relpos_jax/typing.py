@@ -5,8 +5,8 @@ A letter means the same in every annotation, local name and einsum.
 B batch, T queries, S keys, N heads, K key heads, H head width, D model width, R
 rows of a relation's table, E edge labels, F edge features or feed-forward width, V
 vocabulary or width of values, L padded sentence length, W beam width, M edges of a list
-or tokens read at once, G query heads that share a key head, C classes, P width of the
-second query of `ContentBias`.
+or tokens read at once, G graphs of a row or query heads that share a key head, C
+classes, P width of the second query of `ContentBias`.
 """
 
 from typing import TYPE_CHECKING, Any, Literal

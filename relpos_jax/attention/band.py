@@ -68,7 +68,7 @@ def unsupported(inputs: Inputs) -> str | None:
 
 
 def distances(inputs: Inputs) -> tuple[int, int]:
-  """Returns a distance left of the band and one right of it, for the end rows."""
+  """Returns the last distance left of the band, and the first right of it."""
   low, high = 0, 0
   for relation in _by_distance(inputs):
     # With "zero", the row of zeros beyond the table is one farther.
@@ -91,7 +91,7 @@ def distances(inputs: Inputs) -> tuple[int, int]:
 def logits_by_row(
   inputs: Inputs, by_key: bool = False
 ) -> Float[Array, "#B #N #T R"] | None:
-  """Computes what each row adds to logits, per query or per key; None for nothing."""
+  """Computes the logits by row, per query or per key; None if no relation has any."""
   terms = []
   for relation in _by_distance(inputs):
     if relation.is_by_key != by_key:
@@ -168,11 +168,11 @@ def _swap_heads(x: Array | None) -> Array | None:
 
 
 def _marks(inputs: Inputs) -> Sides:
-  """Returns the arrays without gradients."""
+  """Returns the arrays of a call that have no gradients."""
   valid, pairs = inputs.key_mask, inputs.mask
-  if pairs is not None and pairs.shape[2] == 1:  # a mask of keys
+  if pairs is not None and pairs.shape[2] == 1:  # a mask of keys, combined here
     valid = masks.combine(valid, pairs)
-  if pairs is not None and 1 in pairs.shape[2:]:  # `finish` masks queries
+  if pairs is not None and 1 in pairs.shape[2:]:  # a mask of queries is for `finish`
     pairs = None
   if valid is not None:
     valid = valid[:, :, 0].swapaxes(1, 2)

@@ -1,8 +1,9 @@
-"""The lookup of table rows within a tile of pairs, [S, T] of one head.
+"""The lookup by table row within a tile of pairs, [S, T] of one head.
 
-A band of diagonals has a table row per diagonal; see band.py. `offset` is the position
-of the tile's first query less the position of its first key: key s and query t have
-distance s - t - offset. Each query has a number per row, or, if `by_key`, each key.
+A band of diagonals has a table row per diagonal; see band.py. Numbers to look up are
+[T, R], one per query and row, or [S, R] if `by_key`. `offset` is the position of the
+tile's first query less the position of its first key. So key s and query t have
+distance s - t - offset.
 """
 
 import functools
@@ -39,7 +40,7 @@ def _add_rows(
   band: Band,
   by_key: bool,
 ) -> Float[Array, "S T"]:
-  """Adds to each pair the number of its row, from its query or from its key.
+  """Adds to x[s, t] the entry for its row r: rows[t, r], or rows[s, r] if `by_key`.
 
   It has a derivative of its own, since JAX would add the gradients one by one, slowly.
   """
@@ -123,10 +124,10 @@ def _add_diagonals(
   band: Band,
   by_key: bool,
 ) -> Float[Array, "S T"]:
-  """Adds the numbers of each diagonal, key by key.
+  """Adds the entries of the diagonals, key by key.
 
   The queries whose pair with a key is on the band are consecutive. On a CPU, adding
-  their numbers as one window takes a tenth of the time of adding them one by one.
+  their entries as one window takes a tenth of the time of adding them one by one.
   """
   (num_keys, num_queries), num_diagonals = x.shape, band.num_diagonals
   num_on_band = min(num_queries + num_diagonals - 1, num_keys)

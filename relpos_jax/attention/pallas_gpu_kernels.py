@@ -115,9 +115,9 @@ def _call(
 ) -> Arrays:
   """Runs a kernel for every block of one axis, in every head.
 
-  The axis is `blocked`. Of the other axes, each run of the kernel reads everything. The
-  results have the shapes `results`. The arrays `in_place` are results, too: the kernel
-  overwrites some of their entries.
+  Each run reads one block of the axis `blocked`, and everything along the other axes.
+  The results have the shapes `results`. The arrays `in_place` are results, too: the
+  kernel overwrites some of their entries.
   """
   query, key = operands["query"], operands["key"]
   batch, length, heads, width = query.shape
@@ -314,8 +314,8 @@ def _over_tiles(
   def floor(x):
     return lax.div(jnp.clip(x, 0, num_tiles * size), jnp.int32(size))
 
-  # From a token of the block to one of a tile it is at most `low` positions before
-  # low_end, and at least `high` from high_begin on.
+  # From the block, tiles before low_end are at distance `low` or less, and tiles from
+  # high_begin on are at distance `high` or more.
   low_end = floor(start + (low + 1))
   high_begin = jnp.maximum(floor(start + (block + high + size - 2)), low_end)
   runs = (0, low_end), (low_end, high_begin), (high_begin, num_tiles)

@@ -93,8 +93,8 @@ def axes_of_keys() -> tuple[tuple[str, ...], int]:
 def target_device() -> jax.Device | jax.sharding.AbstractDevice:
   """Returns a device of the mesh in context, or JAX's default device.
 
-  A mesh in context may have devices of this machine (`jax.set_mesh`) or described ones
-  (`jax.experimental.topologies`); code traced in it is compiled for them.
+  A mesh in context (`jax.set_mesh`) has devices of this machine, or descriptions of
+  devices (`jax.experimental.topologies`). Code traced in it is compiled for them.
   """
   default = jax.config.jax_default_device  # a device, None, or the name of a platform
   device = jax.sharding.get_abstract_mesh().abstract_device or default

@@ -50,7 +50,7 @@ def attention(
 def _weighted_sum(
   inputs: Inputs, weights: Array, values_of: Values
 ) -> Float[Array, "B T N V"]:
-  """Drops weights [B, N, T, S], and computes the output from the others."""
+  """Computes the output from the weights [B, N, T, S], with dropout."""
   if inputs.dropout_seeds is not None:
     _, _, rows, columns = jnp.ogrid[:1, :1, : weights.shape[2], : weights.shape[3]]
     seeds = inputs.dropout_seeds[..., None, None]
@@ -92,8 +92,8 @@ def attention_weights(inputs: Inputs, logits_of: Logits) -> tuple[Array, Array |
   total = jnp.where(highest <= masks.LOWEST / 2, jnp.inf, total)
   weights, residual = powers / total, None
   if inputs.return_residual:
-    # Only here are they added. In the weights, float32 would lose log(total) next to a
-    # large maximum.
+    # The two are added only here: in the weights, float32 would lose log(total) next to
+    # a large maximum.
     residual = jnp.where(jnp.isinf(total), -jnp.inf, maximum + jnp.log(total))
     residual = residual[..., 0].swapaxes(1, 2)
   return weights, residual

@@ -7,8 +7,8 @@ gradients of the keys travel with the keys.
 
 Causal attention would give the devices unequal work, since tiles.py skips masked tiles.
 So a sequence is cut into two chunks for each of n devices, and device i gets chunks 2i
-and 2n - 1 - 2i, as in the "zigzag" of Zhu's ring-flash-attention, 2024. This needs
-halves that are a whole number of blocks and tiles; otherwise chunks are not exchanged.
+and 2n - 1 - 2i, as in the "zigzag" of Zhu's ring-flash-attention, 2024. If a chunk is
+not a whole number of blocks and tiles, the chunks stay in order.
 """
 
 import functools

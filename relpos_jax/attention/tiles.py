@@ -150,7 +150,10 @@ def attend(plan: Plan, floats: Sides, marks: Sides, attend_to=None) -> Results:
 
 
 def default_block(pairs_of_a_query: int, most: int) -> int:
-  """Returns the queries of a block: a power of two with at most `most` pairs, or 16."""
+  """Returns how many queries to put in a block: a power of two, at least 16.
+
+  Except with 16 queries, a block has at most `most` pairs.
+  """
   number = max(16, most // pairs_of_a_query)
   return 1 << (number.bit_length() - 1)
 
@@ -205,7 +208,7 @@ _attend.defvjp(_forward, _backward)
 
 
 def normalize(sums: Sums) -> Results:
-  """Returns the results of sums over all keys."""
+  """Computes the results of a call from its sums over all keys."""
   inverse = _inverse_total(sums)
   weights = sums.weights * inverse[..., None]
   log_total = jnp.where(inverse > 0, sums.maximum + jnp.log(sums.total), -jnp.inf)
@@ -213,7 +216,7 @@ def normalize(sums: Sums) -> Results:
 
 
 def compute_cotangents(sums: Sums, d_results: Results) -> Sides:
-  """Returns the `Cotangents` of the queries, as `Sides`."""
+  """Computes the `Cotangents` of the queries, and returns them as `Sides`."""
   d_output, d_weights, d_log_total = d_results
   results = normalize(sums)
   delta = (results.output * d_output).sum(-1) - d_log_total
@@ -234,7 +237,7 @@ Slices = tuple[tuple[int, Any, int], ...]  # of each axis: its index, start and 
 
 
 def sum_over_keys(plan: Plan, floats: Sides, marks: Sides) -> Sums:
-  """Computes the sums of the queries over the given keys."""
+  """Computes the `Sums` of all queries over the given keys."""
   keys = _for_query_heads(floats.keys, floats.queries.vectors)
   floats = floats._replace(keys=keys)
   return _in_context(plan, _sum_over_keys)(floats, marks)
@@ -500,7 +503,7 @@ def _add_terms(
 def _add_rows(
   plan: Plan, marks: Sides, x: Array, rows: Array, by_key: bool = False
 ) -> Float[Array, "*B S T"]:
-  """Adds the number of its row to each pair: rows are [..., T, R] or [..., S, R]."""
+  """Adds to x[s, t] the entry of rows [..., T, R] or [..., S, R] for its row."""
   tokens = x.shape[-2] if by_key else x.shape[-1]
   rows = jnp.broadcast_to(rows, (*rows.shape[:-2], tokens, plan.band.num_rows))
   return diagonals.add_rows(x, rows, _offsets(marks), plan.band, by_key)

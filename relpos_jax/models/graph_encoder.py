@@ -58,7 +58,7 @@ class GraphEncoderConfig(LayersConfig):
 
   @property
   def num_directions(self) -> int:
-    """Returns 2 if edges are also added backwards, otherwise 1."""
+    """Returns 2 if reverse edges are added, otherwise 1."""
     return 2 if self.reverse_edges == "own_label" else 1
 
   @property
@@ -194,7 +194,7 @@ class _EdgeTables(nnx.Module):
   def edge_options(
     self, labels: Array, features: Array
   ) -> dict[str, EdgeLabels | EdgeFeatures]:
-    """Returns the options `labels` and `features` of `edge_attention`."""
+    """Returns the options `labels` and `features` for `edge_attention`."""
     tables = self._rows(self.key), self._rows(self.value)
     options: dict = dict(labels=EdgeLabels(labels, *tables))
     if features.shape[-1]:

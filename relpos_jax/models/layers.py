@@ -113,7 +113,7 @@ class LayersConfig:
 
 
 def _signature(kind: type[Positions]) -> inspect.Signature:
-  # That of an NNX class itself is (*args, **kwargs).
+  # The signature of an NNX class itself is (*args, **kwargs).
   return inspect.signature(kind.__init__)
 
 
