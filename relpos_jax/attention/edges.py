@@ -324,7 +324,7 @@ def _sort(
 def _is_edge(
   senders: Array, receivers: Array, num_queries: int, num_keys: int
 ) -> Bool[Array, "*B M"]:
-  """Returns which edges are no padding."""
+  """Returns True for edges, and False for padding."""
   is_sender = (senders >= 0) & (senders < num_keys)
   is_receiver = (receivers >= 0) & (receivers < num_queries)
   return is_sender & is_receiver

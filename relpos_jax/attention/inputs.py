@@ -31,7 +31,7 @@ _MOST_HEADS = 64  # few published models have more
 
 
 class AttentionOptions(TypedDict, total=False):
-  """Names the options of the operator and `attention_weights`, for type checkers."""
+  """Names the options that the operator and `attention_weights` have in common."""
 
   relations: Relations | None
   scale: ArrayLike | None

@@ -10,8 +10,9 @@ band, each (i, r) has one j. So weights and gradients are written there without 
 The first and the last column are sums over all keys left and right of the band.
 
 A masked pair has a very low, finite logit. A weight is exp(logit - maximum) *
-inverse_total, in this order, forward and backward. Otherwise float32 would lose small
-summands next to large logits, or round large logits when multiplied by log2(e).
+inverse_total, forward and backward. With a single log-sum-exp, float32 would lose small
+summands next to large logits. With exp2, it would round large logits when they are
+multiplied by log2(e).
 """
 
 import functools

@@ -69,7 +69,7 @@ def mesh_axes(
 
 
 def axes_in_context() -> dict[str, tuple[str, ...]]:
-  """Returns the automatic mesh axes that shard the axis of each letter."""
+  """Returns the automatic mesh axes that shard B, N, T and S, by letter."""
   mesh = jax.sharding.get_abstract_mesh()
   free = [name for name in mesh.auto_axes if mesh.shape[name] > 1]
   named = dict(_NAMED.value or ())

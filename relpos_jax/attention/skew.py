@@ -1,9 +1,9 @@
 """Huang et al.'s memory-efficient attention: project on the table, then skew.
 
-Music Transformer, section 3.4.1. Here it is extended to later keys, and its transpose
-computes the values. It copies [B, N, T, T + S] numbers instead of looking them up, and
-needs no [T, S, H] tensor. Relations by distance have a number per row for each query,
-or, in `KeyBias`, for each key.
+Music Transformer, section 3.4.1. Here it also covers later keys. For the values, the
+transpose of a skew sums weights by table row. It copies [B, N, T, T + S] numbers
+instead of looking them up, and needs no [T, S, H] tensor. Relations by distance have a
+number per row for each query, or, in `KeyBias`, for each key.
 """
 
 import dataclasses

@@ -46,8 +46,8 @@ class KVCache(NamedTuple):
   ) -> "KVCache":
     """Writes M tokens into the next slots of every row.
 
-    If the tokens do not fit, raises ValueError if `length` is concrete. Under `jit` it
-    drops the tokens past the end, counts them in `length`, and the row is `full`.
+    If the tokens do not fit and `length` is concrete, raises ValueError. Under `jit` it
+    drops the tokens past the end, but counts them in `length`, so that `full` is True.
     """
     num_slots = self.positions.shape[1]
     num_new = positions.shape[1]
