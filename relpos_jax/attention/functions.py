@@ -148,9 +148,9 @@ def _with_one_batch_axis(name: str, x: Array, batch: Shape, tokens: Shape) -> Ar
   if batch and has_batch and may_be_shared and may_lack_batch:
     want = shape_text(*ones, *tokens, "...")
     raise ValueError(
-      f"{name} has an array of shape {x.shape}, which the sequences may "
-      f"share or not; want {want} if they share it, as from x[None]; otherwise map the "
-      "call over the sequences with jax.vmap"
+      f"{name} has an array of shape {x.shape}, which may be shared or not; want "
+      f"{want} if it is shared, as from x[None]; otherwise map the call over the "
+      "sequences with jax.vmap"
     )
   return with_one_batch_axis(x, x.ndim - has_batch * len(batch))
 
