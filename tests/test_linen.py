@@ -135,7 +135,7 @@ def test_unknown_positions_are_refused():
 def test_a_layer_of_the_other_kind_is_refused():
   own = relpos_jax.nn.RelativeAttention(K, H, rngs=nnx.Rngs(0))
   with pytest.raises(
-    TypeError, match=r"would not train: give it relpos_jax\.linen\.Rel"
+    TypeError, match=r"not train its tables: give it relpos_jax\.linen\.Rel"
   ):
     nn.MultiHeadDotProductAttention(N, attention_fn=own).init(jax.random.key(0), X)
   options = dict(attention_fn=RelativeAttention(K), decode=False, rngs=nnx.Rngs(0))

@@ -1,4 +1,4 @@
-"""Relations by features of each pair of query and key."""
+"""Relations by a feature vector of each pair of query and key."""
 
 import dataclasses
 
@@ -19,9 +19,9 @@ from relpos_jax.typing import Array, Float, Int, Leaf
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EdgeFeatures(VectorRelation):
-  """Features of the edge from i to j, mapped to a vector by a trained kernel.
+  """Adds the features of the edge from i to j, times a trained kernel.
 
-  a_ij is `features[i, j] @ kernel`. With one-hot features it is `EdgeLabels`.
+  a_ij is `features[i, j] @ kernel`. With one-hot features it equals `EdgeLabels`.
 
   Attributes:
     features: `[B, T, S, F]`, or `[T, S, F]` for all of the batch.
@@ -48,7 +48,7 @@ class EdgeFeatures(VectorRelation):
     return dataclasses.replace(relation, features=with_one_batch_axis(features, 3))
 
   def with_checked_features(self, name: str, *shapes: Shape):
-    """Returns the relation, with checked tables, with features as an array."""
+    """Checks the features, after the kernels, and returns the relation."""
     wanted = [(*shape, self.num_rows) for shape in shapes]
     features = check_array(f"{name}.features", self.features, jnp.floating, *wanted)
     return dataclasses.replace(self, features=features)

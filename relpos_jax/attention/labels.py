@@ -1,4 +1,4 @@
-"""Relations by a label of each pair: edges of a graph, kinds of pairs."""
+"""Relations by an integer label of each pair of query and key."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ from relpos_jax.typing import Array, Int, Integer, Leaf
 
 
 class ByLabel(TableRelation):
-  """A relation with table rows by label: it has the field `labels`."""
+  """Looks up table rows by label. Subclasses have the field `labels`."""
 
   labels: Leaf
 
@@ -35,7 +35,7 @@ class ByLabel(TableRelation):
     return dataclasses.replace(self, labels=slice_queries(self.labels, start, size))
 
   def with_checked_labels(self, name: str, *shapes: Shape):
-    """Returns the relation, with checked tables, with labels as an array."""
+    """Checks the labels, after the tables, and returns the relation."""
     labels = check_array(f"{name}.labels", self.labels, jnp.integer, *shapes)
     check_range(f"{name}.labels", labels, self.num_rows)
     tables = jax.tree.map(
@@ -45,7 +45,7 @@ class ByLabel(TableRelation):
     return dataclasses.replace(tables, labels=labels)
 
   def with_checked_pairs(self, name: str, sizes: Sizes):
-    """Returns the relation, with checked tables, with the labels of all pairs."""
+    """Checks labels `[*B, T, S]` or `[T, S]`, and returns the relation."""
     pairs = sizes.queries, sizes.keys
     relation = self.with_checked_labels(name, (*sizes.batch, *pairs), pairs)
     labels = with_one_batch_axis(relation.labels, 2)
@@ -55,19 +55,18 @@ class ByLabel(TableRelation):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EdgeLabels(ByLabel, VectorRelation):
-  """The label of the edge from i to j in a directed graph, with a vector for each in a
-  table.
+  """Adds a vector to keys and values by the label of the edge from i to j.
 
-  a_ij is row `labels[i, j]` of the table. Shaw et al. 2018, section 3.1: relative
-  positions are the special case of a linear graph whose labels are clipped distances.
+  a_ij is row `labels[i, j]` of a table. `RelativePositions` is the special case of
+  labels that are clipped distances. Shaw et al. 2018, section 3.1.
 
   Attributes:
-    labels: integers `[B, T, S]`, or `[T, S]` for all of the batch; -1 is "no relation",
-      the zero vector. Other labels out of range raise if they are concrete. Traced ones
-      are clamped, but in a function that is traced under `jax.debug_nans(True)`, or
-      with JAX_DEBUG_NANS=1, they make NaN, at which JAX raises.
-    key, value: tables of aK and aV, as in `RelativePositions`: `[E, H]`, `[E, N, H]` or
-      None.
+    labels: integers `[B, T, S]`, or `[T, S]` for all of the batch. -1 is "no relation",
+      the zero vector. Other labels out of range raise if they are concrete. Traced
+      labels are clamped. Under `jax.debug_nans(True)` or JAX_DEBUG_NANS=1 they become
+      NaN instead, so that JAX raises.
+    key, value: tables of aK and aV: `[E, H]`, `[E, N, H]` or None, as in
+      `RelativePositions`.
 
   >>> import jax.numpy as jnp
   >>> from relpos_jax import dot_product_attention
@@ -89,12 +88,11 @@ class EdgeLabels(ByLabel, VectorRelation):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LabelBias(ByLabel):
-  """An edge bias: a number for the label of each pair, added to the logit after the
-  scale.
+  """Adds an edge bias to the logit after the scale: a number by label.
 
-  Swin (Liu et al. 2021, section 3.2) labels a pair of patches by its two offsets,
-  Graphormer (Ying et al. 2021, section 3.1.2) a pair of nodes by their distance in the
-  graph.
+  In Swin (Liu et al. 2021, section 3.2) the label of two patches is their offset in
+  rows and columns. In Graphormer (Ying et al. 2021, section 3.1.2) the label of two
+  nodes is their distance in the graph.
 
   Attributes:
     labels: integers `[B, T, S]`, or `[T, S]` for all of the batch, as in `EdgeLabels`;
@@ -119,15 +117,15 @@ class LabelBias(ByLabel):
 
 
 def clamp(labels: Integer[Array, "..."], num_rows: int) -> Int[Array, "..."]:
-  """Returns labels of any integer type as int32, from -1 to num_rows - 1."""
-  wide = labels.astype(jnp.promote_types(labels.dtype, jnp.int32))
-  return jnp.clip(wide, -1, num_rows - 1).astype(jnp.int32)
+  """Clips labels of any integer dtype to -1 to num_rows - 1, as int32."""
+  promoted = labels.astype(jnp.promote_types(labels.dtype, jnp.int32))
+  return jnp.clip(promoted, -1, num_rows - 1).astype(jnp.int32)
 
 
 def nan_if_clamped(x: Array, labels: Integer[Array, "..."], num_rows: int) -> Array:
-  """Returns x; under `jax.debug_nans`, NaN if traced labels are clamped.
+  """Returns x, or NaN under `jax.debug_nans` if traced labels were clamped.
 
-  Otherwise it costs nothing.
+  Without `jax.debug_nans`, it adds nothing to the program.
   """
   if not jax.config.jax_debug_nans or not isinstance(labels, jax.core.Tracer):
     return x

@@ -1,4 +1,4 @@
-"""Flax NNX layers."""
+"""Flax NNX layers with relative positions."""
 
 from relpos_jax.nn.attention import KVCache, MultiHeadAttention
 from relpos_jax.nn.attention_fn import RelativeAttention

@@ -116,14 +116,14 @@ def test_many_blocks_equal_the_reference(name, monkeypatch):
     heads = math.gcd(at_most, inputs.query.shape[2])
     return block, tile, heads if number % 2 else None
 
-  monkeypatch.setattr(band, "_sizes", sizes_of_call)
+  monkeypatch.setattr(band, "_choose_sizes", sizes_of_call)
   call = exact_case(name) if name in SHARED else (arrays_of(**sizes), options)
   assert_exact(chunked.attention, *call)
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_blocks_of_one_query_that_have_no_near_key(is_causal, monkeypatch):
-  monkeypatch.setattr(band, "_sizes", lambda *_: (1, 2, None))
+  monkeypatch.setattr(band, "_choose_sizes", lambda *_: (1, 2, None))
   arrays = arrays_of(queries=2, keys=9, rows=1)
   assert_exact(chunked.attention, arrays, dict(is_causal=is_causal))
 

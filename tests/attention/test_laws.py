@@ -422,7 +422,7 @@ def large_logits(relative, biased, length=40, width=4, rows=5):
 @pytest.mark.parametrize("relative", [True, False])
 def test_gradients_are_exact_however_large_the_logits(relative, is_causal, monkeypatch):
   """Compares float32 with float64. The kernels do not support a bias."""
-  monkeypatch.setattr(band, "_sizes", lambda *_: (16, 31, None))
+  monkeypatch.setattr(band, "_choose_sizes", lambda *_: (16, 31, None))
   monkeypatch.setattr(blocks, "default_block", lambda *_: 16)
   plain = [] if relative else [None]  # with relations None is one of the others
   for names in ([name for name in ANY_MASK if name] + plain, KERNELS):

@@ -269,14 +269,14 @@ REFUSED_BY_KERNELS = {
   "a soft cap is given": dict(logits_soft_cap=1.0),
   "sinks are given": dict(sinks=np.ones(4, np.float32)),
   "sinks are given, or a residual": dict(return_residual=True),
-  "values are 4 wide; it needs the keys' width, 8": dict(
+  "values have width 4; it needs the keys' width, 8": dict(
     value=KEY[..., :4], relations=RelativePositions(TABLE, None)
   ),
   "scale is traced": dict(scale=np.float32(0.1)),
 }
 WIDE = np.ones((1, 6, 1, 300), np.float32)
 WIDE_CALL = dict(query=WIDE, key=WIDE, value=WIDE, relations=None)
-REFUSED = [("pallas_gpu", "heads are 300 wide", WIDE_CALL)]
+REFUSED = [("pallas_gpu", "heads have width 300", WIDE_CALL)]
 REFUSED += [("skew", *refused) for refused in REFUSED_BY_SKEW.items()]
 REFUSED += [("pallas_gpu", *refused) for refused in REFUSED_BY_KERNELS.items()]
 

@@ -173,7 +173,7 @@ def test_every_relation_and_every_sum_is_its_formula(kinds, seed, monkeypatch):
   """Takes a sum in either order."""
   arrays, options = random_call(kinds[:: 1 - 2 * seed], seed)
   heads = 2 if seed else None  # at a time
-  monkeypatch.setattr(band, "_sizes", lambda *_: (4, 7, heads))
+  monkeypatch.setattr(band, "_choose_sizes", lambda *_: (4, 7, heads))
   monkeypatch.setattr(blocks, "default_block", lambda *_: 4)
   wanted = results("reference", arrays, options)
   np.testing.assert_allclose(wanted["output"], formula(arrays, options), **TOLERANCE)
@@ -206,7 +206,7 @@ def test_rows_that_hide_distances_cost_no_digits(hidden, is_causal, monkeypatch)
   """Compares float32 with float64; a table has other rows, slopes and a value table beside it."""
   rng = np.random.default_rng(0)
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
-  monkeypatch.setattr(band, "_sizes", lambda *_: (16, 31, None))
+  monkeypatch.setattr(band, "_choose_sizes", lambda *_: (16, 31, None))
   low = dict(is_causal=is_causal, mask=jnp.arange(40)[None, None, None] % 7 != 3)
   # Each head has a number of its own. A soft cap bounds a number that does not hide.
   capped = low | dict(query_offset=jnp.array([2]), logits_soft_cap=3.0)
@@ -340,7 +340,7 @@ def test_an_offset_as_large_as_distances_may_be(kinds, monkeypatch):
 
   Compares float32, whose integers have 32 bits, with the definition in float64.
   """
-  monkeypatch.setattr(band, "_sizes", lambda *_: (4, 7, None))
+  monkeypatch.setattr(band, "_choose_sizes", lambda *_: (4, 7, None))
   monkeypatch.setattr(blocks, "default_block", lambda *_: 4)
   made = RandomCall(kinds, 4)
   wide = made.arrays
@@ -409,7 +409,7 @@ def test_without_a_batch():
 @pytest.mark.parametrize("shared", [(1, 3, 1), (1, 1, 2), ()])
 def test_any_number_of_batch_axes(name, shared, monkeypatch):
   """Shares a bias along some of three axes of the batch, and a mask along others."""
-  monkeypatch.setattr(band, "_sizes", lambda *_: (4, 7, None))
+  monkeypatch.setattr(band, "_choose_sizes", lambda *_: (4, 7, None))
   monkeypatch.setattr(blocks, "default_block", lambda *_: 4)
   rng, batch, length = np.random.default_rng(0), (2, 3, 2), 7
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape))

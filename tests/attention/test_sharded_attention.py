@@ -140,7 +140,7 @@ PROJECTED, SKEW, CHUNKED, ON_GPUS = (
 
 def in_blocks(*args, **options):
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(band, "_sizes", lambda *_: (8, 16, None))
+    patch.setattr(band, "_choose_sizes", lambda *_: (8, 16, None))
     return chunked.attention(gather_inputs(*args, **options))
 
 
@@ -406,7 +406,7 @@ def test_causal_work_is_the_same_on_all_devices_in_every_round():
   """Deals 16 chunks to 8 devices: of each, and of each round, two pairs are visible."""
   mesh, _ = lay_out(8)
   deal = jax.shard_map(
-    functools.partial(ring._deal, ("sequence",)),
+    functools.partial(ring._exchange_halves, ("sequence",)),
     mesh=mesh,
     in_specs=PartitionSpec(None, "sequence"),
     out_specs=PartitionSpec(None, "sequence"),

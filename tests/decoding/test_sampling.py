@@ -153,8 +153,8 @@ def test_padding_and_begin_are_never_drawn_and_nothing_follows_the_end():
   options = dict(
     sampling=SamplingParams(), max_length=20, eos=EOS, pad=PAD, never=(BOS,)
   )
-  primes, limits = jnp.full((64, 1), BOS), jnp.full(64, 20)
-  tokens = sample(decode, (), primes, limits, jax.random.key(0), **options)
+  prompts, limits = jnp.full((64, 1), BOS), jnp.full(64, 20)
+  tokens = sample(decode, (), prompts, limits, jax.random.key(0), **options)
   for row in np.asarray(tokens).tolist():
     length = row.index(EOS) + 1 if EOS in row else len(row)
     assert PAD not in row[:length] and BOS not in row and {*row[length:]} <= {PAD}
@@ -172,8 +172,8 @@ def test_what_is_never_drawn_is_not_drawn_whatever_the_options(others):
   @quickly
   def draw(sampling):
     options = dict(sampling=sampling, max_length=4, eos=4, pad=2, never=(0, 1))
-    primes, limits = jnp.zeros((8, 1), int), jnp.full(8, 4)
-    return sample(decode, (), primes, limits, jax.random.key(0), **options)
+    prompts, limits = jnp.zeros((8, 1), int), jnp.full(8, 4)
+    return sample(decode, (), prompts, limits, jax.random.key(0), **options)
 
   nonsense = (np.inf, np.nan, -1.0)
   for temperature, top_k, top_p in itertools.product(
