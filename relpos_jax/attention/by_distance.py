@@ -5,6 +5,7 @@ Rotary positions are in rotary.py: they rotate queries and keys before the call.
 
 import dataclasses
 import math
+import numbers
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +63,8 @@ class ByDistance(TableRelation):
       raise ValueError(
         f"{name} has {num_rows} rows; want an odd number, 2k + 1, or give left="
       )
-    if left is not None and not (isinstance(left, int) and left in range(num_rows)):
+    is_row = isinstance(left, numbers.Integral) and 0 <= left < num_rows
+    if left is not None and not is_row:
       raise ValueError(
         f"{name}.left is {left!r}; want 0 to {num_rows - 1}, a table row"
       )
@@ -227,6 +229,8 @@ class LinearBias(Relation):
     >>> LinearBias.alibi(3).slopes
     Array([0.0625    , 0.00390625, 0.25      ], dtype=float32)
     """
+    if num_heads < 1:
+      raise ValueError(f"num_heads is {num_heads}; want one or more")
     power = 2 ** int(math.log2(num_heads))
     steps = np.arange(1, power + 1)
     between = np.arange(num_heads - power) + 0.5

@@ -74,7 +74,8 @@ def _sum_by_row(
     right = jnp.zeros_like(total)
     if band.has_right:
       right = jnp.where(_distances(x, offset) >= band.end, x, 0).sum(axis)
-    left = total - diagonals.sum(1) - right
+    # The rest of the total would be no zero for rows that no pair has.
+    left = jnp.where(_distances(x, offset) < band.first, x, 0).sum(axis)
     return jnp.concatenate([left[:, None], diagonals, right[:, None]], axis=1)
 
   def set_side(x: Array) -> Array:

@@ -243,7 +243,9 @@ def check_tensors(
     raise ValueError(
       f"key has shape {key.shape}; want {want} for query of shape {query.shape}"
     )
-  if heads % key.shape[-2]:
+  if not heads or not width:
+    raise ValueError(f"query has shape {query.shape}; want heads of some width")
+  if not key.shape[-2] or heads % key.shape[-2]:
     raise ValueError(
       f"key has {key.shape[-2]} heads; want a divisor of the query's {heads} heads"
     )
@@ -399,10 +401,10 @@ def _check_window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
   """Returns the window's distances to the left and right, clipped to 32 bits."""
   if size is None:
     return None
-  left, right = size if isinstance(size, tuple | list) else (size, size)
-  left, right = operator.index(left), operator.index(right)
-  if min(left, right) < 0:
+  sizes = tuple(size) if isinstance(size, tuple | list) else (size, size)
+  if len(sizes) != 2 or min(sizes) < 0:
     raise ValueError(f"local_window_size is {size}; want None, or one or two distances")
+  left, right = map(operator.index, sizes)
   return min(left, _FARTHEST), min(right, _FARTHEST)
 
 

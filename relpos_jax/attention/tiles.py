@@ -137,7 +137,8 @@ def attend(plan: Plan, floats: Sides, marks: Sides, attend_to=None) -> Results:
   num_groups = num_biases if num_biases < batch else 1
 
   def split_batch(x: Array) -> Array:
-    return x.reshape(min(len(x), num_groups), -1, *x.shape[1:])
+    size = min(len(x), num_groups)
+    return x.reshape(size, len(x) // size, *x.shape[1:])
 
   floats, marks = jax.tree.map(split_batch, (floats, marks))
   floats = _pad(floats, more_queries, more_keys)
@@ -240,7 +241,8 @@ def sum_over_keys(plan: Plan, floats: Sides, marks: Sides) -> Sums:
   """Computes the `Sums` of all queries over the given keys."""
   keys = _for_query_heads(floats.keys, floats.queries.vectors)
   floats = floats._replace(keys=keys)
-  return _in_context(plan, _sum_over_keys)(floats, marks)
+  # A second derivative meets this pass before the backward one.
+  return first_derivatives_only(_in_context(plan, _sum_over_keys))(floats, marks)
 
 
 def differentiate(plan: Plan, floats: Sides, marks: Sides, cotangents: Sides) -> Sides:

@@ -173,6 +173,8 @@ def sinusoids(
   >>> sinusoids(jnp.arange(3), 4).shape
   (3, 4)
   """
+  if width % 2:
+    raise ValueError(f"width is {width}; want an even number")
   rates = 10_000.0 ** -jnp.linspace(0.0, 1.0, width // 2)
   angles = jnp.multiply.outer(positions, rates)
   return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)

@@ -8,7 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from relpos_jax import DistanceBias, RelativePositions, dot_product_attention
+from relpos_jax import (
+  DistanceBias,
+  LinearBias,
+  RelativePositions,
+  dot_product_attention,
+)
+from relpos_jax.nn import sinusoids
 
 
 @pytest.fixture(params=[True, False], ids=["one_device", "several"], autouse=True)
@@ -80,3 +86,17 @@ def test_values_may_have_no_width():
   options = dict(relations=relation, implementation="chunked")
   output = dot_product_attention(query, query, query[..., :0], **options)
   assert output.shape == (2, 70, 2, 0)
+
+
+def test_small_mistakes_are_named():
+  query = random(1, 3, 2, 4)
+  with pytest.raises(ValueError, match="local_window_size is -1"):
+    dot_product_attention(query, query, query, local_window_size=-1)
+  with pytest.raises(ValueError, match="want heads of some width"):
+    dot_product_attention(query[..., :0], query[..., :0], query)
+  with pytest.raises(ValueError, match="key has 0 heads"):
+    dot_product_attention(query, query[:, :, :0], query[:, :, :0])
+  with pytest.raises(ValueError, match="want one or more"):
+    LinearBias.alibi(0)
+  with pytest.raises(ValueError, match="width is 5"):
+    sinusoids(jnp.arange(3), 5)
