@@ -69,7 +69,7 @@ def main(**values: Any) -> None:
   for case in cases:
     print(f"T = {case.length:,}, {_kind(case._asdict())}", file=sys.stderr)
     rows, functions = prepare(case, contestants)
-    pairs = time_pairs(functions, pairs_of([*functions]), values["repetitions"])
+    pairs = time_pairs(functions, choose_pairs([*functions]), values["repetitions"])
     measured.append({**case._asdict(), "contestants": rows, "pairs": pairs})
     results = dict(
       environment=environment("torch"),
@@ -78,7 +78,7 @@ def main(**values: Any) -> None:
       contestants=relations,
     )
     write_whole(path, json.dumps(results) + "\n")
-  timing.rewrite_page(folder, draw_block)
+  timing.rewrite_page(folder, draw_section)
 
 
 def _cases(values: Mapping[str, Any]) -> list[Case]:
@@ -290,7 +290,7 @@ def time_pairs(
   return timed
 
 
-def pairs_of(names: Sequence[str]) -> list[tuple[str, str]]:
+def choose_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
   """Returns pairs of all with jax.nn, and of blockwise ones with their alternatives."""
   pairs = [(name, STOCK) for name in names if name != STOCK]
   for name in BLOCKWISE:
@@ -304,7 +304,7 @@ def pairs_of(names: Sequence[str]) -> list[tuple[str, str]]:
 # --------------------------------------------------------------------------------------
 
 
-def draw_block(results: Record) -> str:
+def draw_section(results: Record) -> str:
   """Draws a picture next to the raw results, and returns their section of the page."""
   settings, contestants = results["settings"], results["contestants"]
   cases = sorted(results["cases"], key=lambda case: case["length"])

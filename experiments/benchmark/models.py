@@ -69,11 +69,11 @@ def _time_models(config, models, length: int, repetitions: int, out: str, kind: 
     name=config.name,
     digest=digest(own_values(config)),
   )
-  print(block_of_steps(results))
+  print(make_section(results))
   if folder:
     path = folder / f"{config.name}-{shape[0]}x{length}.json"
     write_whole(path, json.dumps(results) + "\n")
-    timing.rewrite_page(folder, block_of_steps, _PREFIXES[kind])
+    timing.rewrite_page(folder, make_section, _PREFIXES[kind])
 
 
 def make_stepper(
@@ -106,7 +106,7 @@ def make_stepper(
   return step, dict(parameters=parameters, temporary_bytes=temporary_bytes)
 
 
-def block_of_steps(results: timing.Record) -> str:
+def make_section(results: timing.Record) -> str:
   """Returns the provenance and the table of steps: medians, and ratios to the baseline."""
   (rows, length), seconds = results["shape"], results["seconds"]
   baseline = np.mean([seconds[BASELINE], seconds[AGAIN]], axis=0)
@@ -151,9 +151,9 @@ def _ratio(
 
 def write_pages(out: pathlib.Path) -> None:
   """Rewrites the page of each command, attention's too, that has raw results in a folder."""
-  timing.rewrite_page(out / "attention", attention.draw_block)
+  timing.rewrite_page(out / "attention", attention.draw_section)
   for name, prefix in _PREFIXES.items():
-    timing.rewrite_page(out / name, block_of_steps, prefix)
+    timing.rewrite_page(out / name, make_section, prefix)
 
 
 MAINS = dict(step=time_steps, positions=time_positions, pages=write_pages)

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from experiments.evaluation.records import Record, hardware
-from experiments.evaluation.tables import rewrite_blocks
+from experiments.evaluation.tables import rewrite_sections
 from experiments.training.environment import short_commit
 
 
@@ -77,7 +77,7 @@ def rewrite_page(
     results = json.loads(path.read_text("utf-8"))
     sections[prefix + path.stem] = block({**results, "path": path})
   if sections:
-    rewrite_blocks(folder.with_suffix(".md"), sections)
+    rewrite_sections(folder.with_suffix(".md"), sections)
 
 
 def provenance(results: Record, packages: Sequence[str] = ("jax", "jaxlib")) -> str:

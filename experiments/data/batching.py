@@ -92,9 +92,9 @@ class Schedule:
 
   def order(self, step: SupportsIndex) -> Int[np.ndarray, "examples"]:
     """Returns the indices of the examples in a step's batch, row by row."""
-    return self.chosen(step)[0]
+    return self.choose(step)[0]
 
-  def chosen(self, step: SupportsIndex) -> tuple[Int[np.ndarray, "examples"], int]:
+  def choose(self, step: SupportsIndex) -> tuple[Int[np.ndarray, "examples"], int]:
     """Returns the examples of a step's batch, and their bucket."""
     epoch, index = divmod(operator.index(step), self.num_per_epoch)
     examples, order = self._plan(epoch)
@@ -105,7 +105,7 @@ class Schedule:
     """Returns the first step of each shape, from `start` to `stop` - 1."""
     steps: dict[int, int] = {}
     for step in range(start, min(stop, start + 2 * self.num_per_epoch)):
-      _, bucket = self.chosen(step)
+      _, bucket = self.choose(step)
       steps.setdefault(bucket, step)
       if len(steps) == len(self.shapes):  # soon, as a rule
         break
@@ -148,11 +148,11 @@ class Batches(Schedule):
     super().__init__(*(side.lengths for side in sides), **options)
 
   def __getitem__(self, step: SupportsIndex) -> Any:
-    rows, bucket = self.chosen(step)
+    rows, bucket = self.choose(step)
     epoch = operator.index(step) // self.num_per_epoch
     arrays = []
     for side in self._sides:
-      arrays.append(side.in_epoch(epoch).padded(rows, self.shapes[bucket], PAD))
+      arrays.append(side.in_epoch(epoch).pad(rows, self.shapes[bucket], PAD))
     return Batch(*arrays) if len(arrays) == 2 else Tokens(*arrays)
 
   @property

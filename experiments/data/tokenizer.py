@@ -56,14 +56,14 @@ class Ragged(Sequence):
   offsets: Int[np.ndarray, "rows_and_one"]
 
   @classmethod
-  def of(cls, rows: Iterable[Sequence[int] | np.ndarray]) -> "Ragged":
+  def from_rows(cls, rows: Iterable[Sequence[int] | np.ndarray]) -> "Ragged":
     """Concatenates rows."""
     arrays = [np.asarray(row, np.int32) for row in rows]
     values = np.concatenate([np.empty(0, np.int32), *arrays])
-    return cls.joined(values, [len(array) for array in arrays])
+    return cls.from_lengths(values, [len(array) for array in arrays])
 
   @classmethod
-  def joined(
+  def from_lengths(
     cls, values: Integer[np.ndarray, "n"], lengths: Sequence | np.ndarray
   ) -> "Ragged":
     """Splits values into rows of these lengths."""
@@ -85,7 +85,7 @@ class Ragged(Sequence):
     row = range(len(self))[index]
     return self.values[self.offsets[row] : self.offsets[row + 1]].astype(np.int32)
 
-  def padded(
+  def pad(
     self, rows: Int[np.ndarray, "rows"], shape: tuple[int, int], padding: int
   ) -> Int[np.ndarray, "B L"]:
     """Returns the chosen rows in int32, padded on the right and below to a shape."""
@@ -162,7 +162,7 @@ def encode(tokenizer: Tokenizer, lines: Iterable[str]) -> Ragged:
     for encoding in tokenizer.encode_batch_fast(chunk):
       tokens.extend(encoding.ids)
       lengths.append(len(encoding.ids))
-  return Ragged.joined(np.asarray(tokens), lengths)
+  return Ragged.from_lengths(np.asarray(tokens), lengths)
 
 
 def encode_pairs(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from experiments.errors import InputError
-from experiments.files import Path, read_content, whole_file, write_whole
+from experiments.files import Path, read_content, replace_file, write_whole
 
 CACHE = "~/.cache/relpos_jax/data"
 SKIPPED = "skipped.txt"  # of a run directory
@@ -68,7 +68,7 @@ class Upstream(NamedTuple):
     content = self._download(name)
     with contextlib.suppress(OSError):
       kept.parent.mkdir(parents=True, exist_ok=True)
-      with whole_file(kept) as file:
+      with replace_file(kept) as file:
         file.write(content)
     return content
 

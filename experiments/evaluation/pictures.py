@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.files import Path, whole_file
+from experiments.files import Path, replace_file
 from relpos_jax.typing import ArrayLike, Float
 
 # Pictures are transparent: this grey of words and axes, and the colours of curves, are
@@ -391,7 +391,7 @@ def save(figure: Any, path: Path) -> Path:
   with warnings.catch_warnings():
     # The font lacks some scripts; it draws a box for a missing glyph.
     warnings.filterwarnings("ignore", "Glyph .* missing from")
-    with whole_file(path) as file:
+    with replace_file(path) as file:
       options = {"bbox_inches": "tight", "pad_inches": 0.15, "transparent": True}
       figure.savefig(file, format=path.suffix[1:], **options)
   return path

@@ -39,7 +39,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments.errors import InputError
-from experiments.files import read_content, whole_file
+from experiments.files import read_content, replace_file
 
 # The version of the code that computes: whoever changes the numbers of a run raises it.
 # Records without one are of version 1, before dropout by a hash of the index and other
@@ -167,7 +167,7 @@ def to_line(record: Mapping[str, Any]) -> str:
 def write_records(path: pathlib.Path, records: Iterable[Record]) -> None:
   """Writes a results file at once, compressed if its name ends in .xz."""
   lines = "".join(map(to_line, records)).encode()
-  with whole_file(path) as file:
+  with replace_file(path) as file:
     file.write(lzma.compress(lines) if path.suffix == ".xz" else lines)
 
 
@@ -209,7 +209,7 @@ def read_records(path: pathlib.Path) -> list[dict[str, Any]]:
   return records
 
 
-def group_rows(path: pathlib.Path, records: Sequence[Record]) -> Rows:
+def group_records(path: pathlib.Path, records: Sequence[Record]) -> Rows:
   """Groups the records of a results file by row, in the order of seeds.
 
   Raises InputError: two records have the same row and seed, or runs of one table, row

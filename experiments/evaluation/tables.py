@@ -81,7 +81,7 @@ def format_interval(interval: Interval, digits: int = 2, sign: str = "") -> str:
   return text
 
 
-def rewrite_blocks(page: pathlib.Path, blocks: Mapping[str, str]) -> None:
+def rewrite_sections(page: pathlib.Path, blocks: Mapping[str, str]) -> None:
   """Replaces generated blocks of a Markdown page and keeps everything else.
 
   A block is between the lines `<!-- begin NAME -->` and `<!-- end NAME -->`. New blocks

@@ -104,7 +104,7 @@ def _graph(edges: Any, labels: Sequence[str], query: Any, target: str) -> Graph:
   relations = [RELATIONS.index(label) for label in labels]
   nodes = [0] * (int(np.max(edges)) + 1)
   rows = np.column_stack([edges, relations])
-  return Graph.of(nodes, rows, target=ANSWERS.index(target), query=query)
+  return Graph.from_edges(nodes, rows, target=ANSWERS.index(target), query=query)
 
 
 def _hash(graph: Graph) -> float:
@@ -449,7 +449,7 @@ def _make_data(
   edges_of = _members(graph_of[edges[:, 0]], len(classes))
   for nodes, own, target in zip(nodes_of, edges_of, targets, strict=True):
     ends = np.searchsorted(nodes, edges[own])
-    graph = Graph.of(
+    graph = Graph.from_edges(
       node_numbers[nodes],
       np.column_stack([ends, edge_numbers[own]]),
       target=target,

@@ -38,7 +38,7 @@ class Graph(NamedTuple):
   query: Int[np.ndarray, "2"]
 
   @classmethod
-  def of(
+  def from_edges(
     cls, nodes, edges, *, target, query=(-1, -1), node_features=None, edge_features=None
   ) -> "Graph":
     """Builds a graph from rows of (sender, receiver, label) and of features.
@@ -109,8 +109,8 @@ class GraphBatches(Schedule):
     shapes: all (rows, nodes, edges) that occur, one compilation of a training step
       each.
 
-  >>> triangle = Graph.of([0, 0, 0], [(0, 1, 0), (1, 2, 0), (2, 0, 1)], target=1)
-  >>> single = Graph.of([0], [], target=0)
+  >>> triangle = Graph.from_edges([0, 0, 0], [(0, 1, 0), (1, 2, 0), (2, 0, 1)], target=1)
+  >>> single = Graph.from_edges([0], [], target=0)
   >>> batches = GraphBatches([triangle, single], boundaries=(2, 4), budget=4, seed=0)
   >>> print(batches)
   shapes 2x2 1x4, batches per epoch: 2, dropped (above 4): 0, padding: 50%
@@ -126,7 +126,7 @@ class GraphBatches(Schedule):
     self.shapes = tuple(shapes)
 
   def __getitem__(self, step: SupportsIndex) -> GraphBatch:
-    chosen, bucket = self.chosen(step)
+    chosen, bucket = self.choose(step)
     first = self.examples[chosen[0]]
     widths = first.node_features.shape[1], first.edge_features.shape[1]
     batch = empty_batch(self.shapes[bucket], widths)

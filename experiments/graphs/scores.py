@@ -20,10 +20,10 @@ from experiments.graphs.graph import (
   GraphData,
   num_nodes,
 )
-from experiments.training.batches import batch_maker
+from experiments.training.batches import configure_batches
 from experiments.training.processes import is_first
 from experiments.training.results import Evaluation
-from experiments.training.run import Run, own_copies
+from experiments.training.run import Run, copy_to_process
 from experiments.training.sharding import put_batch
 from relpos_jax.typing import PyTree
 
@@ -115,9 +115,9 @@ def predict(run: Run, graphs: Sequence[Graph]) -> tuple[np.ndarray, np.ndarray]:
     return jnp.argmax(logits, -1), nats
 
   sizes = num_nodes(graphs)
-  make = batch_maker(run.config, sizes, run.mesh, int(sizes.max()), GraphBatches)
+  make = configure_batches(run.config, sizes, run.mesh, int(sizes.max()), GraphBatches)
   batches = make(graphs, seed=None)
-  params = own_copies(run.params)
+  params = copy_to_process(run.params)
   answers = np.zeros(len(graphs), int)
   nats = np.zeros(len(graphs))
   for step in range(batches.num_per_epoch):

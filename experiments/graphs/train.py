@@ -20,7 +20,7 @@ from experiments.graphs.data import load_clutrr, load_tu, split_folds
 from experiments.graphs.graph import GraphBatch, GraphBatches, GraphData, GraphNames
 from experiments.graphs.names import check_names, learn_names, load_names, save_names
 from experiments.training import loop, processes, results, start
-from experiments.training.batches import batch_maker, check_batches
+from experiments.training.batches import check_batches, configure_batches
 from experiments.training.loss import Loss, cross_entropy
 from experiments.training.model import model_values
 from experiments.training.run import Run, load_average
@@ -51,7 +51,7 @@ def train(
   The config is checked. Nothing is written before all inputs are checked, too. Raises
   Stopped once a signal has stopped it and the state is saved.
   """
-  with processes.failing_together():
+  with processes.fail_together():
     data = load_data(config)
     for note in data.notes:
       print(note)
@@ -133,7 +133,7 @@ def make_batches(
   """Returns shuffled batches of the training split, and batches of the validation split."""
   train, valid = data.splits["train"], data.splits["valid"]
   sizes = graph_module.num_nodes([*train, *valid])
-  make = batch_maker(config, sizes, mesh, kind=GraphBatches)
+  make = configure_batches(config, sizes, mesh, kind=GraphBatches)
   return make(train, seed=config.seed), make(valid, seed=None)
 
 

@@ -124,7 +124,7 @@ def find_midi_files(folder: pathlib.Path) -> list[MidiFile]:
   files = []
   for parts in names:
     piece = "/".join(parts if has_splits else parts[:depth])
-    split = parts[0] if has_splits else split_of(piece)
+    split = parts[0] if has_splits else choose_split(piece)
     if split in SPLITS:
       files.append(MidiFile(folder.joinpath(*parts), split, piece))
   return files
@@ -170,7 +170,7 @@ def _depth_of_pieces(names: Sequence[tuple[str, ...]]) -> int | None:
   """
   for depth in range(1, max(map(len, names), default=1)):
     folders = {parts[:depth] for parts in names if len(parts) > depth}
-    splits = {split_of("/".join(folder)) for folder in folders}
+    splits = {choose_split("/".join(folder)) for folder in folders}
     if len(folders) >= _MANY_FOLDERS and {"train", "valid"} <= splits:
       return depth
   return None
@@ -185,7 +185,7 @@ def _count(split: str, files: Sequence[MidiFile]) -> str:
   return count
 
 
-def split_of(name: str) -> str:
+def choose_split(name: str) -> str:
   """Returns the split of a piece with this name."""
   digest = hashlib.sha256(name.encode()).digest()
   percent = int.from_bytes(digest[:8], "big") % 100
@@ -248,7 +248,7 @@ class MusicRows:
       tokens += [self.codec.transpose(piece, int(semitones)), [EOS]]
       lengths.append(self._slice(len(piece), float(phase)))
     values = np.concatenate(tokens).astype(np.int32)
-    return Ragged.joined(values, np.concatenate(lengths))
+    return Ragged.from_lengths(values, np.concatenate(lengths))
 
   def _slice(self, num_tokens: int, phase: float) -> Int[np.ndarray, "_"]:
     """Returns the lengths of a piece's rows; `phase` in [0, 1) shortens the first row.

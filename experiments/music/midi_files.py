@@ -11,7 +11,7 @@ import mido
 import numpy as np
 
 from experiments.errors import InputError
-from experiments.files import to_path, whole_file
+from experiments.files import replace_file, to_path
 from relpos_jax.typing import Float, Int
 
 _DRUMS, _PEDAL = 9, 64  # channel and controller, counted from 0
@@ -148,7 +148,7 @@ def write_score(score: Score, path: str | os.PathLike) -> None:
       message.time = tick - before
       before = tick
   file = mido.MidiFile(ticks_per_beat=score.ticks_per_quarter, tracks=tracks)
-  with whole_file(to_path(path)) as content:
+  with replace_file(to_path(path)) as content:
     file.save(file=content)
 
 

@@ -28,7 +28,7 @@ VELOCITY = TIME_SHIFT + LONGEST
 VOCAB_SIZE = VELOCITY + 32
 
 
-def on_grid(score: Score) -> list[Note]:
+def round_to_grid(score: Score) -> list[Note]:
   """Rounds the notes of a score to steps of 10 ms, and velocities to the middle of
   their bin.
 
@@ -50,7 +50,7 @@ def on_grid(score: Score) -> list[Note]:
 
 
 def encode(notes: Sequence[Note]) -> Int[np.ndarray, "L"]:
-  """Returns the canonical stream of notes in steps of 10 ms, as `on_grid` returns them.
+  """Returns the canonical stream of notes in steps of 10 ms, as `round_to_grid` returns them.
 
   Velocity, on, 1 s, 0.5 s, off:
 
@@ -125,7 +125,7 @@ def score(notes: Sequence[Note]) -> Score:
 CODEC = Codec(
   VOCAB_SIZE,
   range(NOTE_ON, TIME_SHIFT),
-  lambda score, name: encode(on_grid(score)),
+  lambda score, name: encode(round_to_grid(score)),
   lambda tokens: score(decode(tokens)),
   times,
   step="steps of 10 ms",

@@ -12,7 +12,7 @@ from experiments.data.tokenizer import BOS, PAD
 from experiments.evaluation.pictures import COLOURS, GREY, clean, make_figure, save
 from experiments.files import Path
 from experiments.music.midi_files import Score
-from experiments.training.run import Run, own_copies
+from experiments.training.run import Run, copy_to_process
 from relpos_jax.decoding.sampling import prefill
 from relpos_jax.models.layers import decoding_model
 from relpos_jax.typing import Array, Float, Int, PyTree
@@ -56,7 +56,7 @@ def draw(run: Run, piece: Int[np.ndarray, "L"], path: Path, prime: int = 0) -> P
   """
   codec = run.vocabulary
   tokens = jnp.asarray([[BOS, *piece.tolist()]])
-  weights = np.asarray(last_weights(run.graphdef, own_copies(run.params), tokens))
+  weights = np.asarray(last_weights(run.graphdef, copy_to_process(run.params), tokens))
   times = codec.times(piece)
   heights = [3.4, 0.4 + 0.2 * len(weights)]
   figure = make_figure(10.0, 0.5 + sum(heights))

@@ -31,11 +31,11 @@ def sample_pieces(
   """
   sampling.check()
   limits = np.broadcast_to(num_tokens, len(primes)).astype(np.int32)
-  begun = Ragged.of([np.concatenate([[BOS], prime]) for prime in primes])
+  begun = Ragged.from_rows([np.concatenate([[BOS], prime]) for prime in primes])
   # Rounding lengths saves compilations: padding takes slots of the cache, but no
   # position.
   shape = (len(primes), _round_up(int(begun.lengths.max())))
-  padded = begun.padded(np.arange(len(primes)), shape, PAD)
+  padded = begun.pad(np.arange(len(primes)), shape, PAD)
   key, sampling = jax.random.key(seed), jax.tree.map(jnp.asarray, sampling)
   max_length = _round_up(int(limits.max()))
   tokens = _draw(graphdef, params, padded, limits, key, sampling, max_length=max_length)

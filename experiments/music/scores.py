@@ -18,7 +18,7 @@ from experiments.training.loss import shift_right
 from experiments.training.metrics import track
 from experiments.training.processes import is_first
 from experiments.training.results import Evaluation
-from experiments.training.run import Run, own_copies
+from experiments.training.run import Run, copy_to_process
 from relpos_jax.typing import Array, Float, Int, PyTree
 
 _TOKENS_DRAWN = 512  # of a piece in a picture
@@ -34,7 +34,7 @@ def evaluate(run: Run, data: Corpus, workdir: Path) -> Evaluation | None:
 
   Returns None in all processes but the first.
   """
-  nats_of = make_nats_of(run.graphdef, own_copies(run.params))
+  nats_of = make_nats_function(run.graphdef, copy_to_process(run.params))
   scores, results, rows = {}, {}, {}
   lines = ["", "split   pieces    nats a token   without ends   nats a step"]
   for split in ("valid", "test"):
@@ -72,11 +72,11 @@ def likelihood(
   """Computes the negative log-likelihood of complete pieces, summed in float64.
 
   Returns nats per token, ends included, per token of the music and per time step; and
-  the nats of each piece, its end included. `nats_of` is that of `make_nats_of`, and
+  the nats of each piece, its end included. `nats_of` is that of `make_nats_function`, and
   `times` the codec's. A batch has at most `token_budget` tokens, padding included, but
   for a longer piece by itself.
   """
-  rows = Ragged.of([np.concatenate([piece, [EOS]]) for piece in pieces])
+  rows = Ragged.from_rows([np.concatenate([piece, [EOS]]) for piece in pieces])
   boundaries = bucket_boundaries(rows.lengths, _NUM_SHAPES, multiple_of=64)
   budget = max(token_budget, boundaries[-1])
   batches = Batches(rows, boundaries=boundaries, budget=budget, seed=None)
@@ -100,7 +100,7 @@ def likelihood(
   return scores, piece_nats
 
 
-def make_nats_of(
+def make_nats_function(
   graphdef: nnx.GraphDef, params: PyTree
 ) -> Callable[..., Float[Array, "B L"]]:
   """Returns `nats_of` for a `LanguageModel`: compiled, without dropout."""

@@ -5,7 +5,7 @@ import os
 import numpy as np
 from scipy.io import wavfile
 
-from experiments.files import to_path, whole_file
+from experiments.files import replace_file, to_path
 from experiments.music.midi_files import Score
 from relpos_jax.typing import Float
 
@@ -48,5 +48,5 @@ def _tone(pitch: int, seconds: float) -> Float[np.ndarray, "_"]:
 def write_wav(score: Score, path: str | os.PathLike) -> None:
   """Writes the sound of a score to a WAV file: one channel of 16 bits."""
   samples = np.round(32_767 * synthesize(score)).astype("<i2")
-  with whole_file(to_path(path)) as content:
+  with replace_file(to_path(path)) as content:
     wavfile.write(content, RATE, samples)

@@ -20,7 +20,7 @@ from experiments.music import scores, voices
 from experiments.music.data import CODECS, MusicRows, load_chorales, load_midi_folder
 from experiments.music.midi_files import Codec
 from experiments.training import loop, processes, results, start
-from experiments.training.batches import batch_maker, check_batches
+from experiments.training.batches import check_batches, configure_batches
 from experiments.training.loss import Loss, cross_entropy, shift_right
 from experiments.training.model import model_values
 from experiments.training.run import Run, load_average
@@ -49,7 +49,7 @@ def train(
   The config is checked. Nothing is written before all inputs are checked, too. Raises
   Stopped once a signal has stopped it and the state is saved.
   """
-  with processes.failing_together():
+  with processes.fail_together():
     data = load_data(config)
     for note in data.notes:
       print(note)
@@ -132,8 +132,8 @@ def make_batches(
     seed=config.seed,
   )
   valid = MusicRows(data.splits["valid"], codec, longest=longest_valid)
-  make = batch_maker(config, train.lengths, mesh)
-  make_valid = batch_maker(config, valid.lengths, mesh, max_length=longest_valid)
+  make = configure_batches(config, train.lengths, mesh)
+  make_valid = configure_batches(config, valid.lengths, mesh, max_length=longest_valid)
   return make(train, seed=config.seed), make_valid(valid, seed=None)
 
 

@@ -74,8 +74,8 @@ def score(grid: Integer[np.ndarray, "steps 4"]) -> Score:
   return Score(parts, _STEPS_PER_QUARTER * _TICKS_PER_STEP, [(0, 60 / 80)])
 
 
-def grid_of(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]:
-  """Rounds a score of four parts to a grid; `grid_of(score(grid))` equals `grid`.
+def round_to_grid(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]:
+  """Rounds a score of four parts to a grid; `round_to_grid(score(grid))` equals `grid`.
 
   Silence at the end is lost. Four parts named after `VOICES` are these voices, whatever
   other parts there are. Where all parts have such names, missing voices are silent.
@@ -122,7 +122,7 @@ def _mean_pitch(part: Part) -> float:
 CODEC = Codec(
   VOCAB_SIZE,
   range(FIRST_PITCH, VOCAB_SIZE),
-  lambda score, name: encode(grid_of(score, name)),
+  lambda score, name: encode(round_to_grid(score, name)),
   lambda tokens: score(decode(tokens)),
   times,
   step="16th notes",

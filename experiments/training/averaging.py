@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.files import whole_file, with_digest, without_digest
+from experiments.files import append_digest, remove_digest, replace_file
 from experiments.training import processes
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.checkpoint_reader import (
-  by_name,
   describe,
-  digests_of,
+  explain_missing,
   list_regular,
-  none_good,
+  name_leaves,
+  read_digests,
 )
 from relpos_jax.typing import PyTree
 
@@ -53,8 +53,8 @@ def average_last(
   steps = sorted({*list_regular(folder), *newest}, reverse=True)
   average = key = None
   if keep:
-    kinds = {name: describe(array) for name, array in by_name(like).items()}
-    key = json.dumps([digests_of(folder, steps), kinds, num, part, since])
+    kinds = {name: describe(array) for name, array in name_leaves(like).items()}
+    key = json.dumps([read_digests(folder, steps), kinds, num, part, since])
     average = read_average(keep, key, like)
   if average is None:
     average, is_whole = _average_good(checkpoints, steps, num, like, part, since)
@@ -93,7 +93,7 @@ def _average_good(
       total, first = params, max(since, (1 - part) * step)
     averaged.append(step)
   if not averaged:
-    raise none_good(checkpoints.folder)
+    raise explain_missing(checkpoints.folder)
   return (_divide(total, len(averaged), like), averaged[::-1]), is_whole
 
 
@@ -117,7 +117,7 @@ def read_average(
   Returns None if it is for another key, damaged or not there.
   """
   try:
-    content = without_digest(file.read_bytes())
+    content = remove_digest(file.read_bytes())
   except (OSError, ValueError):
     return None
   leaves = []
@@ -125,7 +125,7 @@ def read_average(
     if arrays["key"].item() != key:
       return None
     steps = arrays["steps"].tolist()
-    for name, leaf in by_name(like).items():
+    for name, leaf in name_leaves(like).items():
       array = arrays[name].view(leaf.dtype)  # NumPy forgets bfloat16
       leaves.append(jax.device_put(array, leaf.sharding))
   return jax.tree.unflatten(jax.tree.structure(like), leaves), steps
@@ -135,8 +135,8 @@ def write_average(
   file: pathlib.Path, key: str, average: PyTree, steps: Sequence[int]
 ) -> None:
   """Keeps an average for a key, unless the folder cannot be written."""
-  arrays = {name: np.asarray(leaf) for name, leaf in by_name(average).items()}
+  arrays = {name: np.asarray(leaf) for name, leaf in name_leaves(average).items()}
   content = io.BytesIO()
   np.savez(content, key=key, steps=steps, **arrays)
-  with contextlib.suppress(OSError), whole_file(file) as opened:
-    opened.write(with_digest(content.getvalue()))
+  with contextlib.suppress(OSError), replace_file(file) as opened:
+    opened.write(append_digest(content.getvalue()))

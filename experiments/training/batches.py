@@ -37,7 +37,7 @@ def longest_shape(config: ConfigDict, sizes: Mapping[str, int]) -> tuple[int, in
   return round_up(num_rows, row_multiple), round_up(longest, length_multiple)
 
 
-def batch_maker(
+def configure_batches(
   config: ConfigDict,
   lengths: np.ndarray,
   mesh: AnyMesh,

@@ -13,21 +13,27 @@ from typing import Any
 import jax
 
 from experiments.errors import InputError
-from experiments.files import Path, checking_bucket, in_bucket, upload, write_refusal
+from experiments.files import (
+  Path,
+  explain_bucket_errors,
+  explain_write_error,
+  in_bucket,
+  upload,
+)
 from experiments.training import processes
 from experiments.training.checkpoint_reader import (
   COMPLETE,
   TEMPORARY,
   Damage,
-  by_name,
   check_digests,
   describe,
+  explain_missing,
   list_damaged,
   list_regular,
   list_steps,
   local_copy,
   mark_damaged,
-  none_good,
+  name_leaves,
   read,
   silence_orbax,
   write_digests,
@@ -119,7 +125,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     """
     import orbax.checkpoint as ocp
 
-    arrays = by_name(state)
+    arrays = name_leaves(state)
     kinds = {name: [describe(array)] for name, array in arrays.items()}
     manifest = ocp.args.JsonSave({"step": step, "arrays": kinds})
     items = ocp.args.Composite(state=ocp.args.PyTreeSave(arrays), manifest=manifest)
@@ -148,7 +154,7 @@ class Checkpoints(contextlib.AbstractContextManager):
       if state is not None:
         return state
     if steps or list_damaged(self.folder):
-      raise none_good(self.folder)
+      raise explain_missing(self.folder)
     return None
 
   def read(self, step: int, like: PyTree, field: str = "") -> PyTree | None:
@@ -156,10 +162,10 @@ class Checkpoints(contextlib.AbstractContextManager):
     path = self.folder / str(step)
     try:
       with local_copy(path) as folder:
-        with processes.failing_together(Damage):
+        with processes.fail_together(Damage):
           if processes.is_first():
             check_digests(folder)
-        with processes.failing_together(Damage):
+        with processes.fail_together(Damage):
           return read(folder, like, field)
     except Damage as damage:
       problem = str(damage)
@@ -248,10 +254,10 @@ class Checkpoints(contextlib.AbstractContextManager):
     The files of the failed save are deleted.
     """
     try:
-      with checking_bucket(self.folder):
+      with explain_bucket_errors(self.folder):
         yield
     except Exception as error:
-      refusal = write_refusal(error, f"a checkpoint in {self.folder}")
+      refusal = explain_write_error(error, f"a checkpoint in {self.folder}")
       if not refusal:
         raise
       for _ in range(10):  # other files of the save may still be written

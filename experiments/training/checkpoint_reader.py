@@ -79,7 +79,7 @@ def _folders(folder: Path) -> list[Path]:
   return [path for path in paths if path.is_dir() and not path.is_symlink()]
 
 
-def none_good(folder: Path) -> InputError:
+def explain_missing(folder: Path) -> InputError:
   """Returns the error of a folder without a good checkpoint."""
   damaged = [path.name for path in list_damaged(folder)]
   damaged += map(str, list_steps(folder))
@@ -154,7 +154,7 @@ def _digest(file: pathlib.Path) -> str:
     return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def digests_of(folder: Path, steps: Sequence[int]) -> dict[int, str]:
+def read_digests(folder: Path, steps: Sequence[int]) -> dict[int, str]:
   """Returns a digest of each step, which is another one if the step is saved anew."""
   digests = {}
   for step in steps:
@@ -174,7 +174,7 @@ def read(folder: pathlib.Path, like: PyTree, field: str = "") -> PyTree:
   import orbax.checkpoint as ocp
 
   state = {field: like} if field else like
-  wanted = by_name(jax.tree.map(ocp.utils.to_shape_dtype_struct, state))
+  wanted = name_leaves(jax.tree.map(ocp.utils.to_shape_dtype_struct, state))
   _check_same_model(folder, wanted, field)
   request = ocp.args.PyTreeRestore(
     item=wanted,
@@ -225,7 +225,7 @@ def read_kinds(folder: pathlib.Path) -> dict[str, str]:
   return kinds
 
 
-def by_name(tree: PyTree) -> dict[str, Any]:
+def name_leaves(tree: PyTree) -> dict[str, Any]:
   """Returns the leaves of a tree by dotted path, as in params.kernel."""
   arrays = {}
   for path, leaf in jax.tree.leaves_with_path(tree):

@@ -14,7 +14,7 @@ from relpos_jax.attention import choice
 
 
 @contextlib.contextmanager
-def compiling_ahead() -> Iterator[Callable]:
+def open_compiler() -> Iterator[Callable]:
   """Yields `start(work, *args)`, which runs its calls in turn in a background thread.
 
   Compiles programs before their first call: JAX keeps them, so that a call with arrays
@@ -33,7 +33,7 @@ def compile_ahead(step: Callable, *args: Any) -> None:
   step.lower(*args).compile()
 
 
-def naming_attention(
+def announce_attention(
   step: Callable, start: Callable, state: TrainState, batches: Iterable[Any]
 ) -> Callable:
   """Returns a step that prints the attention that it runs.

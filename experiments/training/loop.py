@@ -14,9 +14,9 @@ from experiments.files import Path
 from experiments.training import processes
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.compiling import (
+  announce_attention,
   compile_ahead,
-  compiling_ahead,
-  naming_attention,
+  open_compiler,
 )
 from experiments.training.metrics import (
   NoReporter,
@@ -71,14 +71,14 @@ def train(
   on_devices = _put_batches(batches, run, start, num_steps)
   if profile_steps:
     folder = str(workdir / "tensorboard")
-    on_devices = profiled(on_devices, start, profile_steps, folder)
+    on_devices = profile(on_devices, start, profile_steps, folder)
   with (
     _open_reporter(run, workdir, start, num_steps, wandb) as reporter,
-    compiling_ahead() as compiler,
+    open_compiler() as compiler,
     contextlib.closing(on_devices),
   ):
     first_batches = _first_batches(batches, run, start, num_steps)
-    train_step = naming_attention(steps.train, compiler, steps.shapes, first_batches)
+    train_step = announce_attention(steps.train, compiler, steps.shapes, first_batches)
     for batch in _first_batches(valid_batches, run, 0, valid_batches.num_per_epoch):
       compiler(compile_ahead, steps.evaluate, steps.shapes.params, batch)
     evaluate = functools.partial(
@@ -265,7 +265,7 @@ class _StepsInFlight:
         )
 
 
-def profiled(batches: Iterator, start: int, asked: str, folder: str) -> Iterator:
+def profile(batches: Iterator, start: int, asked: str, folder: str) -> Iterator:
   """Yields the batches of the steps after `start`; profiles the steps `asked`, as 10:20."""
   first, last = map(int, asked.split(":"))
   yield from itertools.islice(batches, max(first - start - 1, 0))

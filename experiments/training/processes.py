@@ -100,7 +100,7 @@ def check_same(values: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def failing_together(kind: type[Exception] = InputError) -> Iterator[None]:
+def fail_together(kind: type[Exception] = InputError) -> Iterator[None]:
   """Raises an error of this kind in all processes if one has it.
 
   It waits until all have left the block.
@@ -170,7 +170,7 @@ class StopOnSignal:
     if jax.process_count() > 1:
       handled.remove(signal.SIGTERM)
     self._exit.enter_context(_answering_interrupts())
-    self._exit.enter_context(signals.handling(handled, self._receive))
+    self._exit.enter_context(signals.handle_signals(handled, self._receive))
     return self
 
   def __exit__(self, *_) -> None:

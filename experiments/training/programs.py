@@ -16,13 +16,13 @@ import jax
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
-from experiments.files import whole_file, with_digest, without_digest
+from experiments.files import append_digest, remove_digest, replace_file
 from experiments.training.environment import code_version, cpuinfo
 
 _MOST_BYTES = 2**28  # of the files kept; those used least recently are deleted
 
 
-def keep_programs(
+def cache_programs(
   function: Callable, key: str, devices: Sequence[jax.Device]
 ) -> Callable:
   """Returns a jitted function whose programs are kept in JAX's cache, in `programs/`.
@@ -39,11 +39,11 @@ def keep_programs(
   if not folder or "://" in folder or jax.process_count() > 1:
     return function
   folder = pathlib.Path(folder, "programs")
-  return _KeptPrograms(function, key, devices, folder)
+  return _CachedPrograms(function, key, devices, folder)
 
 
 @dataclasses.dataclass
-class _KeptPrograms:
+class _CachedPrograms:
   """A function that takes its programs from files."""
 
   function: Any
@@ -98,7 +98,7 @@ def _read_own(file: pathlib.Path) -> bytes:
     others_may_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if status.st_uid != os.getuid() or others_may_write:
       raise PermissionError(f"another user can write {file}")
-    return without_digest(opened.read())
+    return remove_digest(opened.read())
 
 
 def _compile(file: pathlib.Path, function: Any, args: tuple) -> Callable:
@@ -120,9 +120,9 @@ def _compile(file: pathlib.Path, function: Any, args: tuple) -> Callable:
     program, _, out = serialize_executable.serialize(compiled)
     content = pickle.dumps((program, jax.tree.unflatten(out, range(out.num_leaves))))
     file.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(file) as opened:
+    with replace_file(file) as opened:
       os.fchmod(opened.fileno(), stat.S_IRUSR | stat.S_IWUSR)
-      opened.write(with_digest(content))
+      opened.write(append_digest(content))
     _delete_old(file.parent)
   return compiled
 

@@ -50,6 +50,6 @@ def load_average(run: Run, workdir: Path) -> Run:
   return run._replace(params=params, steps=tuple(steps))
 
 
-def own_copies(params: PyTree) -> PyTree:
+def copy_to_process(params: PyTree) -> PyTree:
   """Copies replicated arrays to this process, which can then compute alone."""
   return jax.tree.map(jnp.asarray, jax.device_get(params))

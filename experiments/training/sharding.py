@@ -50,7 +50,7 @@ def make_mesh(
   tensor: int = 1,
   sequence: int = 1,
   *,
-  ring: bool = False,  # of attention (`in_ring`), not of the mesh
+  ring: bool = False,  # of attention (`use_ring`), not of the mesh
   devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
   """Returns a mesh of these sizes over the first of the devices; -1 takes all that
@@ -123,7 +123,7 @@ def multiples(sizes: Mapping[str, int], ring: bool) -> tuple[int, int]:
   return rows, 2 * sequence if ring and sequence > 1 else sequence
 
 
-def in_ring(loss: Callable[..., Any]) -> Callable[..., Any]:
+def use_ring(loss: Callable[..., Any]) -> Callable[..., Any]:
   """Returns a loss in whose attention the keys of a sequence go round its devices."""
 
   def with_ring(*args, **options):

@@ -44,7 +44,7 @@ def count_steps(config: ConfigDict, num_per_epoch: int) -> int:
 def check_inputs(workdir: Path, digests: Mapping[str, str]) -> None:
   """Raises InputError if inputs differ from the run's, or its checkpoints are gone."""
   processes.check_same({f"the digest of the {name}": x for name, x in digests.items()})
-  with processes.failing_together():
+  with processes.fail_together():
     check_unchanged(workdir, digests)
     check_not_lost(workdir, read_metrics(workdir))
 

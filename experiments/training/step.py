@@ -59,7 +59,7 @@ def make_steps(
     return sharding.put_parameters(state, mesh)
 
   if config.mesh.ring:
-    loss = sharding.in_ring(loss)
+    loss = sharding.use_ring(loss)
   train_step = make_train_step(
     graphdef,
     loss,

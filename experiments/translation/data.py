@@ -12,7 +12,7 @@ from experiments.data.batching import Batch, Batches, pair_lengths
 from experiments.errors import InputError
 from experiments.evaluation import bleu
 from experiments.files import Path
-from experiments.training.batches import batch_maker, check_batches
+from experiments.training.batches import check_batches, configure_batches
 from experiments.training.sharding import AnyMesh
 from experiments.translation import corpus as corpora
 from experiments.translation import wmt14
@@ -157,7 +157,7 @@ def make_batches(
   """Returns shuffled batches of the training split, and batches of the validation split."""
   train = tok.encode_pairs(vocabulary, data.splits["train"])
   valid = tok.encode_pairs(vocabulary, data.splits["valid"])
-  make = batch_maker(config, pair_lengths(*train), mesh)
+  make = configure_batches(config, pair_lengths(*train), mesh)
   return make(*train, seed=config.seed), make(*valid, seed=None)
 
 

@@ -21,7 +21,7 @@ from experiments.files import Path, write_whole
 from experiments.training.metrics import track
 from experiments.training.processes import is_first
 from experiments.training.results import Evaluation
-from experiments.training.run import Run, own_copies
+from experiments.training.run import Run, copy_to_process
 from experiments.translation.corpus import Corpus
 from experiments.translation.data import is_prepared, list_tests
 from experiments.translation.translator import make_translator
@@ -239,7 +239,7 @@ def draw_attention(run: Run, source: str, translation: str, path: Path):
   """
   source_ids, target_ids = encode(run.vocabulary, [source.strip(), translation])
   target_input = np.concatenate([[BOS], target_ids[:-1]])
-  params = own_copies(run.params)
+  params = copy_to_process(run.params)
   encoder, cross = _weights(run.graphdef, params, source_ids[None], target_input[None])
   source_words = pieces(run.vocabulary, source_ids)
   target_words = pieces(run.vocabulary, target_ids)

@@ -58,7 +58,7 @@ def train(
   The config is checked. Nothing is written before all inputs are checked, too. Raises
   Stopped once a signal has stopped it and the state is saved.
   """
-  with processes.failing_together():
+  with processes.fail_together():
     data = load_data(config)
     for note in data.notes:
       print(note)

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tokenizers import Tokenizer
 
 from experiments.data.tokenizer import BOS, EOS, PAD, Ragged, decode, encode
-from experiments.training.programs import keep_programs
+from experiments.training.programs import cache_programs
 from experiments.training.run import Run
 from relpos_jax.attention.partitioned import target_platform
 from relpos_jax.decoding.beam import Search, begin, extend
@@ -160,7 +160,7 @@ class Translator:
       with self._taking:
         number = _take_next(waiting, indices, new)
       rows, is_last = new.ravel(), np.bool_(not waiting)
-      source = sources.padded(rows, source.shape, PAD)
+      source = sources.pad(rows, source.shape, PAD)
       new_limits = limits[rows].astype(np.int32)
       batch, states, tokens = self._advance(
         params, batch, source, number.ravel(), new_limits, is_last
@@ -286,8 +286,8 @@ def _compiled(rules: _Rules, mesh: Mesh, key: str) -> tuple[Callable, Callable]:
   devices = mesh.devices.ravel().tolist()
   if key:
     key = f"{key} {rules} {mesh}"
-    make_empty = keep_programs(make_empty, f"make_empty {key}", devices)
-    advance = keep_programs(advance, f"advance {key}", devices)
+    make_empty = cache_programs(make_empty, f"make_empty {key}", devices)
+    advance = cache_programs(advance, f"advance {key}", devices)
   return make_empty, advance
 
 

@@ -39,7 +39,7 @@ def make(sources, targets, **changes):
   options: dict[str, Any] = (
     dict(boundaries=BOUNDARIES, budget=24, multiple_of=2, seed=0) | changes
   )
-  return Batches(Ragged.of(sources), Ragged.of(targets), **options)
+  return Batches(Ragged.from_rows(sources), Ragged.from_rows(targets), **options)
 
 
 some_lengths = st.lists(

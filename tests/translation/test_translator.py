@@ -168,7 +168,7 @@ def test_greedy_translations_are_those_without_a_cache_token_by_token_on_one_lin
 ):
   graphdef, params = model
   lines = SHORT[:4]
-  sources = encode(TOKENIZER, lines).padded(
+  sources = encode(TOKENIZER, lines).pad(
     np.arange(len(lines)), (len(lines), 16), PAD
   )
   forward = jax.jit(lambda source, target: nnx.merge(graphdef, params)(source, target))
