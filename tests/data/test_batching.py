@@ -165,7 +165,7 @@ def test_without_a_seed_pairs_come_by_bucket_in_corpus_order():
 def test_no_pair_short_enough_is_refused(number):
   problem = f"none of {number} examples is at most 8 long"
   with pytest.raises(
-    InputError, match=f"{problem}, as the longest in training: train on longer"
+    InputError, match=f"{problem}, the largest length in training: train on longer"
   ):
     make([[5] * 9] * number, [[5]] * number)
   with pytest.raises(

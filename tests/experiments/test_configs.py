@@ -138,7 +138,9 @@ def test_batches_have_the_papers_number_of_tokens():
   lengths = np.random.default_rng(0).lognormal(np.log(24), 0.6, 100_000).astype(int) + 1
   lengths[0] = 256
   config, mesh = load("wmt14.py"), make_mesh()
-  shapes = configure_batches(config, lengths, mesh, kind=Schedule)(lengths, seed=0).shapes
+  shapes = configure_batches(config, lengths, mesh, kind=Schedule)(
+    lengths, seed=0
+  ).shapes
   assert shapes[-1] == longest_shape(config, mesh.shape)
   assert len(shapes) == 8 and shapes[-1][1] == 256
   for rows, length in shapes:
@@ -157,7 +159,8 @@ def test_the_examples_of_a_step_do_not_depend_on_the_mesh(sizes, ring):
 
   one, mesh = make_mesh(data=1), make_mesh(**sizes)
   alone, sharded = (
-    configure_batches(config, lengths, x, kind=Schedule)(lengths, seed=0) for x in (one, mesh)
+    configure_batches(config, lengths, x, kind=Schedule)(lengths, seed=0)
+    for x in (one, mesh)
   )
   assert (
     sharded.num_per_epoch == alone.num_per_epoch and sharded.dropped == alone.dropped
@@ -210,7 +213,7 @@ def test_arguments_are_orthogonal_and_come_in_any_order():
   assert load("music.py:published").batches.max_length >= LONGEST_CHORALE
 
 
-def plan(name: str, seeds: int = 1) -> list[cells_module.Cell]:
+def plan(name: str, seeds: int = 1) -> list[cells_module.PlannedRun]:
   """Returns the cells of a sweep without checking their configs."""
   file = command.parse(dict(config=command.SWEEP), [f"--config=configs/{name}"])[
     "config"

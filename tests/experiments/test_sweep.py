@@ -255,7 +255,11 @@ ROWS = 'for k in (1, 2, 4):\n    yield f"k={k}", {"model.max_distance": k}'
       "model.max_distance has no effect three.py",
     ),
     (ROWS, "--only=k=3", "--only=k=3 three.py: k=1; k=2; k=4"),
-    (ROWS, "--config.model.num_heads=3", "configuration 'k=1' config.model num_heads, 3"),
+    (
+      ROWS,
+      "--config.model.num_heads=3",
+      "configuration 'k=1' config.model num_heads, 3",
+    ),
     (
       ROWS,
       "--config=configs/quickstart.py",

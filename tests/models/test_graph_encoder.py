@@ -63,8 +63,14 @@ OTHER_WAY = ONE._replace(
 OTHER_FEATURE = ONE._replace(
   edge_features=ONE.edge_features + np.eye(6, 1, dtype=np.float32)
 )
-NO_EDGE = Graph.from_edges(ONE.nodes, [], target=0, query=ONE.query, node_features=ONE.node_features,
-                   edge_features=np.empty((0, 1)))  # fmt: skip
+NO_EDGE = Graph.from_edges(
+  ONE.nodes,
+  [],
+  target=0,
+  query=ONE.query,
+  node_features=ONE.node_features,
+  edge_features=np.empty((0, 1)),
+)
 SEVERAL = [
   ONE,
   graph(3, ((0, 1, 0), (2, 1, 1)), seed=1),

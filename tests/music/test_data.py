@@ -223,7 +223,9 @@ def test_files_are_split_by_the_first_depth_with_twenty_folders(tmp_path):
     for piece in pieces:
       splits = {choose_split[f"{prefix}{piece}/{version}"] for version in versions}
       assert splits == {data.choose_split(f"{prefix}{piece}")}
-    assert choose_split[f"{prefix}readme.mid"] == data.choose_split(f"{prefix}readme.mid")
+    assert choose_split[f"{prefix}readme.mid"] == data.choose_split(
+      f"{prefix}readme.mid"
+    )
     assert len({*choose_split.values()}) > 1
 
 
@@ -233,7 +235,9 @@ def test_files_in_fewer_folders_are_split_by_their_path(tmp_path):
     x: data.choose_split(x) for x in names
   }
   flat = [f"{number}.mid" for number in range(40)]  # a path is a name
-  assert split_by_file(tmp_path / "flat", *flat) == {x: data.choose_split(x) for x in flat}
+  assert split_by_file(tmp_path / "flat", *flat) == {
+    x: data.choose_split(x) for x in flat
+  }
 
 
 def test_the_pieces_of_each_split_are_counted(tmp_path):

@@ -14,10 +14,10 @@ from experiments.graphs.graph import Graph, GraphBatch, GraphBatches
 from experiments.graphs.train import loss as loss_of_graphs
 from experiments.training.sharding import (
   AXES,
-  use_ring,
   make_mesh,
   put_batch,
   put_parameters,
+  use_ring,
 )
 from experiments.training.step import init_state, make_train_step
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig

@@ -69,7 +69,9 @@ def test_a_program_that_jax_has_compiled_before_is_kept_whole(cache):
   try:
     jax.jit(lambda x: jnp.sort(x @ x.T))(jnp.eye(8))
     for _ in range(2):
-      call = cache_programs(jax.jit(lambda x: jnp.sort(x @ x.T)), "a", jax.devices()[:1])
+      call = cache_programs(
+        jax.jit(lambda x: jnp.sort(x @ x.T)), "a", jax.devices()[:1]
+      )
       np.testing.assert_array_equal(call(jnp.eye(8)), np.sort(np.eye(8)))
   finally:
     jax.config.update(name, before)
