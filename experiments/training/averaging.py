@@ -33,18 +33,18 @@ def average_last(
   since: int = 0,
   keep: pathlib.Path | None = None,
 ) -> tuple[PyTree, list[int]]:
-  """Averages `params` over the last good checkpoints; returns them and the steps.
+  """Averages `params` over the last good checkpoints; returns the mean and the steps.
 
-  At most `num` are averaged: those in the last `part` of the steps of the newest, from
-  step `since` on, or the newest alone. Parameters that still change fast have a mean
-  worse than the last. A step between two saves counts only while it is the newest.
-  Vaswani et al. 2017, section 6.1.
+  At most `num` checkpoints are averaged (Vaswani et al. 2017, section 6.1). They are
+  from step `since` on, and from the last `part` of the steps so far: while parameters
+  still change fast, their mean is worse than the last ones. The newest checkpoint always
+  counts. Others that a signal caused, between two regular saves, do not.
 
   Args:
-    like: has the structure, shapes, dtypes and shardings of the result. The sum is in
+    like: gives the structure, shapes, dtypes and shardings of the result. The sum is in
       float32.
-    keep: a local file that keeps the average. It is read again while the checkpoints
-      are the same, unless a damaged one was passed over.
+    keep: a local file that caches the average. It is used again while the checkpoints
+      are the same. Nothing is cached if a damaged checkpoint was passed over.
 
   Raises InputError: there is no good checkpoint, or it is of another model.
   """
@@ -78,7 +78,7 @@ def _average_good(
   part: float,
   since: int,
 ) -> tuple[tuple[PyTree, list[int]], bool]:
-  """Returns the average and its steps, and whether none was passed over as damaged."""
+  """Returns the average with its steps, and whether no checkpoint was damaged."""
   averaged, first, is_whole = [], 0, True
   for step in steps:
     if step < first or len(averaged) == num:
@@ -112,9 +112,9 @@ def _divide(total: PyTree, count: int, like: PyTree) -> PyTree:
 def read_average(
   file: pathlib.Path, key: str, like: PyTree
 ) -> tuple[PyTree, list[int]] | None:
-  """Returns the average that is kept for a key, and its steps.
+  """Reads a cached average and its steps.
 
-  Returns None if it is for another key, damaged or not there.
+  Returns None if the file is missing, damaged, or for another key.
   """
   try:
     content = remove_digest(file.read_bytes())
@@ -126,7 +126,7 @@ def read_average(
       return None
     steps = arrays["steps"].tolist()
     for name, leaf in name_leaves(like).items():
-      array = arrays[name].view(leaf.dtype)  # NumPy forgets bfloat16
+      array = arrays[name].view(leaf.dtype)  # NumPy's format has no bfloat16
       leaves.append(jax.device_put(array, leaf.sharding))
   return jax.tree.unflatten(jax.tree.structure(like), leaves), steps
 
@@ -134,7 +134,7 @@ def read_average(
 def write_average(
   file: pathlib.Path, key: str, average: PyTree, steps: Sequence[int]
 ) -> None:
-  """Keeps an average for a key, unless the folder cannot be written."""
+  """Caches an average for a key, unless the folder is read-only."""
   arrays = {name: np.asarray(leaf) for name, leaf in name_leaves(average).items()}
   content = io.BytesIO()
   np.savez(content, key=key, steps=steps, **arrays)
