@@ -101,7 +101,8 @@ def run(
   absl_flags.FLAGS.mark_as_parsed()  # libraries read the global flags
   for stream in (sys.stdout, sys.stderr):
     if isinstance(stream, io.TextIOWrapper):
-      # UTF-8 in every locale. By lines, so that the log of a killed process is complete.
+      # UTF-8 in every locale. By lines, so that the log of a killed process is
+      # complete.
       stream.reconfigure(encoding="utf-8", line_buffering=True)
   with contextlib.redirect_stderr(sys.stderr and DisplayStream(sys.stderr)):
     sys.exit(_run(main, flags, argv))
@@ -166,7 +167,7 @@ class DisplayStream:
       self._drop()
 
   def _drop(self) -> None:
-    """Redirects the stream of the whole process, with its buffer, to the null device."""
+    """Redirects the stream and its buffer, for the whole process, to the null device."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, self._stream.fileno())
     os.close(null)

@@ -4,19 +4,20 @@
   python -m experiments.evaluate --workdir=runs/quickstart --pairs=news.en,news.de
   python -m experiments.evaluate --workdir=runs/quickstart --pairs=news.tsv --hypotheses=theirs.de
 
-Prints a table and samples, and draws the learning curves. Translation has four scores: BLEU by
-sacreBLEU, BLEU as in the paper, chrF, and the percentage of translations that equal the reference.
-It also draws an attention map. The run directory receives results.json, the pictures and the
-translations of each split. Once the training is finished and its last checkpoint is intact, it also
-receives record.json, the run's line in the results of a sweep.
+Prints a table and samples, and draws the learning curves. Translation has four scores:
+BLEU by sacreBLEU, BLEU as in the paper, chrF, and the percentage of translations that
+equal the reference. It also draws an attention map. The run directory receives
+results.json, the pictures and the translations of each split. Once the training is
+finished and its last checkpoint is intact, it also receives record.json, the run's line
+in the results of a sweep.
 
---pairs writes into the folder `pairs` of the run directory, and writes no record. --hypotheses
-scores a file of translations, one line for each pair, and writes nothing. Pairs with an empty side
-are skipped. The translations must have the form of the run's own: Moses tokens or lower case, if
-`config.data` says so.
+--pairs writes into the folder `pairs` of the run directory, and writes no record.
+--hypotheses scores a file of translations, one line for each pair, and writes nothing.
+Pairs with an empty side are skipped. The translations must have the form of the run's
+own: Moses tokens or lower case, if `config.data` says so.
 
-The test data must not have changed since the run was started: digests.json holds their digests.
---pairs are not checked.
+The test data must not have changed since the run was started: digests.json holds their
+digests. --pairs are not checked.
 """
 
 import os
@@ -92,7 +93,8 @@ def _score_hypotheses(workdir: Path, pairs: str, hypotheses: Path) -> str:
   number = len(corpus.splits["pairs"]) + len(skipped)
   if len(lines) != number:
     raise InputError(
-      f"{hypotheses} has {len(lines)} lines and {pairs} {number}: give a translation of each"
+      f"{hypotheses} has {len(lines)} lines and {pairs} {number}: "
+      "give a translation of each"
     )
   for index in reversed(skipped):
     del lines[index]

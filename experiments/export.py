@@ -6,13 +6,14 @@ r"""Exports a trained translator for CTranslate2, which runs in C++ on CPUs and 
   python -m experiments.export --workdir=runs/shared --out=translator
   ct2-translator --model translator --beam_size 4 < tokens.en > tokens.de
 
-The exported model contains the vocabulary. Its input is a line in tokens: split it with the run's
-tokenizer.json, and append </s>.
+The exported model contains the vocabulary. Its input is a line in tokens: split it with
+the run's tokenizer.json, and append </s>.
 
-CTranslate2's relative positions are clipped at one distance on both sides, and all heads share a
-table: train with --config.model.tables_per_head=False. Greedy translations equal this project's, up
-to rounding. Beam search has another length penalty: CTranslate2 divides by length**alpha, this
-project by ((5 + length) / 6)**alpha.
+CTranslate2's relative positions are clipped at one distance on both sides, and all
+heads share a table: train with --config.model.tables_per_head=False. Greedy
+translations equal this project's, up to rounding. Beam search has another length
+penalty: CTranslate2 divides by length**alpha, this project by
+((5 + length) / 6)**alpha.
 """
 
 import importlib.util

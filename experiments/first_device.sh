@@ -1,10 +1,10 @@
 #!/bin/bash
 # Runs every measurement that needs an accelerator, the most valuable ones first.
 #
-#   experiments/first_device.sh                     # all pieces that are not done yet
-#   experiments/first_device.sh attention table1    # only these two
-#   experiments/first_device.sh --out=runs/device   # writes there instead of to results/
-#   TOY=1 experiments/first_device.sh               # tries each piece on a CPU, in runs/toy
+#   experiments/first_device.sh                    # all pieces that are not done yet
+#   experiments/first_device.sh attention table1   # only these two
+#   experiments/first_device.sh --out=runs/device  # writes there, not to results/
+#   TOY=1 experiments/first_device.sh              # tries them on a CPU, in runs/toy
 #
 # A piece is stopped after LIMIT seconds (default 570; 0: never). The next call resumes
 # its sweep; tests and timings take minutes and start again. A finished piece leaves
@@ -12,8 +12,8 @@
 # run in any case. The exit status is 0 once all are done.
 #
 # First install '.[test,gpu]' or '.[test,tpu]', and for PyTorch's attention a torch that
-# matches the GPU's CUDA. DATA names a folder with multi30k/raw, jsb and scan; without it
-# the corpora are downloaded. PARALLEL sets how many trainings share a GPU.
+# matches the GPU's CUDA. DATA names a folder with multi30k/raw, jsb and scan; without
+# it the corpora are downloaded. PARALLEL sets how many trainings share a GPU.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 toy=${TOY:-} out=results
@@ -67,7 +67,7 @@ tests() {  # NAME EXPRESSION
     --no-header -m device -rA -n "$workers" -k "$2" tests/attention/test_on_device.py
 }
 
-benchmark() {  # NAME COMMAND FLAG...: without the cache, to report the memory of compiling
+benchmark() {  # NAME COMMAND FLAG...: without the cache, to report memory
   piece "$1" env -u JAX_COMPILATION_CACHE_DIR \
     python -m experiments.benchmark "$2" --out="$out" "${@:3}"
 }

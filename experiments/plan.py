@@ -4,10 +4,11 @@ r"""Estimates memory and time of a training step on TPU chips that you need not 
   python -m experiments.plan --config=configs/wmt14.py:base,ende,relative --topology=v5e:2x4
   python -m experiments.plan --config=configs/long.py --topology=v5e:4x4
 
-The TPU's compiler compiles the training step for all chips of the topology. It needs no TPU, and
-nothing runs. The batch holds the longest examples. Times are estimates from the chip's peak
-figures, by computation and by memory traffic: a step takes the longer of the two if they overlap,
-and their sum if they do not. Communication between chips is left out.
+The TPU's compiler compiles the training step for all chips of the topology. It needs no
+TPU, and nothing runs. The batch holds the longest examples. Times are estimates from
+the chip's peak figures, by computation and by memory traffic: a step takes the longer
+of the two if they overlap, and their sum if they do not. Communication between chips is
+left out.
 """
 
 import importlib.util
@@ -114,7 +115,8 @@ def parse(name: str) -> tuple[str, int]:
 def use_compiler() -> None:
   """Makes JAX compute on the CPU, and keeps libtpu from looking for a TPU.
 
-  Call it before any computation. Raises InputError: libtpu, the TPU's compiler, is missing.
+  Call it before any computation. Raises InputError: libtpu, the TPU's compiler, is
+  missing.
   """
   if not importlib.util.find_spec("libtpu"):
     raise InputError("no libtpu, the TPU's compiler: pip install -e '.[tpu]'")
@@ -145,7 +147,7 @@ def compile_step(
 
 
 def figures(chip: Chip, step: "Compiled", num_steps: int) -> dict[str, str]:
-  """Estimates the memory, operations and times of a step on a chip; returns text by name.
+  """Estimates memory, operations and times of a step; returns texts by name.
 
   The times follow the roofline model (Williams et al. 2009). The compiler counts one
   iteration of each loop. For Pallas kernels it uses the estimates that they declare.

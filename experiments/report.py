@@ -4,10 +4,11 @@ r"""Writes the tables and pictures of the results pages from the records of runs
   python -m experiments.report --results=mine
 
 Each file RESULTS/runs/*.jsonl (or .jsonl.xz) holds the records of one sweep, as
-`python -m experiments.sweep` writes them. The command rewrites one section for each sweep, between
-<!-- begin NAME --> and <!-- end NAME -->, and draws its pictures. The text around the sections
-stays. The pages in RESULTS are report.md (translation), graphs.md and music.md. Sweeps that are
-named positions-... or lengths-... have pages of their own.
+`python -m experiments.sweep` writes them. The command rewrites one section for each
+sweep, between <!-- begin NAME --> and <!-- end NAME -->, and draws its pictures. The text
+around the sections stays. The pages in RESULTS are report.md (translation), graphs.md
+and music.md. Sweeps that are named positions-... or lengths-... have pages of their
+own.
 """
 
 import importlib
@@ -87,8 +88,8 @@ def _choose_page(sweep: str, task: str) -> str:
 def describe_repetition(sweep: str, records: Records) -> str:
   """Returns the command that repeats a sweep, and the minutes that it took.
 
-  The command is left out if the sweep is not in configs/, or has configurations that are
-  not there.
+  The command is left out if the sweep is not in configs/, or has configurations that
+  are not there.
   """
   runs = [run for runs in records.values() for run in runs]
   minutes = sum(run["budget"]["minutes"] for run in runs)
@@ -126,7 +127,7 @@ def _make_command(
 
 
 def _find_config(sweep: str) -> command.ConfigFile | None:
-  """Finds the file and argument in configs/ that give a sweep's name, if there are any."""
+  """Finds the file and argument in configs/ for a sweep's name, if there are any."""
   for file in sorted(pathlib.Path(default.__file__).parent.glob("*.py")):
     stem = file.stem
     if not f"{sweep}-".startswith(f"{stem}-"):

@@ -4,12 +4,12 @@ r"""Samples music from a trained model; writes it as MIDI or as sound.
   python -m experiments.sample --workdir=runs/music --out=new.mid --seed=3 --top_p=0.95
   python -m experiments.sample --workdir=runs/music --out=new.wav --seed=3 --top_p=0.95
 
-The model continues a prompt, the file --prime, or starts a piece of its own. A model of chorales
-reads and writes four voices, in one track or channel each. The same seed gives the same piece as
-MIDI, for a sequencer, and as WAV, to listen to.
+The model continues a prompt, the file --prime, or starts a piece of its own. A model of
+chorales reads and writes four voices, in one track or channel each. The same seed gives
+the same piece as MIDI, for a sequencer, and as WAV, to listen to.
 
-The command also draws a piano roll (more.png). It shows the prompt on grey, and what the model
-attends to at the end. Existing files are not overwritten.
+The command also draws a piano roll (more.png). It shows the prompt on grey, and what
+the model attends to at the end. Existing files are not overwritten.
 """
 
 import os

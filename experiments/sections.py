@@ -341,8 +341,9 @@ def _join_sentences(run: Record, splits: Sequence[str]) -> np.ndarray:
   return np.concatenate([run["sentences"][split] for split in splits])
 
 
-# Schemes are compared when their exact matches on validation (%) first reach this level,
-# by source of the data: at equal quality on short sequences, longer ones tell them apart.
+# Schemes are compared when their exact matches on validation (%) first reach this
+# level, by source of the data: at equal quality on short sequences, longer ones tell
+# them apart.
 _LEVELS = {"scan": 90, "embedded": 50}
 _ONLY = " only"  # ends the names of configurations with positions in one stack
 _NUM_BOLD = 5  # curves drawn boldly: the best ones beyond the lengths of training
@@ -427,7 +428,7 @@ def _bin_lengths(
 
 
 def _accuracy(splits: Sequence[str], mask: Any = ...) -> Callable[[Record], float]:
-  """Makes a score: the percentage of matching sentences or rightly classified graphs."""
+  """Makes a score: the percentage of exact sentences or correct graphs."""
   return lambda run: 100 * _join_sentences(run, splits)[mask, -1].mean()
 
 

@@ -7,16 +7,18 @@ r"""Trains every configuration of a sweep with several seeds; collects the resul
   python -m experiments.sweep --config=configs/table2.py --only=k=16
   python -m experiments.sweep --config=configs/table2.py --dry_run | xargs -d '\n' -n1 sbatch --wrap
 
-A sweep is a config file with a generator `sweep()`, which yields the name of each configuration and
-the values that it changes. Each configuration is trained once with each seed. Such a run trains in
-OUT/SWEEP/RUN and logs to RUN.log. The same command resumes the sweep. It skips runs that are
-finished, here or in another sweep. If a run fails, RUN.error.txt holds the end of its log, and the
-sweep continues. --dry_run prints the commands of the unfinished runs, one a line, for example to
-make them jobs of a cluster. Once the jobs are finished, the sweep collects their results.
+A sweep is a config file with a generator `sweep()`, which yields the name of each
+configuration and the values that it changes. Each configuration is trained once with
+each seed. Such a run trains in OUT/SWEEP/RUN and logs to RUN.log. The same command
+resumes the sweep. It skips runs that are finished, here or in another sweep. If a run
+fails, RUN.error.txt holds the end of its log, and the sweep continues. --dry_run prints
+the commands of the unfinished runs, one a line, for example to make them jobs of a
+cluster. Once the jobs are finished, the sweep collects their results.
 
-RESULTS/runs/SWEEP.jsonl (or .jsonl.xz) has a line for each run. The results of this repository are
-there already. To train a run again, delete its line and its directory, or give other --out and
---results. `python -m experiments.report` with the same --results writes the tables.
+RESULTS/runs/SWEEP.jsonl (or .jsonl.xz) has a line for each run. The results of this
+repository are there already. To train a run again, delete its line and its directory,
+or give other --out and --results. `python -m experiments.report` with the same
+--results writes the tables.
 """
 
 import collections
@@ -272,8 +274,8 @@ def _read_collected(
   for run in runs:
     if run.key in records and records[run.key]["digest"] != run.digest:
       raise InputError(
-        f"{path} has {run.configuration!r}, seed {run.seed}, with another config, or by "
-        "older code: delete that line, or give another --results or --config.name"
+        f"{path} has {run.configuration!r}, seed {run.seed}, with another config, or "
+        "by older code: delete that line, or give another --results or --config.name"
       )
   return records
 

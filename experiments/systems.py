@@ -26,7 +26,7 @@ from experiments.training.workdir import read_config
 
 
 def find_system(task: str) -> ModuleType:
-  """Imports a task's train.py, and not the other systems, which take seconds to load."""
+  """Imports a task's train.py; other systems are not loaded, which takes seconds."""
   return importlib.import_module(f"experiments.{task}.train")
 
 
@@ -87,8 +87,8 @@ def _check_average(config: ConfigDict, is_trained: bool) -> None:
   if is_trained:
     remedy = f"give --average_checkpoints={num_saved} or less"
   raise InputError(
-    f"config.decoding.average_checkpoints is {averaged}, but only {num_saved} are kept: "
-    f"{remedy}"
+    f"config.decoding.average_checkpoints is {averaged}, but only {num_saved} "
+    f"are kept: {remedy}"
   )
 
 

@@ -10,19 +10,22 @@ r"""Trains a model, scores it and draws what it learned.
       --config.data.pairs.valid=valid.en,valid.de \
       --config.data.pairs.test="test.en,test.de;long=long.tsv"
 
-The folder --workdir holds the whole run; the same command resumes it from the last checkpoint. The
-folder may be in a bucket, gs://BUCKET/RUN or s3://BUCKET/RUN; s3:// allows one process only. A
-second training in the same folder is refused. Data are downloaded unless FOLDER holds them.
+The folder --workdir holds the whole run; the same command resumes it from the last
+checkpoint. The folder may be in a bucket, gs://BUCKET/RUN or s3://BUCKET/RUN; s3://
+allows one process only. A second training in the same folder is refused. Data are
+downloaded unless FOLDER holds them.
 
-A signal stops the training, which saves a checkpoint and exits. The status is 143 for SIGTERM, 130
-for Ctrl-C and 129 for SIGHUP, which a closed terminal sends. A second Ctrl-C exits at once. If the
-output can no longer be written, as after `| head -1`, the training goes on.
+A signal stops the training, which saves a checkpoint and exits. The status is 143 for
+SIGTERM, 130 for Ctrl-C and 129 for SIGHUP, which a closed terminal sends. A second
+Ctrl-C exits at once. If the output can no longer be written, as after `| head -1`, the
+training goes on.
 
-`tensorboard --logdir=FOLDER` shows the metrics, and with the package xprof also a profile.
+`tensorboard --logdir=FOLDER` shows the metrics, and with the package xprof also a
+profile.
 
-To train in several processes, start this command in each, as srun and mpirun do. The scripts in
-experiments/launch/ do so on clusters. All processes need the same config, code and data. Only the
-first one prints and writes.
+To train in several processes, start this command in each, as srun and mpirun do. The
+scripts in experiments/launch/ do so on clusters. All processes need the same config,
+code and data. Only the first one prints and writes.
 """
 
 import contextlib

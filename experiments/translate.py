@@ -100,8 +100,8 @@ def _read(line: str, number: int, tokenizer: Any, longest: int) -> str:
   if len(encoding) > longest:
     line = line[: encoding.offsets[longest - 1][1]]
     print(
-      f"line {number} has {len(encoding):,} tokens: truncated to the first {longest:,}, "
-      "see --max_source_length",
+      f"line {number} has {len(encoding):,} tokens: truncated to the first "
+      f"{longest:,}, see --max_source_length",
       file=sys.stderr,
     )
   return line

@@ -5,18 +5,18 @@ r"""Measures attention and training steps.
   python -m experiments.benchmark positions --config=configs/positions.py:chorales --length=512
   python -m experiments.benchmark pages --out=results
 
-Competing programs take turns in one process, and their order changes from round to round. All times
-are written to a folder OUT, and tables to its pages, which explain them. `pages` measures nothing
-and only writes the pages again. `python -m experiments.benchmark COMMAND --help` shows the flags of
-a command.
+Competing programs take turns in one process, and their order changes from round to
+round. All times are written to a folder OUT, and tables to its pages, which explain
+them. `pages` measures nothing and only writes the pages again.
+`python -m experiments.benchmark COMMAND --help` shows the flags of a command.
 
 `attention` times every implementation, and attention of other libraries, beside
-jax.nn.dot_product_attention without relations. It computes in float32 on CPUs and in bfloat16
-elsewhere. A function that cannot do a call, or needs more memory than is free, is left out, and the
-page gives the reason. torch_sdpa needs the extra `benchmark`.
+jax.nn.dot_product_attention without relations. It computes in float32 on CPUs and in
+bfloat16 elsewhere. A function that cannot do a call, or needs more memory than is free,
+is left out, and the page gives the reason. torch_sdpa needs the extra `benchmark`.
 
-`step` compares relative positions with sinusoids in the same model, on the same batch, with random
-parameters. `positions` compares all configurations of configs/positions.py.
+`step` compares relative positions with sinusoids in the same model, on the same batch,
+with random parameters. `positions` compares all configurations of configs/positions.py.
 """
 
 import importlib

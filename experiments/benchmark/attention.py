@@ -292,7 +292,7 @@ def time_pairs(
 
 
 def choose_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-  """Pairs all functions with jax.nn, and blockwise ones also with their alternatives."""
+  """Pairs all functions with jax.nn, and blockwise ones also with alternatives."""
   pairs = [(name, STOCK) for name in names if name != STOCK]
   for name in BLOCKWISE:
     for other in (f"{name} (no relations)", "per_position"):

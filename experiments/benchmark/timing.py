@@ -47,7 +47,7 @@ def quartiles(values: Sequence[float] | np.ndarray) -> list[float]:
 
 
 class Program(NamedTuple):
-  """Holds a compiled function and its memory; temporary memory may be unknown (None)."""
+  """Holds a compiled function and its memory; None means unknown."""
 
   run: Callable[..., Any]
   temporary_bytes: int | None

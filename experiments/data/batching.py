@@ -29,11 +29,11 @@ class Tokens(NamedTuple):
 class Schedule:
   """Chooses examples of similar size for an endless sequence of batches.
 
-  Every bucket has a boundary, its largest size. An example goes into the smallest bucket
-  that holds it, and the batches of a bucket have budget // boundary examples (Vaswani
-  et al. 2017, section 5.1). Each epoch has every example once. Examples are shuffled
-  within their bucket, and then the batches of all buckets. Several threads may read a
-  schedule.
+  Every bucket has a boundary, its largest size. An example goes into the smallest
+  bucket that holds it, and the batches of a bucket have budget // boundary examples
+  (Vaswani et al. 2017, section 5.1). Each epoch has every example once. Examples are
+  shuffled within their bucket, and then the batches of all buckets. Several threads may
+  read a schedule.
 
   Attributes:
     num_per_epoch: the number of batches per epoch, the same in every epoch.
@@ -118,7 +118,7 @@ class Schedule:
     return [*steps.values()]
 
   def _shuffle(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """Returns each bucket's examples and the order of the batches, both for an epoch."""
+    """Shuffles an epoch; returns each bucket's examples, and the order of batches."""
     if self._seed is None:
       return self.buckets, np.arange(self.num_per_epoch)
     key = np.array([self._seed % 2**64, epoch], np.uint64)
@@ -137,8 +137,9 @@ class Schedule:
 class Batches(Schedule):
   """Makes an endless sequence of batches: `batches[step]` for any step >= 0.
 
-  Examples are sentence pairs or sequences. `Schedule` chooses them by their longer side.
-  Rows of padding fill the last batch of a bucket, and round up the rows of every batch.
+  Examples are sentence pairs or sequences. `Schedule` chooses them by their longer
+  side. Rows of padding fill the last batch of a bucket, and round up the rows of every
+  batch.
   """
 
   def __init__(self, *sides: Any, **options: Any):
@@ -205,8 +206,9 @@ def bucket_boundaries(
     )
   ends, counts = np.unique(-(-short // multiple_of) * multiple_of, return_counts=True)
   ends, num_up_to = np.append(0, ends), np.append(0, np.cumsum(counts))
-  # num_tokens[j] is the smallest number of tokens, padding included, for all examples up
-  # to length ends[j]. Each iteration adds a bucket: lengths above ends[i], up to ends[j].
+  # num_tokens[j] is the smallest number of tokens, padding included, for all examples
+  # up to length ends[j]. Each iteration adds a bucket: lengths above ends[i], up to
+  # ends[j].
   in_bucket_ij = (num_up_to - num_up_to[:, None]) * ends
   in_bucket_ij = np.where(np.tri(len(ends), dtype=bool), np.inf, in_bucket_ij)
   num_tokens = np.where(num_up_to, np.inf, 0.0)

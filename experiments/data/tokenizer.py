@@ -1,8 +1,8 @@
 """Trains vocabularies, and converts text to token ids and back.
 
 The kind "bpe" has subwords of bytes, so it represents any text without loss. Encoding
-adds a space before a line, and decoding removes it, so that a word has the same token at
-the start of a line and inside it. A token never mixes letters with digits, signs or
+adds a space before a line, and decoding removes it, so that a word has the same token
+at the start of a line and inside it. A token never mixes letters with digits, signs or
 white space. So text that spells a special token ("</s>") becomes ordinary tokens.
 
 The kind "words" is for text in tokens that white space separates. Tokens are unknown if
@@ -34,7 +34,8 @@ KINDS = ("bpe", "words")
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 _SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 _ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
-# GPT-2's pattern, except that accents stay with their letter and words are limited to 64.
+# GPT-2's pattern, except that accents stay with their letter and words are limited to
+# 64.
 _WORDS = (
   r"'(?:s|t|re|ve|m|ll|d)(?![\p{L}\p{M}])"
   r"| ?[\p{L}\p{M}]{1,N}| ?\p{N}{1,N}| ?[^\s\p{L}\p{M}\p{N}]{1,N}|\s{1,N}(?!\S)|\s"

@@ -91,8 +91,8 @@ def sentence_statistics(
 ) -> Int[np.ndarray, "sentences 7"]:
   """Counts, for each sentence, what its BLEU is computed from.
 
-  The columns are its tokens, the reference's tokens, and the matching 1- to 4-grams. The
-  last column is 1 if the sentence equals its reference up to spaces. Sums over any
+  The columns are its tokens, the reference's tokens, and the matching 1- to 4-grams.
+  The last column is 1 if the sentence equals its reference up to spaces. Sums over any
   selection of sentences determine its BLEU: see `sacrebleu.BLEU.compute_bleu`.
   """
   # effective_order changes no counts, but silences a warning.

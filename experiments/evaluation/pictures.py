@@ -164,8 +164,8 @@ def spread_curves(
 
   A curve shows the means, within a band from the lowest to the highest values. The
   `faint` curves are thin and have no band. A name has the same colour in all panels. A
-  position scheme, "a" or "a, b", has the same colour in all pictures; more curves of one
-  scheme are dashed.
+  position scheme, "a" or "a, b", has the same colour in all pictures; more curves of
+  one scheme are dashed.
   """
   names = _list_curves(panels)
   styles = _choose_styles(names)
@@ -191,7 +191,7 @@ def _list_curves(panels: Iterable[CostPanel | SpreadPanel]) -> list[str]:
 
 
 def small_multiples(panel: SpreadPanel, path: Path, title: str = "") -> Path:
-  """Draws a small panel for each curve, with the others thin and grey; returns the path."""
+  """Draws a small panel for each curve, the others in thin grey; returns the path."""
   curves = panel.curves
   styles = _choose_styles([*curves])
   num_columns = math.ceil(len(curves) / 2)
@@ -221,7 +221,7 @@ def _draw_spread(
   style: Mapping[str, Any],
   has_band: bool = True,
 ) -> None:
-  """Draws the means of the values at each x, and a band from the lowest to the highest."""
+  """Draws the mean at each x, and a band from the lowest to the highest value."""
   x, samples = [*values], [*values.values()]
   if has_band:
     low, high = [*map(min, samples)], [*map(max, samples)]
@@ -342,7 +342,7 @@ def attention_heatmap(panels: Sequence[Panel], path: Path) -> Path:
 
 
 def _draw_weights(ax: Any, panel: Panel, highest: float, fontsize: float) -> Any:
-  """Draws attention weights with labels, coloured up to `highest`; returns the image."""
+  """Draws attention weights with labels; the colours end at `highest`."""
   image = ax.pcolormesh(
     np.asarray(panel.weights),
     cmap="Blues",

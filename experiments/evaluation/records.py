@@ -18,8 +18,8 @@ A record is a line of JSON with these values:
 - sentences: rows of numbers by split, described below
 - curve: rows of step, validation loss and validation score; the score may be null
 - exact: only in translation, rows of step and exact matches (%) by split. They are of a
-  sample of valid. With `training.score_tests` they are also of samples of each test set,
-  of pairs longer than in training if there are any; old records have none
+  sample of valid. With `training.score_tests` they are also of samples of each test
+  set, of pairs longer than in training if there are any; old records have none
 
 Each row of `sentences` stands for an example:
 
@@ -45,8 +45,8 @@ from typing import Any
 from experiments.errors import InputError
 from experiments.files import read_content, replace_file
 
-# The version of the computation. Raise it when a change of the code alters the numbers of
-# a run. Version 1 had other dropout masks and another rule to end beam search.
+# The version of the computation. Raise it when a change of the code alters the numbers
+# of a run. Version 1 had other dropout masks and another rule to end beam search.
 RECIPE = 2
 # Keys that do not affect a digest: names, and folders of data with verified checksums.
 _UNVERSIONED = (
@@ -188,7 +188,7 @@ def runs_folder(results: pathlib.Path) -> pathlib.Path:
 
 
 def record_files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-  """Finds the results files of a folder, NAME.jsonl or NAME.jsonl.xz; returns by NAME."""
+  """Finds the results files of a folder, NAME.jsonl or NAME.jsonl.xz, by NAME."""
   files = [*folder.glob("*.jsonl.xz"), *folder.glob("*.jsonl")]
   return {file.name.partition(".jsonl")[0]: file for file in files}
 

@@ -213,9 +213,9 @@ def read_folder(folder: pathlib.Path | zipfile.Path, name: str = "") -> GraphDat
   of A is an edge from its first node to its second; undirected graphs have two lines
   per edge. NAME_node_labels.txt and NAME_edge_labels.txt are optional: several integers
   on a line are one label. So are NAME_node_attributes.txt and NAME_edge_attributes.txt,
-  with numbers separated by commas. Labels and classes are numbered in the order of their
-  integers. All graphs are in one split, "all". Without a name, the folder must hold a
-  single data set.
+  with numbers separated by commas. Labels and classes are numbered in the order of
+  their integers. All graphs are in one split, "all". Without a name, the folder must
+  hold a single data set.
 
   Raises InputError, which names the file: a line has a wrong form, or their number is
   wrong; a number is not finite; an edge leads to an unknown node or another graph; a
@@ -358,8 +358,8 @@ def read_lines(file: pathlib.Path) -> GraphData:
   """Reads the graphs of a file in JSON: an object on each line, or an array of objects.
 
   An object has a class, the labels of nodes, and edges: {"class": "alcohol", "nodes":
-  ["C", "O"], "edges": [[0, 1, "single"], [1, 0, "single"]]}. An edge leads from one node
-  to another, counted from 0, and may have a label. Labels and classes are words or
+  ["C", "O"], "edges": [[0, 1, "single"], [1, 0, "single"]]}. An edge leads from one
+  node to another, counted from 0, and may have a label. Labels and classes are words or
   integers, numbered in alphabetical order. All graphs are in one split, "all". The file
   may be compressed.
 

@@ -105,9 +105,10 @@ class GraphBatches(Schedule):
 
   Attributes:
     examples: the graphs before batching.
-    shapes: all shapes (rows, nodes, edges) of batches. A step is compiled once for each.
+    shapes: all shapes (rows, nodes, edges) of batches; a step is compiled for each.
 
-  >>> triangle = Graph.from_edges([0, 0, 0], [(0, 1, 0), (1, 2, 0), (2, 0, 1)], target=1)
+  >>> edges = [(0, 1, 0), (1, 2, 0), (2, 0, 1)]
+  >>> triangle = Graph.from_edges([0, 0, 0], edges, target=1)
   >>> single = Graph.from_edges([0], [], target=0)
   >>> batches = GraphBatches([triangle, single], boundaries=(2, 4), budget=4, seed=0)
   >>> print(batches)

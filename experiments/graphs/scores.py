@@ -53,7 +53,8 @@ def make_score(
     num_right = num_targets = 0
     for batch in prefetch(batches, 0, batches.num_per_epoch):
       right, targets = count(params, put_batch(batch, mesh=run.mesh))
-      # int() waits for each batch: on CPUs, concurrent sums over processes may deadlock.
+      # int() waits for each batch: on CPUs, concurrent sums over processes may
+      # deadlock.
       num_right += int(right)
       num_targets += int(targets)
     return {"valid_accuracy": 100 * num_right / num_targets}, ""

@@ -130,7 +130,7 @@ def mock_vocabulary(config: ConfigDict) -> GraphNames:
 def make_batches(
   config: ConfigDict, data: GraphData, mesh: AnyMesh
 ) -> tuple[GraphBatches, GraphBatches]:
-  """Makes shuffled batches of the training split, and batches of the validation split."""
+  """Makes batches: shuffled ones for training, and ordered ones for validation."""
   train, valid = data.splits["train"], data.splits["valid"]
   sizes = graph_module.num_nodes([*train, *valid])
   make = configure_batches(config, sizes, mesh, kind=GraphBatches)

@@ -2,14 +2,15 @@ r"""Runs a command in one or several processes on this machine, with retries.
 
   python -m experiments.launch --processes=2 -- python -m experiments.train --config=...
 
-A single process can use all GPUs, and is simpler; several may load data faster. With --processes
-above 1, each process gets the coordinator's address, its number, and one GPU. If one fails, the
-others are killed. If the command exits with status 134, 137 or 143 (aborted, killed, terminated),
-it starts again, up to --retries times. A training then resumes from its last checkpoint.
+A single process can use all GPUs, and is simpler; several may load data faster. With
+--processes above 1, each process gets the coordinator's address, its number, and one
+GPU. If one fails, the others are killed. If the command exits with status 134, 137 or
+143 (aborted, killed, terminated), it starts again, up to --retries times. A training
+then resumes from its last checkpoint.
 
-SIGTERM, Ctrl-C and the SIGHUP of a closed terminal reach the processes as SIGTERM, and end the run.
-A second SIGTERM or Ctrl-C ends it at once. If the launcher itself is killed, its processes are
-killed too, where Linux has setpriv.
+SIGTERM, Ctrl-C and the SIGHUP of a closed terminal reach the processes as SIGTERM, and
+end the run. A second SIGTERM or Ctrl-C ends it at once. If the launcher itself is
+killed, its processes are killed too, where Linux has setpriv.
 
 experiments/launch/ has scripts for Cloud TPU, GKE and SLURM.
 """

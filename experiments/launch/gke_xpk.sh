@@ -6,9 +6,9 @@
 #
 # First make the cluster: `xpk cluster create`. The current folder is copied on top of
 # BASE_IMAGE (default python:3.12). An image with the packages of `.[tpu,experiments]`
-# starts sooner. --workdir must be in gs://, or on storage that all pods mount: `xpk storage
-# attach`. After a preemption, which SIGTERM announces, or a kill, the training starts
-# again and resumes, up to RETRIES times.
+# starts sooner. --workdir must be in gs://, or on storage that all pods mount: `xpk
+# storage attach`. After a preemption, which SIGTERM announces, or a kill, the training
+# starts again and resumes, up to RETRIES times.
 set -eu
 : "${CLUSTER:?name of the cluster}" "${ZONE:?its zone}" "${TPU_TYPE:?such as v5litepod-16}"
 arguments=$(printf '%q ' "$@")

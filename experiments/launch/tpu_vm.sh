@@ -4,12 +4,13 @@
 #   TPU=my-tpu ZONE=us-east5-a bash experiments/launch/tpu_vm.sh \
 #     --config=configs/wmt14.py --workdir=gs://my-bucket/runs/wmt14
 #
-# TYPE (default v5litepod-16) and VERSION (default v2-alpha-tpuv5-lite; v2-alpha-tpuv6e for
-# v6e) choose the VM. It is a spot VM unless SPOT=no. A queued resource with the name $TPU
-# waits for capacity. A wrong zone, a missing quota or an expired login ends this script.
-# uv installs Python 3.12, because the images have older versions. --workdir must be in
-# gs://, or a folder that all workers share. A preempted VM is requested again, and the
-# training resumes. Ctrl-C here does not stop the training there. Delete the VM yourself:
+# TYPE (default v5litepod-16) and VERSION (default v2-alpha-tpuv5-lite; v2-alpha-tpuv6e
+# for v6e) choose the VM. It is a spot VM unless SPOT=no. A queued resource with the
+# name $TPU waits for capacity. A wrong zone, a missing quota or an expired login ends
+# this script. uv installs Python 3.12, because the images have older versions.
+# --workdir must be in gs://, or a folder that all workers share. A preempted VM is
+# requested again, and the training resumes. Ctrl-C here does not stop the training
+# there. Delete the VM yourself:
 # gcloud compute tpus queued-resources delete $TPU --zone=$ZONE --force
 set -eu
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."

@@ -19,8 +19,8 @@ from relpos_jax.typing import Int
 
 CODECS: dict[str, Codec] = {"events": performance.CODEC, "voices": voices.CODEC}
 SPLITS = ("train", "valid", "test")
-# So many folders at one depth are pieces or albums. Fewer may be composers or years, too
-# few to be divided into splits.
+# So many folders at one depth are pieces or albums. Fewer may be composers or years,
+# too few to be divided into splits.
 _MANY_FOLDERS = 20
 
 _CHORALES = "Jsb16thSeparated.json"
@@ -96,7 +96,7 @@ def _check_folder(path: str) -> pathlib.Path:
 
 
 class MidiFile(NamedTuple):
-  """Holds the path of a file, its split and its piece; a piece may have several files."""
+  """Holds a file, its split, and its piece, which may have several files."""
 
   path: pathlib.Path
   split: str
@@ -111,7 +111,8 @@ def find_midi_files(folder: pathlib.Path) -> list[MidiFile]:
   valid and 10% test on average. So adding or removing pieces never moves another piece.
 
   A piece is a folder at the first depth with at least 20 folders, if the hash puts some
-  of them into train and some into valid. If there is no such depth, each file is a piece.
+  of them into train and some into valid. If there is no such depth, each file is a
+  piece.
   """
   names = []
   for path in sorted(folder.rglob("*")):
@@ -197,17 +198,17 @@ def choose_split(name: str) -> str:
 class MusicRows:
   """Slices and transposes pieces into rows, anew in each epoch: `rows.in_epoch(3)`.
 
-  The seed and the epoch alone determine the rows. A piece and its end become as few rows
-  as possible, cut at multiples of the codec's alignment. Joined together, the rows of an
-  epoch are the pieces. Several threads may read them.
+  The seed and the epoch alone determine the rows. A piece and its end become as few
+  rows as possible, cut at multiples of the codec's alignment. Joined together, the rows
+  of an epoch are the pieces. Several threads may read them.
 
   Attributes:
     pieces: tokens of the codec, without begin and end tokens.
     longest: the largest number of tokens in a row, including the end token.
-    random_slices: cuts a piece at other places in each epoch, chosen uniformly. Otherwise
-      all rows of a piece except the last are full.
-    semitones: transposes a piece in each epoch by up to this many semitones, up or down,
-      chosen uniformly.
+    random_slices: cuts a piece at other places in each epoch, chosen uniformly.
+      Otherwise all rows of a piece except the last are full.
+    semitones: transposes a piece in each epoch by up to this many semitones, up or
+      down, chosen uniformly.
     seed: determines slices and transpositions.
     lengths: the largest number of tokens that each row has in any epoch.
 
@@ -252,8 +253,8 @@ class MusicRows:
   def _slice(self, num_tokens: int, phase: float) -> Int[np.ndarray, "_"]:
     """Returns the lengths of a piece's rows.
 
-    `phase` in [0, 1) moves the cuts: 0 fills all rows except the last, and larger values
-    shorten the first row and lengthen the last.
+    `phase` in [0, 1) moves the cuts: 0 fills all rows except the last, and larger
+    values shorten the first row and lengthen the last.
     """
     length = num_tokens + 1
     number = -(-length // self._size)

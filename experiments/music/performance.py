@@ -1,15 +1,15 @@
 """Converts performances to events: note on, note off, time shift and velocity.
 
 Oore et al. 2018, section 2.1, and Huang et al. 2018, section 4.2, define the events.
-Tokens 0 to 2 are padding, begin and end. Then come 128 note ons, 128 note offs, 100 time
-shifts of 10 ms to 1 s, and 32 velocities, each for four MIDI velocities. Notes lie on a
-grid of 10 ms.
+Tokens 0 to 2 are padding, begin and end. Then come 128 note ons, 128 note offs, 100
+time shifts of 10 ms to 1 s, and 32 velocities, each for four MIDI velocities. Notes lie
+on a grid of 10 ms.
 
 `encode` gives each performance a single canonical stream. Of events at the same time,
-note offs come first, and both kinds are ordered by pitch. A velocity comes before a note
-on only if it differs from the last one. A silence longer than a second is written as
-full seconds, then the rest. `decode` accepts any stream. It skips tokens that have no
-meaning in their context.
+note offs come first, and both kinds are ordered by pitch. A velocity comes before a
+note on only if it differs from the last one. A silence longer than a second is written
+as full seconds, then the rest. `decode` accepts any stream. It skips tokens that have
+no meaning in their context.
 """
 
 import itertools

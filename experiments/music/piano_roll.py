@@ -50,8 +50,8 @@ def draw(
 
   Notes are bars in the colours of their voices. The first `prompt_length` tokens have a
   grey background. Below, each row shows a layer's weights for the prediction after the
-  last token, at the dashed line; a stronger grey means more weight. The numbers on the right are
-  the distances within which half and nine tenths of the weight lie.
+  last token, at the dashed line; a stronger grey means more weight. The numbers on the
+  right are the distances within which half and nine tenths of the weight lie.
   """
   codec = run.vocabulary
   tokens = jnp.asarray([[BOS, *piece.tolist()]])

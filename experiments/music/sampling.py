@@ -33,7 +33,8 @@ def sample_pieces(
   prompts_ragged = Ragged.from_rows(
     [np.concatenate([[BOS], prompt]) for prompt in prompts]
   )
-  # Rounded lengths save compilations. Padding takes slots of the cache, but no positions.
+  # Rounded lengths save compilations. Padding takes slots of the cache, but no
+  # positions.
   shape = (len(prompts), _round_up(int(prompts_ragged.lengths.max())))
   padded = prompts_ragged.pad(np.arange(len(prompts)), shape, PAD)
   key, sampling = jax.random.key(seed), jax.tree.map(jnp.asarray, sampling)

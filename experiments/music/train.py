@@ -117,7 +117,7 @@ mock_vocabulary = choose_codec
 def make_batches(
   config: ConfigDict, data: Corpus, codec: Codec, mesh: AnyMesh
 ) -> tuple[Batches, Batches]:
-  """Makes shuffled batches of the training split, and batches of the validation split.
+  """Makes batches: shuffled ones for training, and ordered ones for validation.
 
   Training pieces longer than `max_length` are cut, and so are validation pieces longer
   than `valid_length`.

@@ -1,7 +1,8 @@
 """Converts music in four voices, such as chorales, to tokens on a grid of 16th notes.
 
-A grid is an array [steps, 4] of MIDI pitches, from soprano to bass; -1 is silence. Equal
-pitches in succession are one note, because a grid cannot tell held from repeated notes.
+A grid is an array [steps, 4] of MIDI pitches, from soprano to bass; -1 is silence.
+Equal pitches in succession are one note, because a grid cannot tell held from repeated
+notes.
 
 The tokens are the four voices of each step in turn (Huang et al. 2018, section 4.1).
 They are 0 for padding, 1 begin, 2 end, 3 silence, and 4 + p for MIDI pitch p. Chorales
@@ -41,7 +42,8 @@ def encode(grid: Integer[np.ndarray, "steps 4"]) -> Int[np.ndarray, "L"]:
 def decode(tokens: Sequence[int] | np.ndarray) -> Int[np.ndarray, "steps 4"]:
   """Decodes tokens to a grid; inverts `encode`.
 
-  Begin, end and padding around the piece are skipped, and so is an incomplete last step.
+  Begin, end and padding around the piece are skipped, and so is an incomplete last
+  step.
 
   >>> decode([1, 71, 68, 64, 52, 71, 69, 3, 54, 71, 2, 0]).tolist()
   [[67, 64, 60, 48], [67, 65, -1, 50]]

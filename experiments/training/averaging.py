@@ -37,8 +37,8 @@ def average_last(
 
   At most `num` checkpoints are averaged (Vaswani et al. 2017, section 6.1). They are
   from step `since` on, and from the last `part` of the steps so far: while parameters
-  still change fast, their mean is worse than the last ones. The newest checkpoint always
-  counts. Others that a signal caused, between two regular saves, do not.
+  still change fast, their mean is worse than the last ones. The newest checkpoint
+  always counts. Others that a signal caused, between two regular saves, do not.
 
   Args:
     like: gives the structure, shapes, dtypes and shardings of the result. The sum is in

@@ -210,7 +210,8 @@ class Checkpoints(contextlib.AbstractContextManager):
       folder = pathlib.Path(self._exit.enter_context(tempfile.TemporaryDirectory()))
       policy = policies.LatestN(1)
     self._orbax_folder = folder
-    # If Orbax creates a folder in the background and fails, its threads wait for minutes.
+    # If Orbax creates a folder in the background and fails, its threads wait for
+    # minutes.
     in_background = ocp.AsyncOptions(
       create_directories_asynchronously=in_bucket(folder),
       post_finalization_callback=self._finish,

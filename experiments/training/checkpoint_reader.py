@@ -172,8 +172,8 @@ def read(folder: pathlib.Path, like: PyTree, field: str = "") -> PyTree:
   """Reads the state of a step, with the structure and the shardings of `like`.
 
   With `field`, reads that field of the state alone. Raises Damage if files that this
-  process reads are damaged or incomplete, and InputError if the checkpoint is of another
-  model.
+  process reads are damaged or incomplete, and InputError if the checkpoint is of
+  another model.
   """
   import orbax.checkpoint as ocp
 

@@ -217,7 +217,8 @@ def take_steps(
     save_now = _is_due(step, save_every, num_steps)
     evaluate_now = _is_due(step, eval_every, num_steps)
     # One step stays in flight, so that the device never waits until the host has read
-    # its metrics. The first is reported at once, because compiling the next may take long.
+    # its metrics. The first is reported at once, because compiling the next may take
+    # long.
     is_reported_now = step == first or evaluate_now or save_now
     in_flight.report_all_but(0 if is_reported_now else 1)
     if save_now:

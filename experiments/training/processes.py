@@ -147,13 +147,13 @@ class Stopped(BaseException):
 class StopOnSignal:
   """Handles SIGTERM, SIGHUP and SIGINT inside a `with` block.
 
-  A signal raises `Stopped` at once. If `deferred` is true, it makes `should_stop` return
-  True instead. A second SIGINT exits at once. Ignored signals stay ignored: shells make
-  background jobs ignore SIGINT, and nohup ignores SIGHUP.
+  A signal raises `Stopped` at once. If `deferred` is true, it makes `should_stop`
+  return True instead. A second SIGINT exits at once. Ignored signals stay ignored:
+  shells make background jobs ignore SIGINT, and nohup ignores SIGHUP.
 
-  In several processes, JAX's preemption service receives the signals. Then `should_stop`
-  returns True in all processes, from the same call on. Work that does not call it goes
-  on.
+  In several processes, JAX's preemption service receives the signals. Then
+  `should_stop` returns True in all processes, from the same call on. Work that does not
+  call it goes on.
   """
 
   def __init__(self):

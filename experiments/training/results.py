@@ -28,7 +28,8 @@ def report(evaluation: Evaluation | None, run: Run, workdir: Path, score: str) -
   """Prints scores, draws the learning curves, and writes the results and the record.
 
   `score` names the main score, such as BLEU; its metric during training is then
-  `valid_bleu`. Without an evaluation, as in all processes except the first, does nothing.
+  `valid_bleu`. Without an evaluation, as in all processes except the first, does
+  nothing.
   """
   if evaluation is None:
     return
@@ -69,8 +70,8 @@ def _write_record(
   is_finished = last_step == num_steps and "valid_loss" in last
   if is_finished and run.steps[-1] != num_steps:
     print(
-      f"scored step {run.steps[-1]}, not the last, {num_steps}: record.json is unchanged; "
-      "run the training command again to make the last checkpoint again",
+      f"scored step {run.steps[-1]}, not the last, {num_steps}: record.json is "
+      "unchanged; run the training command again to make the last checkpoint again",
       file=sys.stderr,
     )
   elif is_finished:

@@ -28,9 +28,9 @@ from relpos_jax.typing import PyTree
 AXES = ("data", "fsdp", "tensor", "sequence")
 ROWS = ("data", "fsdp")
 
-# The mesh axes that shard each parameter, by a pattern for the end of its dotted path. The
-# first match counts. The optimizer's moments have the same ends, and so the same sharding.
-# Other arrays are replicated.
+# The mesh axes that shard each parameter, by a pattern for the end of its dotted path.
+# The first match counts. The optimizer's moments have the same ends, and so the same
+# sharding. Other arrays are replicated.
 RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
   # [R, N, H]; [R, H] is replicated.
   (r"(^|\.)tables\.(\d+\.)?\w+", (None, "tensor", None)),
@@ -56,8 +56,8 @@ def make_mesh(
 ) -> Mesh:
   """Makes a mesh of the first devices; one size may be -1, for all that remain.
 
-  Raises InputError: a size is invalid, two are -1, the sizes do not fit the devices, or a
-  process has no device.
+  Raises InputError: a size is invalid, two are -1, the sizes do not fit the devices, or
+  a process has no device.
   """
   every_device = jax.devices() if devices is None else list(devices)
   sizes = mesh_sizes(
@@ -89,7 +89,8 @@ def _arrange_devices(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarr
     return mesh_utils.create_device_mesh(sizes, devices, **options)
   if sizes[0] % num_slices:
     raise InputError(
-      f"config.mesh.data is {sizes[0]}: give a multiple of {num_slices}, the slices of TPUs"
+      f"config.mesh.data is {sizes[0]}: give a multiple of {num_slices}, "
+      "the slices of TPUs"
     )
   first, *others = sizes
   within = (first // num_slices, *others)

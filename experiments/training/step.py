@@ -88,8 +88,8 @@ def make_train_step(
   """Builds the jitted `train_step(state, batch) -> (state, metrics)`.
 
   The step donates the state. `loss(model, batch, rngs)` returns sums. For any number of
-  microbatches, the gradient is of the mean over all tokens of the batch. Dropout depends
-  on the seed and the step alone.
+  microbatches, the gradient is of the mean over all tokens of the batch. Dropout
+  depends on the seed and the step alone.
 
   The metrics are loss (nats per token), grad_norm, num_tokens and skipped, and
   learning_rate if there is a `schedule`. If the loss or the gradient's norm is not
@@ -176,8 +176,8 @@ def learning_rate(config: ConfigDict) -> optax.Schedule:
 def inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
   """Makes a schedule that rises linearly to `peak`, then falls as 1 / sqrt(t).
 
-  rate(t) = peak * min(t / warmup, sqrt(warmup / t)). Updates t are counted from 1, while
-  optax counts from 0. So the rate of the first update is not 0.
+  rate(t) = peak * min(t / warmup, sqrt(warmup / t)). Updates t are counted from 1,
+  while optax counts from 0. So the rate of the first update is not 0.
   """
 
   def rate(count):

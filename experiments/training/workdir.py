@@ -1,4 +1,4 @@
-"""Checks and writes a run directory: its config, its inputs' digests, its environment."""
+"""Checks and writes a run directory: config, environment and digests of inputs."""
 
 import hashlib
 import json
@@ -19,16 +19,16 @@ from experiments.training.checkpoint_reader import list_damaged, list_steps
 from experiments.training.environment import environment
 from relpos_jax.typing import PyTree
 
-# Keys, or groups of keys, that may change when a run is resumed. No step depends on them:
-# its examples stay the same, and its results up to rounding. The one exception is a mesh
-# that pads sequences to shard them, because dropout masks then differ.
+# Keys, or groups of keys, that may change when a run is resumed. No step depends on
+# them: its examples stay the same, and its results up to rounding. The one exception is
+# a mesh that pads sequences to shard them, because dropout masks then differ.
 MAY_CHANGE = ("mesh", "data.pairs.test", "decoding", "evaluation")
 MAY_CHANGE += ("training.num_steps", "training.num_epochs", "training.eval_every")
 MAY_CHANGE += ("training.save_every", "training.keep_checkpoints")
 MAY_CHANGE += ("training.num_samples", "training.max_skipped")
 
-# Keys that were removed. A run with the value here can still be read; with another value,
-# the key is refused as unknown.
+# Keys that were removed. A run with the value here can still be read; with another
+# value, the key is refused as unknown.
 _REMOVED_KEYS = {
   ("batches", "packed"): False,
   ("model", "layers_shared"): False,
@@ -82,8 +82,8 @@ def check_not_lost(workdir: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     return
   if lines[-1]["step"] > read_json(workdir / "config.json")["training"]["save_every"]:
     raise InputError(
-      f"the checkpoints in {folder} are gone, and the run has reached step {lines[-1]['step']}: "
-      f"bring that folder back, or delete {workdir} to start again"
+      f"the checkpoints in {folder} are gone, and the run has reached step "
+      f"{lines[-1]['step']}: bring that folder back, or delete {workdir} to start again"
     )
 
 
@@ -143,8 +143,8 @@ def data_digests(
 ) -> dict[str, str]:
   """Returns the digests of all splits except train, by name.
 
-  `files` names the files of the test sets that a user may exchange. Then a name includes
-  the files: other files are allowed, but a file must not change.
+  `files` names the files of the test sets that a user may exchange. Then a name
+  includes the files: other files are allowed, but a file must not change.
   """
   digests = {}
   for split, examples in splits.items():
@@ -172,8 +172,8 @@ def check_unchanged(workdir: Path, digests: Mapping[str, str] | None = None) -> 
   for name, digest in ((digests or {}) | _tokenizer_digest(workdir)).items():
     if recorded.get(name, digest) != digest:
       raise InputError(
-        f"the {name} of {workdir} changed since the run was started: restore it, give another "
-        f"--workdir, or delete {_DIGESTS} there to go on with the new one"
+        f"the {name} of {workdir} changed since the run was started: restore it, "
+        f"give another --workdir, or delete {_DIGESTS} there to go on with the new one"
       )
 
 

@@ -27,8 +27,8 @@ _NAMED_LINES = 5  # a note names the first of many skipped lines
 class LazyPairs(Sequence):
   """Applies a function to the items of a sequence, each time that one is read.
 
-  It is for data sets that do not fit into memory. Iteration reads in bulk if `items` has
-  `__getitems__`, as data sources of TFDS do. This is several times faster.
+  It is for data sets that do not fit into memory. Iteration reads in bulk if `items`
+  has `__getitems__`, as data sources of TFDS do. This is several times faster.
   """
 
   items: Sequence[Any]
@@ -158,7 +158,7 @@ def read_pairs(files: str) -> tuple[list[tuple[str, str]], list[str]]:
 def _read_table(
   path: pathlib.Path, columns: tuple[int, int] | None = None
 ) -> tuple[list[tuple[str, str]], list[str]]:
-  """Reads two columns of a table; without `columns` it must have two. See `read_pairs`."""
+  """Reads two columns of a table; by default it must have two. See `read_pairs`."""
   rows, notes = _read_rows(path)
   source, target = columns or (1, 2)  # counted from 1
   least = max(source, target)
@@ -240,10 +240,10 @@ def normalize_lines(
 ) -> list[str]:
   """Normalises and tokenises lines as the Perl scripts of Moses do (Koehn et al. 2007).
 
-  Applies normalize-punctuation.perl and then tokenizer.perl, in sacremoses' versions and
-  without XML escapes. For the English and German captions of Multi30k, the result equals
-  upstream's "lc.norm.tok" files without their XML escapes. Processes about 7,000 lines
-  per second.
+  Applies normalize-punctuation.perl and then tokenizer.perl, in sacremoses' versions
+  and without XML escapes. For the English and German captions of Multi30k, the result
+  equals upstream's "lc.norm.tok" files without their XML escapes. Processes about 7,000
+  lines per second.
 
   `language` is a two-letter code. As in Moses, unknown languages get English
   abbreviations. `lowercase` first converts to lower case. Without `moses`, punctuation
@@ -266,7 +266,8 @@ def normalize_lines(
 def _moses(language: str) -> tuple[Callable[[str], str], Callable[..., Any]]:
   from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
-  # perl_parity: otherwise sacremoses differs from the Perl script in ’ and French quotes.
+  # perl_parity: otherwise sacremoses differs from the Perl script in ’ and French
+  # quotes.
   normalizer = MosesPunctNormalizer(language, perl_parity=True)
   return normalizer.normalize, MosesTokenizer(language).tokenize
 
@@ -354,7 +355,8 @@ def load_scan(path: str = "") -> Corpus:
   Training outputs have at most 22 actions, outputs in `test` 24 to 48. Of upstream's
   16,990 training pairs, 1,000 are `valid`, and another 1,000 the test set `within`. The
   order of pairs is random, so the first ones of a split are a sample of it. The folder
-  `path` holds the files, or they are downloaded (4 MB). `Upstream` describes the errors.
+  `path` holds the files, or they are downloaded (4 MB). `Upstream` describes the
+  errors.
   """
 
   pairs, n = _read_scan("tasks_train_length.txt", path), _SCAN_HELD_OUT

@@ -80,13 +80,13 @@ def _check_mark(config: ConfigDict, corpus: Corpus) -> None:
   if all(bleu.join_subwords(target, mark) == target for target in targets):
     raise InputError(
       f"config.evaluation.subword_mark is {mark!r}, but no training target's subword "
-      "ends in it: give the mark of the text, or none; config.data.moses would separate "
-      "it from its subword"
+      "ends in it: give the mark of the text, or none; config.data.moses would "
+      "separate it from its subword"
     )
 
 
 def parse_test_files(config: ConfigDict) -> dict[str, str]:
-  """Parses a user's test sets; returns their files by name, which is "test" if omitted."""
+  """Parses a user's test sets; returns files by name. The default name is "test"."""
   files = {}
   if config.data.source != "pairs":
     return files
@@ -146,7 +146,7 @@ def learn_vocabulary(config: ConfigDict, data: Corpus, workdir: Path) -> Tokeniz
 
 
 def learn_tokenizer(config: ConfigDict, data: Corpus) -> Tokenizer:
-  """Trains the vocabulary of `config.vocabulary` on both sides of the training split."""
+  """Trains a vocabulary on both sides of the training split."""
   lines = (line for pair in data.splits["train"] for line in pair)
   return tok.train_tokenizer(lines, **config.vocabulary)
 
@@ -154,7 +154,7 @@ def learn_tokenizer(config: ConfigDict, data: Corpus) -> Tokenizer:
 def make_batches(
   config: ConfigDict, data: Corpus, vocabulary: Tokenizer, mesh: AnyMesh
 ) -> tuple[Batches, Batches]:
-  """Makes shuffled batches of the training split, and batches of the validation split."""
+  """Makes batches: shuffled ones for training, and ordered ones for validation."""
   train = tok.encode_pairs(vocabulary, data.splits["train"])
   valid = tok.encode_pairs(vocabulary, data.splits["valid"])
   make = configure_batches(config, pair_lengths(*train), mesh)

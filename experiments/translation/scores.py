@@ -91,7 +91,7 @@ def make_score(
 
 
 def translate_tests(run: Run, data: Corpus) -> dict[str, Translated]:
-  """Translates the test sets; with `given_lengths` also to their references' lengths."""
+  """Translates the test sets; with `given_lengths` also to their references' length."""
   progress = {}
   if is_first():
     progress["track"] = functools.partial(track, what="sentences")
@@ -151,9 +151,9 @@ def evaluate(
   """Scores and writes the translations of each split, and draws one's attention.
 
   The file of translations has a line for each pair in the split's files; the line is
-  empty if the pair was skipped. A row of `sentences` has the length of the pair's longer
-  side, in tokens without EOS, and then its `sentence_statistics`. Samples and the
-  picture are of the first split.
+  empty if the pair was skipped. A row of `sentences` has the length of the pair's
+  longer side, in tokens without EOS, and then its `sentence_statistics`. Samples and
+  the picture are of the first split.
 
   Only the first process returns an evaluation; the others return None.
   """
@@ -235,9 +235,9 @@ def format_samples(samples: Iterable[Sequence[str]]) -> str:
 def draw_attention(run: Run, source: str, translation: str, path: Path):
   """Draws the attention within a source, and from a translation to it.
 
-  The first panel shows the encoder's first layer, the second the mean over the decoder's
-  layers. Both are means over heads. A row of the second panel is named after the token
-  that the decoder writes next. Returns the path.
+  The first panel shows the encoder's first layer, the second the mean over the
+  decoder's layers. Both are means over heads. A row of the second panel is named after
+  the token that the decoder writes next. Returns the path.
   """
   source_ids, target_ids = encode(run.vocabulary, [source.strip(), translation])
   target_input = np.concatenate([[BOS], target_ids[:-1]])

@@ -32,8 +32,8 @@ class Translator:
   """Translates lines by beam search.
 
   Lines of similar length share a batch: up to 32 tokens, 64, 128, and so on. There is
-  one compilation for each of these lengths. Once an eighth of the rows are finished, the
-  next lines take them. A translation that outgrows its batch is searched again in a
+  one compilation for each of these lengths. Once an eighth of the rows are finished,
+  the next lines take them. A translation that outgrows its batch is searched again in a
   batch of twice the length. On a CPU, two batches run at the same time, because much of
   a step uses only one core.
 
@@ -48,8 +48,8 @@ class Translator:
       CPU, because more would not fit into its caches, and 16,384 / beam_size elsewhere.
     key: identifies the model, so that its compiled programs can be cached for the next
       process. Without a key they are not.
-    track: wraps the iterator of finished lines, for example to show progress. Its second
-      argument is the number of lines.
+    track: wraps the iterator of finished lines, for example to show progress. Its
+      second argument is the number of lines.
   """
 
   def __init__(
@@ -91,8 +91,8 @@ class Translator:
   ) -> list[str]:
     """Translates lines, and returns the translations in order; empty lines stay empty.
 
-    `params` replaces the translator's own. `limits` are the largest numbers of tokens of
-    each translation. By default it is the source's number plus `extra_length`.
+    `params` replaces the translator's own. `limits` are the largest numbers of tokens
+    of each translation. By default it is the source's number plus `extra_length`.
     """
     if params is None:
       params = self.params
@@ -116,7 +116,7 @@ class Translator:
     limits: Int[np.ndarray, "lines"],
     waiting: list[int],
   ) -> Iterator[tuple[int, Int[np.ndarray, "L"]]]:
-    """Translates the waiting sources, short ones first; yields their indices and tokens."""
+    """Translates waiting sources, short ones first; yields their indices and tokens."""
     lengths, length = sources.lengths.tolist(), _SHORTEST
     while waiting:
       short = [i for i in reversed(waiting) if lengths[i] <= length]
@@ -143,9 +143,9 @@ class Translator:
   ) -> Iterator[list[tuple[int, Int[np.ndarray, "L"] | None]]]:
     """Yields lists of finished sources, with their tokens.
 
-    Takes sources from the end of the list of waiting ones. Yields None instead of tokens
-    if a translation needs more room. The shape of a batch is devices, rows of a device,
-    tokens.
+    Takes sources from the end of the list of waiting ones. Yields None instead of
+    tokens if a translation needs more room. The shape of a batch is devices, rows of a
+    device, tokens.
     """
     num_devices, num_rows, length = shape
     indices = np.full((num_devices, 2 * num_rows), -1)  # the source of each number

@@ -13,8 +13,8 @@ _URL = "http://www.statmt.org/wmt14/"
 def load(languages: str = "en-de") -> Corpus:
   """Loads WMT 2014, the task of the paper; valid is newstest2013, test is newstest2014.
 
-  `languages` is "en-de", "de-en", "en-fr" or "fr-en". The first time, TFDS downloads and
-  prepares the data under TFDS_DATA_DIR (default ~/tensorflow_datasets). That needs
+  `languages` is "en-de", "de-en", "en-fr" or "fr-en". The first time, TFDS downloads
+  and prepares the data under TFDS_DATA_DIR (default ~/tensorflow_datasets). That needs
   TensorFlow, to unpack the archives (extra `wmt14`). Splits are read from disk item by
   item.
 
