@@ -156,7 +156,7 @@ _LAYERS = dict(
   # own module:Class: see docs/positions.md
   positions="relative",
   max_distance=number(16, 0),  # positions are clipped at this distance
-  # The same on the left; -1: max_distance. Causal models need no distance on the right.
+  # The same on the left; -1: max_distance. Causal models may have max_distance=0.
   left=number(-1, -1),
   tables_per_head=True,
   tables_per_layer=True,

@@ -1,4 +1,4 @@
-"""Commands that train, evaluate and measure: `python -m experiments.NAME --help`."""
+"""Trains, evaluates and measures models: `python -m experiments.NAME --help`."""
 
 import importlib.util
 import signal

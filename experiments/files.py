@@ -89,7 +89,7 @@ def explain_bucket_errors(path: Path) -> Iterator[None]:
 
 
 def list_folder(folder: Path) -> list[Path]:
-  """Lists a folder; returns nothing if it is missing. Raises InputError."""
+  """Lists a folder, or [] if it is missing; raises InputError if a bucket fails."""
   with explain_bucket_errors(folder), contextlib.suppress(FileNotFoundError):
     # The listing of an empty folder in a bucket contains the folder itself.
     return sorted(path for path in folder.iterdir() if path != folder)

@@ -163,7 +163,7 @@ def figures(chip: Chip, step: "Compiled", num_steps: int) -> dict[str, str]:
     updates = f"{hours * low:.1f} to {hours * high:.1f} h"
   return {
     "memory": f"{_gigabytes(memory.peak_memory_in_bytes)} of {_gigabytes(chip.hbm)}",
-    "of which state and batch": _gigabytes(memory.argument_size_in_bytes),
+    "memory of state and batch": _gigabytes(memory.argument_size_in_bytes),
     "10^12 operations": f"{flops / 1e12:.2f}",
     "memory traffic": _gigabytes(traffic),
     "time of compute": f"{1000 * compute_time:.1f} ms",

@@ -85,7 +85,7 @@ def _first(records: Records) -> Record:
 def _join_parts(
   records: Records, parts: Sequence[str], facts: Mapping[str, object]
 ) -> str:
-  """Joins a sweep's tables with those of its configs and of its runs."""
+  """Joins a sweep's tables with a table of its configs, and facts about its runs."""
   facts = {**facts, **_collect_facts(records)}
   lines = [f"- {name}: {value}" for name, value in facts.items()]
   parts = [*parts, _tabulate_configs(records), "\n".join(lines)]

@@ -128,7 +128,7 @@ def main(
 
 
 def _choose(runs: Sequence[PlannedRun], only: str, name: str) -> Sequence[PlannedRun]:
-  """Returns the runs of one configuration, or of all. Raises InputError."""
+  """Returns the runs of the configuration `only`, or all; raises InputError."""
   if not only:
     return runs
   chosen = [run for run in runs if run.configuration == only]
@@ -263,7 +263,7 @@ def find_records(
 def _read_collected(
   path: pathlib.Path, runs: Sequence[PlannedRun]
 ) -> dict[Key, dict[str, Any]]:
-  """Reads a results file; raises InputError if its configs are not the runs'."""
+  """Reads a results file; raises InputError if a record is of another config."""
   records = {}
   for record in read_records(path):
     key = record["row"], record["seed"]
@@ -283,7 +283,7 @@ def _read_collected(
 def _read_others(
   folder: pathlib.Path, sweep: str
 ) -> dict[str, tuple[pathlib.Path, dict[str, Any]]]:
-  """Reads the records of all other sweeps; returns their files and them by digest."""
+  """Reads the records of all other sweeps; returns files and records by digest."""
   records = {}
   for name, file in sorted(record_files(folder).items()):
     if name != sweep:

@@ -3,7 +3,7 @@
   echo "The old teacher reads a book." | python -m experiments.translate --workdir=runs/quickstart
   python -m experiments.translate --workdir=runs/multi30k --input=captions.en > captions.de
 
-The text must be UTF-8. If the model was trained on subwords, so must the text be.
+The text must be UTF-8. If the model was trained on subwords, give it text in subwords.
 """
 
 import functools

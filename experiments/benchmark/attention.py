@@ -248,10 +248,10 @@ def _choose_contestants(implementations: str, peers: str) -> dict[str, Contestan
 
 
 def prepare(case: Case, contestants: Mapping[str, Contestant]) -> tuple[dict, dict]:
-  """Runs a case once by each contestant.
+  """Runs each contestant once on a case.
 
-  Returns, by name, its memory or the reason why it is left out. Also returns the
-  functions of all contestants that can run.
+  Returns a row for each name, with the memory, or the reason why the contestant is left
+  out. Also returns a function for each contestant that can run the case.
   """
   rows, functions = {}, {}
   for name, contestant in contestants.items():

@@ -64,9 +64,10 @@ class Schedule:
       budget: the largest size of a batch, over all devices and microbatches, before
         rounding. Rounding comes later so that a step has the same examples on any
         number of devices.
-      multiple_of: rounds up the rows; devices times microbatches.
-      length_multiple_of: rounds up the lengths; the number of devices that share a row.
-      seed: shuffles. None keeps buckets and examples in order.
+      multiple_of: the rows of a batch are a multiple of this: devices times
+        microbatches.
+      length_multiple_of: lengths are a multiple of this: the devices that share a row.
+      seed: determines the order. None keeps buckets and examples in order.
 
     Raises InputError: no example is small enough.
     """
@@ -176,7 +177,7 @@ def round_up(number: int, multiple_of: int) -> int:
 
 
 def pair_lengths(*sides: Any) -> Int[np.ndarray, "pairs"]:
-  """Returns the length of each pair: that of its longer side."""
+  """Returns the length of each pair, measured on its longer side."""
   return np.maximum.reduce([side.lengths for side in sides])
 
 

@@ -316,15 +316,15 @@ def attention_heatmap(panels: Sequence[Panel], path: Path) -> Path:
   The picture is readable for up to three panels with five to forty words per axis.
   """
   longest = max(max(np.shape(panel.weights)) for panel in panels)
-  cell = float(np.clip(8.0 / longest, 0.09, 0.45))  # inches
-  fontsize = min(11.0, 0.6 * cell * 72)  # a point is 1/72 inch
+  size = float(np.clip(8.0 / longest, 0.09, 0.45))  # of a weight, in inches
+  fontsize = min(11.0, 0.6 * size * 72)  # a point is 1/72 inch
   letter = 0.6 * fontsize / 72  # its width in inches
   widths, label_widths, heights = [], [], []
   for panel in panels:
-    widths.append(len(panel.columns) * cell)
+    widths.append(len(panel.columns) * size)
     label_widths.append(max(map(len, panel.rows)) * letter + 0.6)
     column_labels = max(map(len, panel.columns)) * letter
-    heights.append(len(panel.rows) * cell + column_labels)
+    heights.append(len(panel.rows) * size + column_labels)
   figure = make_figure(1.0 + sum(widths) + sum(label_widths), 1.0 + max(heights))
   axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
   highest = float(max(np.max(panel.weights) for panel in panels))

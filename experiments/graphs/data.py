@@ -58,7 +58,7 @@ def load_clutrr(path: str = "", valid_share: float = 0.1) -> GraphData:
   b is to a. The target says what the last person of the chain is to the first. Training
   chains have 2 to 4 relations (15,083 rows, 2,340 distinct graphs). The test splits are
   test_2 to test_10; chains in test_k have k relations. The graphs of test_2 also occur
-  in train; those of the other test splits do not.
+  in train; graphs of the other test splits do not.
 
   Upstream has no validation split. `valid` takes a `valid_share` of the distinct
   training graphs, chosen by hash, and none of them remains in train.

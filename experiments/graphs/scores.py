@@ -133,7 +133,7 @@ def predict(run: Run, graphs: Sequence[Graph]) -> tuple[np.ndarray, np.ndarray]:
 def draw_lengths(
   scores: Mapping[str, Mapping[int, Sequence[float]]], path: Path, title: str
 ) -> Path:
-  """Draws accuracy over length for each configuration, beside that of CTP."""
+  """Draws accuracy over length for each configuration, and for CTP."""
   curves = {**scores, NAME: {k: [accuracy] for k, accuracy in CTP.items()}}
   mark = LONGEST_TRAINED + 0.5, "longest in training"
   panel = SpreadPanel(

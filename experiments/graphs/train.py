@@ -119,7 +119,7 @@ def load_data(config: ConfigDict) -> GraphData:
 
 
 def mock_vocabulary(config: ConfigDict) -> GraphNames:
-  """Returns names as numerous as those of CLUTRR, for the shapes of a model."""
+  """Makes as many names as CLUTRR has, for the shapes of a model."""
   del config
   node_labels, edge_labels, classes = (
     tuple(map(str, range(number))) for number in (1, 14, 18)

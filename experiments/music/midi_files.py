@@ -15,8 +15,7 @@ from experiments.files import replace_file, to_path
 from relpos_jax.typing import Float, Int
 
 _DRUMS, _PEDAL = 9, 64  # the channel and the controller, counted from 0
-# In seconds and in quarter notes. A damaged file of 44 bytes may last for years, and
-# would take all memory.
+# In seconds and in quarter notes. A damaged file of 44 bytes may claim to last for years.
 _LONGEST = 86_400
 _DEFAULT_TEMPO = 500_000  # microseconds per quarter note, by the standard
 
@@ -138,7 +137,7 @@ def write_score(score: Score, path: str | os.PathLike) -> None:
       key = dict(channel=channel, note=pitch)
       messages.append(mido.Message("note_on", velocity=velocity, time=start, **key))
       messages.append(mido.Message("note_off", velocity=0, time=end, **key))
-    # Note offs first within a tick: a repeated pitch must end before it begins.
+    # Note offs first within a tick: a repeated pitch must end before it begins again.
     messages.sort(key=lambda message: (message.time, message.type == "note_on"))
     name = mido.MetaMessage("track_name", name=part.name)
     tracks.append(mido.MidiTrack([name, *messages]))
@@ -197,7 +196,7 @@ def _read_parts(track: _Messages, pedals: Mapping[int, _Pedal]) -> Iterator[Part
 
 
 def _read_notes(messages: _Messages, last_tick: int) -> list[Note]:
-  """Reads the notes of one channel; the first of a pitch to begin ends first."""
+  """Reads the notes of one channel; notes of one pitch end in order of beginning."""
   notes: list[Note] = []
   sounding = collections.defaultdict(
     collections.deque

@@ -46,7 +46,7 @@ def configure_batches(
 ):
   """Configures the constructor `kind` of batches for training examples.
 
-  `lengths` are those of the examples. A batch always has room for one row of the
+  `lengths` are the examples' lengths. A batch always has room for one row of the
   largest length on each device, whatever `max_length` is.
   """
   num_devices, length_multiple = multiples(mesh.shape, config.mesh.ring)

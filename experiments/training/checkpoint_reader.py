@@ -42,7 +42,7 @@ class Damage(Exception):
 
 @contextlib.contextmanager
 def _detect_damage(name: str) -> Iterator[None]:
-  """Raises Damage for errors of reading, except those of this process or machine.
+  """Raises Damage for errors of reading, unless this process or machine fails.
 
   Orbax and TensorStore raise many kinds of errors for a broken file.
   """
@@ -162,7 +162,7 @@ def read_digests(folder: Path, steps: Sequence[int]) -> dict[int, str]:
   digests = {}
   for step in steps:
     file = folder / str(step) / _DIGESTS
-    if not file.is_file():  # an older step, whose manifest has digests
+    if not file.is_file():  # older steps have digests in their manifest
       file = folder / str(step) / "manifest" / "metadata"
     digests[step] = _digest(file) if file.is_file() else ""
   return digests

@@ -87,7 +87,7 @@ class _ReasonsForAttention(logging.Handler):
 
 @contextlib.contextmanager
 def _collect_reasons() -> Iterator[dict[str, str]]:
-  """Yields a dictionary that collects this thread's choices: reasons by name."""
+  """Collects why this thread chooses implementations; yields reasons by name."""
   handler = _ReasonsForAttention()
   choice.logger.setLevel(logging.DEBUG)
   choice.logger.addHandler(handler)

@@ -44,7 +44,7 @@ def cache_programs(
 
 @dataclasses.dataclass
 class _CachedPrograms:
-  """Calls a function's programs, which it loads from files."""
+  """Calls a function; loads its compiled programs from files, or compiles them."""
 
   function: Any
   key: str

@@ -74,7 +74,7 @@ def _may_change(name: str) -> bool:
 def check_not_lost(workdir: Path, lines: Sequence[Mapping[str, Any]]) -> None:
   """Raises InputError if the checkpoints are gone, for example with an unmounted disk.
 
-  `lines` are those of metrics.jsonl. They contain a step after the first save only if
+  `lines` are the lines of metrics.jsonl. They contain a step after the first save only if
   that save was completed.
   """
   folder = workdir / "checkpoints"

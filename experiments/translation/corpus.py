@@ -126,7 +126,7 @@ def read_pairs(files: str) -> tuple[list[tuple[str, str]], list[str]]:
   `files` is one of three:
   - "source_file,target_file", where line i of one file translates line i of the other;
   - "file.tsv", a table of two columns with a tab between them;
-  - "file.tsv:1,3", a table with more columns, of which these are used.
+  - "file.tsv:1,3", a table with more columns; columns 1 and 3 are read.
 
   Files are UTF-8, plain or compressed; lines end with \\n or \\r\\n. If a csv writer
   has put quotes around the cells of a table, they are removed. Lines of SCAN, "IN: ...

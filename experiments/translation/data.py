@@ -48,7 +48,7 @@ def check(config: ConfigDict, sizes: Mapping[str, int]) -> None:
 
 
 def is_prepared(config: ConfigDict) -> bool:
-  """Checks whether the data are those of the published baseline, in subwords."""
+  """Checks whether the data are the published baseline's text, in subwords."""
   return config.data.source == "multi30k" and config.data.multi30k.prepared
 
 
