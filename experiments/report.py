@@ -5,10 +5,10 @@ r"""Writes the tables and pictures of the results pages from the records of runs
 
 Each file RESULTS/runs/*.jsonl (or .jsonl.xz) holds the records of one sweep, as
 `python -m experiments.sweep` writes them. The command rewrites one section for each
-sweep, between <!-- begin NAME --> and <!-- end NAME -->, and draws its pictures. The text
-around the sections stays. The pages in RESULTS are report.md (translation), graphs.md
-and music.md. Sweeps that are named positions-... or lengths-... have pages of their
-own.
+sweep, between <!-- begin NAME --> and <!-- end NAME -->, and draws its pictures. The
+text around the sections stays. The pages in RESULTS are report.md (translation),
+graphs.md and music.md. Sweeps that are named positions-... or lengths-... have pages of
+their own.
 """
 
 import importlib

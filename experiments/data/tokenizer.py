@@ -2,8 +2,9 @@
 
 The kind "bpe" has subwords of bytes, so it represents any text without loss. Encoding
 adds a space before a line, and decoding removes it, so that a word has the same token
-at the start of a line and inside it. A token never goes on from letters to digits, signs
-or white space. So text that spells a special token ("</s>") becomes ordinary tokens.
+at the start of a line and inside it. A token never goes on from letters to digits,
+signs or white space. So text that spells a special token ("</s>") becomes ordinary
+tokens.
 
 The kind "words" is for text in tokens that white space separates. Tokens are unknown if
 they are not in the vocabulary, or spell a special token.

@@ -15,7 +15,8 @@ from experiments.files import replace_file, to_path
 from relpos_jax.typing import Float, Int
 
 _DRUMS, _PEDAL = 9, 64  # the channel and the controller, counted from 0
-# In seconds and in quarter notes. A damaged file of 44 bytes may claim to last for years.
+# In seconds and in quarter notes. A damaged file of 44 bytes may claim to last for
+# years.
 _LONGEST = 86_400
 _DEFAULT_TEMPO = 500_000  # microseconds per quarter note, by the standard
 

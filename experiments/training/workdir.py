@@ -74,8 +74,8 @@ def _may_change(name: str) -> bool:
 def check_not_lost(workdir: Path, lines: Sequence[Mapping[str, Any]]) -> None:
   """Raises InputError if the checkpoints are gone, for example with an unmounted disk.
 
-  `lines` are the lines of metrics.jsonl. They contain a step after the first save only if
-  that save was completed.
+  `lines` are the lines of metrics.jsonl. They contain a step after the first save only
+  if that save was completed.
   """
   folder = workdir / "checkpoints"
   if not lines or list_steps(folder) or list_damaged(folder):
