@@ -59,9 +59,8 @@ _UNVERSIONED = (
 _VERIFIED_GRAPHS = ("MUTAG", "Mutagenicity")  # names in `data.tu`; default first
 _TYPES = {"row": str, "seed": int, "digest": str, "config": dict}
 Record = Mapping[str, Any]
-Rows = Mapping[
-  str, Sequence[Record]
-]  # the runs of a table by row, in the order of seeds
+# The records of a sweep by configuration, in the order of seeds.
+Records = Mapping[str, Sequence[Record]]
 
 
 def digest(changes: Mapping[str, Any], recipe: int = RECIPE) -> str:
@@ -214,19 +213,19 @@ def read_records(path: pathlib.Path) -> list[dict[str, Any]]:
   return records
 
 
-def group_records(path: pathlib.Path, records: Sequence[Record]) -> Rows:
+def group_records(path: pathlib.Path, records: Sequence[Record]) -> Records:
   """Groups the records of a results file by configuration, in the order of seeds.
 
   Raises InputError: two records have the same configuration and seed, or records that
   do not belong in one table.
   """
-  rows: dict[str, dict[int, Record]] = defaultdict(dict)
+  grouped: dict[str, dict[int, Record]] = defaultdict(dict)
   firsts: dict[Any, tuple[int, Any]] = {}
   for number, record in enumerate(records, start=1):
-    row, seed, where = record["row"], record["seed"], f"{path}, line {number}"
-    runs = rows[row]
+    configuration, seed, where = record["row"], record["seed"], f"{path}, line {number}"
+    runs = grouped[configuration]
     if seed in runs:
-      problem = f"a second record of {row!r}, seed {seed}"
+      problem = f"a second record of {configuration!r}, seed {seed}"
       raise InputError(f"{where}: {problem}: delete one of them")
     runs[seed] = record
     for key, value in _collect_shared(record).items():
@@ -234,7 +233,10 @@ def group_records(path: pathlib.Path, records: Sequence[Record]) -> Rows:
       if value != expected:
         problem = f"not the same {key[0]} as line {first}, so not in one table"
         raise InputError(f"{where}: {problem}: delete one of them")
-  return {row: [runs[seed] for seed in sorted(runs)] for row, runs in rows.items()}
+  return {
+    configuration: [runs[seed] for seed in sorted(runs)]
+    for configuration, runs in grouped.items()
+  }
 
 
 def _collect_shared(record: Record) -> dict[tuple, Any]:
