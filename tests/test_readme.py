@@ -135,8 +135,8 @@ def test_the_commands_of_the_page_on_data_find_what_it_writes(tmp_path, monkeypa
         split: len(of) for split, of in data.splits.items()
       }
     elif name == "sweep":
-      cells = sweep.plan_cells(values["config"], values["seeds"], values["out"])
-      assert values["only"] in [cell.row for cell in cells]
+      cells = sweep.plan_runs(values["config"], values["seeds"], values["out"])
+      assert values["only"] in [cell.configuration for cell in cells]
     else:
       assert values["workdir"].name in sizes  # trained further up
   graphs = dict(test=50, valid=50, train=400)

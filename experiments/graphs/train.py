@@ -19,7 +19,7 @@ from experiments.graphs.data import SOURCES, load_data
 from experiments.graphs.graph import GraphBatch, GraphBatches, GraphData, GraphNames
 from experiments.graphs.names import check_names, learn_names, load_names, save_names
 from experiments.training import loop, processes, results, start
-from experiments.training.batches import batch_maker, check_batches
+from experiments.training.batches import check_batches, configure_batches
 from experiments.training.loss import Loss, cross_entropy
 from experiments.training.model import model_values
 from experiments.training.run import Run, load_average
@@ -42,10 +42,10 @@ def train(
 ) -> None:
   """Trains from the last checkpoint in the run directory, if any, and evaluates.
 
-  The config is checked. Nothing is written before all inputs are checked, too. Raises
-  Stopped once a signal has stopped it and the state is saved.
+  The caller has checked the config. Nothing is written before all other inputs are
+  checked. After a signal, saves the state and raises Stopped.
   """
-  with processes.failing_together():
+  with processes.fail_together():
     data = load_data(config)
     for note in data.notes:
       print(note)
@@ -98,7 +98,7 @@ def check(config: ConfigDict, sizes: Mapping[str, int]) -> None:
 
 
 def mock_vocabulary(config: ConfigDict) -> GraphNames:
-  """Returns as many names as CLUTRR has."""
+  """Makes as many names as CLUTRR has, for the shapes of a model."""
   del config
   node_labels, edge_labels, classes = (
     tuple(map(str, range(number))) for number in (1, 14, 18)
@@ -109,21 +109,21 @@ def mock_vocabulary(config: ConfigDict) -> GraphNames:
 def make_batches(
   config: ConfigDict, data: GraphData, mesh: AnyMesh
 ) -> tuple[GraphBatches, GraphBatches]:
-  """Returns shuffled batches of the training split, and batches of the validation split."""
+  """Makes batches: shuffled ones for training, and ordered ones for validation."""
   train, valid = data.splits["train"], data.splits["valid"]
   sizes = graph_module.num_nodes([*train, *valid])
-  make = batch_maker(config, sizes, mesh, kind=GraphBatches)
+  make = configure_batches(config, sizes, mesh, kind=GraphBatches)
   return make(train, seed=config.seed), make(valid, seed=None)
 
 
 def empty_batch(shape: tuple[int, ...]) -> GraphBatch:
-  """Returns a batch of padding, of rows and nodes, or of rows, nodes and edges."""
+  """Returns a batch of padding with shape (rows, nodes) or (rows, nodes, edges)."""
   rows, nodes, *edges = shape
   return graph_module.empty_batch((rows, nodes, *(edges or [nodes])))
 
 
 def build(config: ConfigDict, names: GraphNames, mesh: AnyMesh) -> Steps:
-  """Builds model, optimizer and steps on a mesh; nothing is computed or compiled."""
+  """Builds model, optimizer and steps on a mesh, without computing or compiling."""
   schedule = learning_rate(config)
   return make_steps(
     config,
@@ -136,7 +136,7 @@ def build(config: ConfigDict, names: GraphNames, mesh: AnyMesh) -> Steps:
 
 
 def make_model(config: ConfigDict, names: GraphNames, rngs: nnx.Rngs) -> GraphEncoder:
-  """Returns the model of `config.model` with random parameters."""
+  """Makes the model of `config.model`, with random parameters."""
   values = GraphEncoderConfig(
     num_node_labels=len(names.node_labels),
     num_edge_labels=len(names.edge_labels),
@@ -155,13 +155,13 @@ def loss(
   rngs: nnx.Rngs | None = None,
   smoothing: float = 0.0,
 ) -> Loss:
-  """Computes the cross-entropy summed over targets: graphs or pairs of nodes."""
+  """Sums the cross-entropy over targets: graphs, or pairs of nodes."""
   logits = model(batch, rngs)
   return cross_entropy(logits, batch.target, smoothing=smoothing, pad=graph_module.PAD)
 
 
 def load_run(config: ConfigDict, workdir: Path) -> Run:
-  """Loads the trained model in a run directory on all devices."""
+  """Loads the trained model of a run directory; replicates it on all devices."""
   names = load_names(workdir)
   mesh = make_mesh()
   steps = build(config, names, mesh)
@@ -170,7 +170,7 @@ def load_run(config: ConfigDict, workdir: Path) -> Run:
 
 
 def evaluate(config: ConfigDict, workdir: Path) -> None:
-  """Scores the trained model in a run directory on the run's own data."""
+  """Scores the trained model of a run directory on the run's own data."""
   data = load_data(config)
   check_unchanged(workdir, data_digests(data.splits))
   run = load_run(config, workdir)
@@ -179,5 +179,5 @@ def evaluate(config: ConfigDict, workdir: Path) -> None:
 
 
 def score_run(run: Run, data: GraphData, workdir: Path) -> None:
-  """Scores every split but train; writes the scores and the run's record."""
+  """Scores every split except train; writes the scores and the run's record."""
   results.report(scores.evaluate(run, data, workdir), run, workdir, "accuracy")

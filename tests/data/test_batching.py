@@ -39,7 +39,7 @@ def make(sources, targets, **changes):
   options: dict[str, Any] = (
     dict(boundaries=BOUNDARIES, budget=24, multiple_of=2, seed=0) | changes
   )
-  return Batches(Ragged.of(sources), Ragged.of(targets), **options)
+  return Batches(Ragged.from_rows(sources), Ragged.from_rows(targets), **options)
 
 
 some_lengths = st.lists(
@@ -165,7 +165,7 @@ def test_without_a_seed_pairs_come_by_bucket_in_corpus_order():
 def test_no_pair_short_enough_is_refused(number):
   problem = f"none of {number} examples is at most 8 long"
   with pytest.raises(
-    InputError, match=f"{problem}, as the longest in training: train on longer"
+    InputError, match=f"{problem}, the largest length in training: train on longer"
   ):
     make([[5] * 9] * number, [[5]] * number)
   with pytest.raises(

@@ -94,7 +94,7 @@ def test_graphs_have_the_same_batches():
   for number in range(1, 30):
     edges = random.integers(0, number, (2 * number, 3))
     graphs.append(
-      Graph.of(
+      Graph.from_edges(
         random.integers(0, 4, number),
         edges,
         target=number % 3,

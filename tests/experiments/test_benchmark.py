@@ -196,7 +196,7 @@ def test_a_rounds_ratio_is_to_the_mean_of_its_two_sinusoidal_steps():
   drift = np.array([1.0, 2.0, 3.0, 50.0, 60.0, 70.0])
   factors = {models.BASELINE: 0.9, models.AGAIN: 1.1, "relative": 1.04}
   seconds = {name: (factor * drift).tolist() for name, factor in factors.items()}
-  row = models.block_of_steps(results | dict(seconds=seconds)).splitlines()[-1]
+  row = models.make_section(results | dict(seconds=seconds)).splitlines()[-1]
   assert row.endswith("| 1.040 (1.040 to 1.040) | 1.040 to 1.040 |")
 
 

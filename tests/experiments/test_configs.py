@@ -24,7 +24,7 @@ from experiments.data.batching import Schedule
 from experiments.errors import InputError
 from experiments.evaluation.records import digest, read_records, record_files
 from experiments.systems import load_config, parse_config
-from experiments.training.batches import batch_maker, longest_shape
+from experiments.training.batches import configure_batches, longest_shape
 from experiments.training.sharding import make_mesh, multiples
 from experiments.training.step import learning_rate
 from experiments.translation.data import learn_tokenizer, load_data, parse_test_files
@@ -138,7 +138,9 @@ def test_batches_have_the_papers_number_of_tokens():
   lengths = np.random.default_rng(0).lognormal(np.log(24), 0.6, 100_000).astype(int) + 1
   lengths[0] = 256
   config, mesh = load("wmt14.py"), make_mesh()
-  shapes = batch_maker(config, lengths, mesh, kind=Schedule)(lengths, seed=0).shapes
+  shapes = configure_batches(config, lengths, mesh, kind=Schedule)(
+    lengths, seed=0
+  ).shapes
   assert shapes[-1] == longest_shape(config, mesh.shape)
   assert len(shapes) == 8 and shapes[-1][1] == 256
   for rows, length in shapes:
@@ -157,7 +159,8 @@ def test_the_examples_of_a_step_do_not_depend_on_the_mesh(sizes, ring):
 
   one, mesh = make_mesh(data=1), make_mesh(**sizes)
   alone, sharded = (
-    batch_maker(config, lengths, x, kind=Schedule)(lengths, seed=0) for x in (one, mesh)
+    configure_batches(config, lengths, x, kind=Schedule)(lengths, seed=0)
+    for x in (one, mesh)
   )
   assert (
     sharded.num_per_epoch == alone.num_per_epoch and sharded.dropped == alone.dropped
@@ -210,18 +213,18 @@ def test_arguments_are_orthogonal_and_come_in_any_order():
   assert load("music.py:published").batches.max_length >= LONGEST_CHORALE
 
 
-def plan(name: str, seeds: int = 1) -> list[cells_module.Cell]:
+def plan(name: str, seeds: int = 1) -> list[cells_module.PlannedRun]:
   """Returns the cells of a sweep without checking their configs."""
   file = command.parse(dict(config=command.SWEEP), [f"--config=configs/{name}"])[
     "config"
   ]
   with mock.patch("experiments.systems.parse_config"):
-    return cells_module.plan_cells(file, seeds, pathlib.Path("runs"))
+    return cells_module.plan_runs(file, seeds, pathlib.Path("runs"))
 
 
 def rows(name: str) -> dict:
   """Returns the config of each row of a sweep."""
-  arguments = {cell.row: cell.command[3:-1] for cell in plan(name)}
+  arguments = {cell.configuration: cell.command[3:-1] for cell in plan(name)}
   flags = dict(config=command.CONFIG)
   return {
     row: command.parse(flags, words)["config"] for row, words in arguments.items()
@@ -380,6 +383,6 @@ def test_a_documented_sweep_finds_its_committed_records(name, file):
   assert (
     records
     and records.items()
-    <= {(cell.row, cell.seed): cell.digest for cell in cells}.items()
+    <= {(cell.configuration, cell.seed): cell.digest for cell in cells}.items()
   )
   assert all(x["digest"] == digest(x["config"], x.get("recipe", 1)) for x in lines)

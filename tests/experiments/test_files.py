@@ -6,13 +6,13 @@ import os
 import pytest
 
 from experiments.errors import InputError
-from experiments.files import to_path, whole_file
+from experiments.files import replace_file, to_path
 
 
 def test_commands_that_write_one_file_at_once_publish_whole_files_alone(tmp_path):
   path = tmp_path / "results.json"
   with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
-    whole, half = (stack.enter_context(whole_file(path)) for stack in (first, second))
+    whole, half = (stack.enter_context(replace_file(path)) for stack in (first, second))
     whole.write(b"of the first")
     half.write(b"of the sec")
     first.close()
@@ -26,7 +26,7 @@ def test_commands_that_write_one_file_at_once_publish_whole_files_alone(tmp_path
 def test_a_file_has_the_permissions_of_any_new_file(tmp_path):
   plain, whole = tmp_path / "plain", tmp_path / "whole"
   plain.touch()
-  with whole_file(whole) as file:
+  with replace_file(whole) as file:
     file.write(b"")
   assert os.stat(whole).st_mode == os.stat(plain).st_mode
 

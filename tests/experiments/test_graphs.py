@@ -133,7 +133,9 @@ def test_predictions_are_in_the_order_of_the_graphs(run):
   random = np.random.default_rng(0)
   kinds, sizes = random.integers(0, 2, 30), random.integers(3, 20, 30)
   rings = [
-    Graph.of([0] * size, [(i, (i + 1) % size, kind) for i in range(size)], target=0)
+    Graph.from_edges(
+      [0] * size, [(i, (i + 1) % size, kind) for i in range(size)], target=0
+    )
     for size, kind in zip(sizes, kinds, strict=True)
   ]
   answers, _ = predict(loaded, rings)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from experiments.music import piano_roll, voices
-from experiments.music.scores import likelihood, make_nats_of
+from experiments.music.scores import likelihood, make_nats_function
 from experiments.music.sound import write_wav
 from experiments.music.train import load_data, load_run
 from experiments.systems import load_config
-from experiments.training.run import own_copies
+from experiments.training.run import copy_to_process
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 
@@ -74,7 +74,7 @@ def test_a_run_is_scored_by_the_likelihood_of_complete_pieces(run, pieces):
   workdir, answer = run
   loaded = load_run(load_config(workdir), workdir)
   music = load_data(loaded.config)
-  nats_of = make_nats_of(loaded.graphdef, own_copies(loaded.params))
+  nats_of = make_nats_function(loaded.graphdef, copy_to_process(loaded.params))
   results = json.loads((workdir / "results.json").read_text())
   record = json.loads((workdir / "record.json").read_text())
   for split in ("valid", "test"):

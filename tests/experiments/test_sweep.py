@@ -12,7 +12,7 @@ import pytest
 
 from experiments import command, sweep, train
 from experiments.evaluation.records import read_records
-from experiments.sweep import plan_cells
+from experiments.sweep import plan_runs
 
 CONFIG_FILE = """from configs import quickstart
 
@@ -69,7 +69,7 @@ def plan(room, file="three.py"):
   sweep_file = command.parse(dict(config=command.SWEEP), [f"--config={room}/{file}"])[
     "config"
   ]
-  for cell in plan_cells(sweep_file, 2, room / "runs"):
+  for cell in plan_runs(sweep_file, 2, room / "runs"):
     record = dict(sweep="", row="", seed=cell.seed, digest=cell.digest, config={})
     (room / "records" / f"{cell.workdir.name}.json").write_text(
       f"{json.dumps(record)}\n"
@@ -144,7 +144,7 @@ def test_one_row_is_trained_by_its_name(room, swept):
   ]
   answer = swept("--only=k=1", "--dry_run", seeds=1)
   assert answer.out.count("\n") == 1 and "0 of 1 are finished" in answer.err
-  anew = "every cell has a record: give --results=FOLDER --out=FOLDER to train anew\n"
+  anew = "every run has a record: give --results=FOLDER --out=FOLDER to train again\n"
   assert swept("--only=k=4").err == anew
   assert "three: 1 of 1 are finished" in swept("--only=k=1").out
   assert results(room) == [
@@ -255,7 +255,11 @@ ROWS = 'for k in (1, 2, 4):\n    yield f"k={k}", {"model.max_distance": k}'
       "model.max_distance has no effect three.py",
     ),
     (ROWS, "--only=k=3", "--only=k=3 three.py: k=1; k=2; k=4"),
-    (ROWS, "--config.model.num_heads=3", "row 'k=1' config.model num_heads, 3"),
+    (
+      ROWS,
+      "--config.model.num_heads=3",
+      "configuration 'k=1' config.model num_heads, 3",
+    ),
     (
       ROWS,
       "--config=configs/quickstart.py",
@@ -276,7 +280,7 @@ def test_mistakes_are_refused_before_anything_runs(room, swept, rows, flag, word
 @pytest.mark.parametrize(
   "change, words",
   [
-    (lambda lines: [*lines, lines[0]], "has two lines of one row and seed"),
+    (lambda lines: [*lines, lines[0]], "has two lines of one configuration and seed"),
     (
       lambda lines: [lines[0].replace("k=1", "k=4")],
       "'k=4', seed 0, another config --results",

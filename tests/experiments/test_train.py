@@ -175,7 +175,7 @@ def test_a_finished_run_even_older_than_a_key_is_only_scored_again(
   assert records[0]["digest"] == records[1]["digest"]
   assert records[0]["exact"] == records[1]["exact"] | dict(test=[[6, 5], [12, 5]])
   before = contents(copy)
-  monkeypatch.setattr(loop, "naming_attention", lambda *_: lambda *_: pytest.fail())
+  monkeypatch.setattr(loop, "announce_attention", lambda *_: lambda *_: pytest.fail())
   again = train(copy)
   assert (again.status, f"{copy} is trained to step 12\n" in again.out) == (0, True)
   scores = answer.out.partition("split")[2].replace(str(workdir), str(copy))

@@ -14,7 +14,7 @@ def graph(number: int, seed: int) -> Graph:
   """Returns a graph of `number` nodes that differs from those of other seeds."""
   random = np.random.default_rng(seed)
   edges = random.integers(0, number, (random.integers(0, 2 * number), 3))
-  return Graph.of(
+  return Graph.from_edges(
     random.integers(0, 4, number),
     edges,
     target=seed,
@@ -81,12 +81,12 @@ def test_every_graph_occurs_once_per_epoch_in_few_shapes(sizes, seed):
 )
 def test_rows_that_do_not_fit_the_nodes_are_refused(wrong):
   with pytest.raises(ValueError, match=r"nodes with node_features .* and target"):
-    Graph.of(**dict(nodes=[0, 0, 0], edges=[], target=1) | wrong)
+    Graph.from_edges(**dict(nodes=[0, 0, 0], edges=[], target=1) | wrong)
 
 
 def test_an_edge_given_twice_is_one_and_another_label_or_feature_is_another_edge():
   given = [(0, 1, 2), (0, 1, 2), (0, 1, 2), (0, 1, 0), (1, 1, 2)]
-  twice = Graph.of(
+  twice = Graph.from_edges(
     [0, 0], given, target=0, edge_features=[[1, 5], [3, 5], [1, 5], [1, 5], [1, 5]]
   )
   assert twice.labels.tolist() == [2, 2, 0, 2]

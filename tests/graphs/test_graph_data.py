@@ -349,7 +349,8 @@ def test_a_users_archive_is_read(tmp_path, inside):
 
 def make_data(classes) -> GraphData:
   graphs = [
-    Graph.of([0] * (1 + i % 5), [], target=label) for i, label in enumerate(classes)
+    Graph.from_edges([0] * (1 + i % 5), [], target=label)
+    for i, label in enumerate(classes)
   ]
   return GraphData(dict(all=graphs), GraphNames(("x",), (), ("a", "b", "c", "d")))
 

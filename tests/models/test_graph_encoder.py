@@ -32,7 +32,7 @@ EDGES = ((0, 1, 2), (1, 2, 0), (0, 2, 1), (0, 2, 0), (3, 3, 1), (2, 1, 1))
 
 def graph(num_nodes=4, edges=EDGES, seed=0):
   random = np.random.default_rng(seed)
-  return Graph.of(
+  return Graph.from_edges(
     random.integers(0, 2, num_nodes),
     edges,
     target=0,
@@ -63,8 +63,14 @@ OTHER_WAY = ONE._replace(
 OTHER_FEATURE = ONE._replace(
   edge_features=ONE.edge_features + np.eye(6, 1, dtype=np.float32)
 )
-NO_EDGE = Graph.of(ONE.nodes, [], target=0, query=ONE.query, node_features=ONE.node_features,
-                   edge_features=np.empty((0, 1)))  # fmt: skip
+NO_EDGE = Graph.from_edges(
+  ONE.nodes,
+  [],
+  target=0,
+  query=ONE.query,
+  node_features=ONE.node_features,
+  edge_features=np.empty((0, 1)),
+)
 SEVERAL = [
   ONE,
   graph(3, ((0, 1, 0), (2, 1, 1)), seed=1),
@@ -132,7 +138,7 @@ def test_a_pairs_features_are_the_mean_of_its_edges_in_each_direction(
   # Two edges in opposite directions, two on one pair, and one from a node to itself.
   ends = ((0, 1, 0), (1, 0, 0), (1, 2, 0), (1, 2, 1), (3, 3, 2))
   features = [[1.0], [5.0], [2.0], [4.0], [6.0]]
-  batch = rows(Graph.of([0] * 4, ends, target=0, edge_features=features))
+  batch = rows(Graph.from_edges([0] * 4, ends, target=0, edge_features=features))
   num_rows = config.num_table_rows
   (found,), _ = pair_features(
     *complete(batch, config), num_labels=num_rows, num_nodes=4

@@ -219,28 +219,32 @@ def test_files_are_split_by_the_first_depth_with_twenty_folders(tmp_path):
     (tmp_path / "c", "x/y/"),
   ):
     names = [f"{prefix}{piece}/{version}" for piece in pieces for version in versions]
-    split_of = split_by_file(folder, *names, f"{prefix}readme.mid")
+    choose_split = split_by_file(folder, *names, f"{prefix}readme.mid")
     for piece in pieces:
-      splits = {split_of[f"{prefix}{piece}/{version}"] for version in versions}
-      assert splits == {data.split_of(f"{prefix}{piece}")}
-    assert split_of[f"{prefix}readme.mid"] == data.split_of(f"{prefix}readme.mid")
-    assert len({*split_of.values()}) > 1
+      splits = {choose_split[f"{prefix}{piece}/{version}"] for version in versions}
+      assert splits == {data.choose_split(f"{prefix}{piece}")}
+    assert choose_split[f"{prefix}readme.mid"] == data.choose_split(
+      f"{prefix}readme.mid"
+    )
+    assert len({*choose_split.values()}) > 1
 
 
 def test_files_in_fewer_folders_are_split_by_their_path(tmp_path):
   names = [f"{year}/{name}.mid" for year in range(2000, 2019) for name in "abcdef"]
   assert split_by_file(tmp_path / "years", *names) == {
-    x: data.split_of(x) for x in names
+    x: data.choose_split(x) for x in names
   }
   flat = [f"{number}.mid" for number in range(40)]  # a path is a name
-  assert split_by_file(tmp_path / "flat", *flat) == {x: data.split_of(x) for x in flat}
+  assert split_by_file(tmp_path / "flat", *flat) == {
+    x: data.choose_split(x) for x in flat
+  }
 
 
 def test_the_pieces_of_each_split_are_counted(tmp_path):
   names = [f"{piece}/{version}.mid" for piece in range(20) for version in "ab"]
   for name in names:
     write(tmp_path / name)
-  pieces = [data.split_of(str(piece)) for piece in range(20)]
+  pieces = [data.choose_split(str(piece)) for piece in range(20)]
   counts = {split: pieces.count(split) for split in data.SPLITS}
   assert counts["train"] and counts["valid"]
   said = [f"{2 * n} {split} ({n} pieces)" for split, n in counts.items() if n]
@@ -249,7 +253,7 @@ def test_the_pieces_of_each_split_are_counted(tmp_path):
 
 
 def test_splits_have_80_10_and_10_percent():
-  splits = [data.split_of(f"{number}.mid") for number in range(2000)]
+  splits = [data.choose_split(f"{number}.mid") for number in range(2000)]
   shares = [splits.count(split) / 2000 for split in data.SPLITS]
   np.testing.assert_allclose(shares, [0.8, 0.1, 0.1], atol=0.03)
 

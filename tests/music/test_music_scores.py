@@ -9,7 +9,7 @@ from flax import nnx
 
 from experiments.data.tokenizer import BOS, EOS, PAD
 from experiments.music import voices
-from experiments.music.scores import likelihood, make_nats_of, token_nats
+from experiments.music.scores import likelihood, make_nats_function, token_nats
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 
 VOCABULARY = 12
@@ -49,7 +49,7 @@ def test_nats_are_those_of_float64(dtype):
 def test_likelihood_is_the_sum_over_pieces_in_any_batches(model, token_budget):
   of_pieces, end_nats = oracle(model)
   nats = sum(of_pieces)
-  nats_of = make_nats_of(*nnx.split(model))
+  nats_of = make_nats_function(*nnx.split(model))
   scores, found = likelihood(nats_of, PIECES, voices.times, token_budget=token_budget)
   np.testing.assert_allclose(found, of_pieces, rtol=1e-5)
   wanted = [nats / 245, (nats - end_nats) / 240, nats / 60]

@@ -43,15 +43,15 @@ def test_a_stream_has_the_order_that_is_canonical():
 @settings(max_examples=40)
 @given(scores)
 def test_notes_come_back_on_the_grid(score):
-  notes = performance.on_grid(score)
+  notes = performance.round_to_grid(score)
   assert performance.decode(performance.encode(notes)) == notes
-  assert performance.on_grid(performance.score(notes)) == notes
+  assert performance.round_to_grid(performance.score(notes)) == notes
 
 
 @settings(max_examples=40)
 @given(scores)
 def test_notes_on_the_grid_are_near_and_do_not_overlap(score):
-  given, notes = score.parts[0].notes, performance.on_grid(score)
+  given, notes = score.parts[0].notes, performance.round_to_grid(score)
   by_pitch = {pitch: [n for n in notes if n.pitch == pitch] for _, _, pitch, _ in given}
   for note in given:
     start, end = 100 * score.seconds([note.start, note.end])
@@ -81,7 +81,7 @@ def test_notes_that_begin_together_are_the_longest_and_loudest():
     Note(0, 7, 60, 50),
     Note(8, 12, 60, 2),
   ]
-  found = performance.on_grid(performance.score(notes))
+  found = performance.round_to_grid(performance.score(notes))
   assert found == [Note(0, 8, 60, 98), Note(8, 12, 60, 2)]
 
 
@@ -89,7 +89,7 @@ def test_notes_of_a_file_that_begin_together_are_the_longest_and_loudest(tmp_pat
   offs = [mido.Message("note_off", note=60, time=ticks) for ticks in (240, 720)]
   ons = [mido.Message("note_on", note=60, velocity=velocity) for velocity in (100, 40)]
   mido.MidiFile(tracks=[mido.MidiTrack([*ons, *offs])]).save(tmp_path / "a.mid")
-  found = performance.on_grid(read_score(tmp_path / "a.mid"))
+  found = performance.round_to_grid(read_score(tmp_path / "a.mid"))
   assert found == [Note(0, 100, 60, 98)]  # 960 ticks, at 480 for half a second
 
 
@@ -98,6 +98,6 @@ def test_a_midi_file_holds_the_stream(tmp_path):
     np.random.default_rng(0).integers([0, 1, 0], [999, 300, 128], (200, 3)).tolist()
   )
   notes = [Note(start, start + length, pitch, 64) for start, length, pitch in drawn]
-  stream = performance.encode(performance.on_grid(performance.score(notes)))
+  stream = performance.encode(performance.round_to_grid(performance.score(notes)))
   performance.CODEC.write([BOS, *stream.tolist(), EOS], tmp_path / "a.mid")
   np.testing.assert_array_equal(performance.CODEC.read(tmp_path / "a.mid"), stream)

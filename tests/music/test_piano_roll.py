@@ -28,7 +28,10 @@ def test_notes_are_bars_and_weights_a_row_for_each_layer(tmp_path, monkeypatch):
     module, "save", lambda figure, path: figures.append(figure) or path
   )
   module.draw(
-    Run(None, voices.CODEC, None, None, None), PIECE, tmp_path / "a.png", prime=16
+    Run(None, voices.CODEC, None, None, None),
+    PIECE,
+    tmp_path / "a.png",
+    prompt_length=16,
   )
   (figure,) = figures
   figure.draw_without_rendering()
@@ -43,7 +46,7 @@ def test_notes_are_bars_and_weights_a_row_for_each_layer(tmp_path, monkeypatch):
   assert colours[0] == colours[1] != colours[2]
   rows = [mesh.get_array().ravel() for mesh in below.collections]
   assert [np.flatnonzero(row).tolist() for row in rows] == [[0, 2], [6]]
-  wanted = {"C3", "C4", "time (16th notes)", "6 / 8", "2 / 2", "prime", "model"}
+  wanted = {"C3", "C4", "time (16th notes)", "6 / 8", "2 / 2", "prompt", "model"}
   assert wanted <= texts
   (area,) = (patch for patch in ax.patches if patch.get_zorder() == 0)
   assert (area.get_x(), area.get_width(), area.get_height()) == (0, 4, 1)

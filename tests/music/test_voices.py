@@ -25,7 +25,7 @@ def test_a_score_holds_the_grid_in_any_order_of_its_parts(grid):
   score = voices.score(grid)
   backwards = score._replace(parts=score.parts[::-1])
   for scored in (score, backwards):
-    np.testing.assert_array_equal(voices.grid_of(scored), grid)
+    np.testing.assert_array_equal(voices.round_to_grid(scored), grid)
 
 
 def test_a_midi_file_holds_the_tokens_even_of_silent_voices(tmp_path):
@@ -42,7 +42,7 @@ def test_parts_without_names_are_voices_by_pitch_and_notes_go_to_the_nearest_ste
   late = Note(55, 190, 60, 64)  # at 100 ticks per step: from 1 to 2
   short = Note(210, 220, 61, 64)  # lasts one step
   parts = [Part("", [Note(0, 300, pitch, 64)]) for pitch in (40, 70, 50)]
-  grid = voices.grid_of(Score([*parts, Part("", [late, short])], 400, [(0, 0.5)]))
+  grid = voices.round_to_grid(Score([*parts, Part("", [late, short])], 400, [(0, 0.5)]))
   np.testing.assert_array_equal(
     grid, [[70, -1, 50, 40], [70, 60, 50, 40], [70, 61, 50, 40]]
   )
@@ -53,19 +53,19 @@ def test_four_named_voices_are_read_beside_other_parts():
   score = voices.score(grid)
   horns = [Part(name, [Note(0, 960, 72, 64)]) for name in ("Horn 1", "Horn 2")]
   beside = score._replace(parts=[horns[0], *score.parts, horns[1]])
-  np.testing.assert_array_equal(voices.grid_of(beside), grid)
+  np.testing.assert_array_equal(voices.round_to_grid(beside), grid)
   three = beside._replace(
     parts=beside.parts[:-2]
   )  # a voice less: a horn and three voices
-  assert voices.grid_of(three)[0].tolist() == [72, 67, 64, 60]
+  assert voices.round_to_grid(three)[0].tolist() == [72, 67, 64, 60]
   two_sopranos = score._replace(parts=[score.parts[0], *score.parts])
-  assert "has 5 tracks" in refusal(voices.grid_of, two_sopranos)
+  assert "has 5 tracks" in refusal(voices.round_to_grid, two_sopranos)
 
 
 def test_of_two_notes_in_one_voice_the_one_begun_last_sounds():
   parts = [Part("", [Note(0, 200, pitch, 64)]) for pitch in (70, 50, 40)]
   parts.append(Part("", [Note(100, 200, 65, 64), Note(0, 200, 64, 64)]))
-  grid = voices.grid_of(Score(parts, 400, [(0, 0.5)]))
+  grid = voices.round_to_grid(Score(parts, 400, [(0, 0.5)]))
   np.testing.assert_array_equal(grid[:, 1], [64, 65])
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments.training.compiling import naming_attention
+from experiments.training.compiling import announce_attention
 from experiments.training.step import TrainState
 from relpos_jax import dot_product_attention
 
@@ -29,7 +29,7 @@ def test_attention_is_named_once_and_the_log_keeps_its_level(root_log, capsys):
     return state, {"output": dot_product_attention(batch, batch, batch)}
 
   state, batch = TrainState(jnp.int32(0), (), ()), jnp.ones((1, 8, 2, 4))
-  named = naming_attention(step, run_now, state, [])
+  named = announce_attention(step, run_now, state, [])
   named(state, batch)
   named(state, batch)
   dot_product_attention(batch + 1, batch, batch)

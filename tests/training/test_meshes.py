@@ -14,10 +14,10 @@ from experiments.graphs.graph import Graph, GraphBatch, GraphBatches
 from experiments.graphs.train import loss as loss_of_graphs
 from experiments.training.sharding import (
   AXES,
-  in_ring,
   make_mesh,
   put_batch,
   put_parameters,
+  use_ring,
 )
 from experiments.training.step import init_state, make_train_step
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
@@ -37,7 +37,7 @@ def step_on(sizes, ring=False):
   mesh = make_mesh(**dict(zip(AXES, sizes, strict=True)))
   graphdef, shapes = make_model(**DROPOUT)
   state = lambda: put_parameters(init_state(filled(shapes, 0.2), SGD), mesh)
-  step = make_train_step(graphdef, in_ring(smoothed) if ring else smoothed, SGD)
+  step = make_train_step(graphdef, use_ring(smoothed) if ring else smoothed, SGD)
   with jax.set_mesh(mesh):
     compiled = step.lower(state(), put_batch(copy_task(0), mesh)).compile()
     after, metrics = compiled(state(), put_batch(copy_task(0), mesh))
@@ -78,7 +78,7 @@ def graph(number: int) -> Graph:
   edges = random.integers(0, number, (3 * number, 3)) % [number, number, 3]
   features = random.normal(size=(len(edges), 1))
   nodes = random.integers(0, 2, number)
-  return Graph.of(nodes, edges, target=number % 2, edge_features=features)
+  return Graph.from_edges(nodes, edges, target=number % 2, edge_features=features)
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, NamedSharding
 
-from experiments.training.programs import keep_programs
+from experiments.training.programs import cache_programs
 
 
 class Pair(NamedTuple):
@@ -37,7 +37,7 @@ def process(cache):
 
     function = jax.jit(multiply, donate_argnums=0)
     pair = jax.device_put(Pair(*args), NamedSharding(mesh, jax.P("rows")))
-    call = keep_programs(function, key, [*mesh.devices.flat])
+    call = cache_programs(function, key, [*mesh.devices.flat])
     for by in (3, 4):
       found, again = call(jax.tree.map(jnp.copy, pair), np.int32(by))
       np.testing.assert_array_equal(found.first, args[0] * by)
@@ -69,7 +69,9 @@ def test_a_program_that_jax_has_compiled_before_is_kept_whole(cache):
   try:
     jax.jit(lambda x: jnp.sort(x @ x.T))(jnp.eye(8))
     for _ in range(2):
-      call = keep_programs(jax.jit(lambda x: jnp.sort(x @ x.T)), "a", jax.devices()[:1])
+      call = cache_programs(
+        jax.jit(lambda x: jnp.sort(x @ x.T)), "a", jax.devices()[:1]
+      )
       np.testing.assert_array_equal(call(jnp.eye(8)), np.sort(np.eye(8)))
   finally:
     jax.config.update(name, before)

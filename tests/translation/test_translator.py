@@ -168,9 +168,7 @@ def test_greedy_translations_are_those_without_a_cache_token_by_token_on_one_lin
 ):
   graphdef, params = model
   lines = SHORT[:4]
-  sources = encode(TOKENIZER, lines).padded(
-    np.arange(len(lines)), (len(lines), 16), PAD
-  )
+  sources = encode(TOKENIZER, lines).pad(np.arange(len(lines)), (len(lines), 16), PAD)
   forward = jax.jit(lambda source, target: nnx.merge(graphdef, params)(source, target))
 
   tokens = np.full((len(lines), 1 + 16 + 6), PAD)
