@@ -1,0 +1,78 @@
+"""Adapters: `attend(arrays, options) -> output, gradients` of an implementation each.
+
+The decorators here do what adapters have in common: `takes` refuses what is not named,
+`in_jax` and `in_torch` turn a function that returns the output into one that also
+returns the gradients.
+"""
+
+import functools
+
+import numpy as np
+
+ALWAYS = {"query", "key", "value", "cotangent"}
+FIXED = {"mask", "labels", "query_positions", "key_positions", "cotangent"}
+FIXED |= {"query_segments", "key_segments"}
+
+
+def takes(*names):
+  """Returns a decorator that refuses arrays and options of other names."""
+
+  def decorate(function):
+    @functools.wraps(function)
+    def attend(arrays, options):
+      others = (arrays.keys() | options.keys()) - ALWAYS - set(names)
+      if others:
+        raise NotImplementedError("takes no " + ", ".join(sorted(others)))
+      return function(arrays, options)
+
+    return attend
+
+  return decorate
+
+
+def refuse_if(condition, reason):
+  """Raises NotImplementedError for a call that the implementation does not offer."""
+  if condition:
+    raise NotImplementedError(reason)
+
+
+def in_jax(function):
+  """Adds gradients to a function of JAX arrays that returns the output."""
+  import jax
+
+  @functools.wraps(function)
+  def attend(arrays, options):
+    fixed = {name: x for name, x in arrays.items() if name in FIXED}
+    moving = {name: x for name, x in arrays.items() if name not in FIXED}
+
+    def output_of(moving):
+      return function({**fixed, **moving}, options)
+
+    with jax.enable_x64(arrays["query"].dtype == np.float64):
+      output, pull_back = jax.vjp(output_of, jax.tree.map(jax.numpy.asarray, moving))
+      (gradients,) = pull_back(jax.numpy.asarray(arrays["cotangent"], output.dtype))
+    return np.asarray(output), jax.tree.map(np.asarray, gradients)
+
+  return attend
+
+
+def in_torch(function):
+  """Adds gradients to a function of PyTorch tensors that returns the output."""
+  import torch
+
+  @functools.wraps(function)
+  def attend(arrays, options):
+    tensors = {name: torch.tensor(np.array(x)) for name, x in arrays.items()}
+    moving = [name for name in tensors if name not in FIXED]
+    for name in moving:
+      tensors[name].requires_grad_()
+    output = function(tensors, options)
+    output.backward(tensors["cotangent"].to(output.dtype))
+    gradients = {}
+    for name in moving:
+      gradient = tensors[name].grad
+      zero = torch.zeros_like(tensors[name])
+      gradients[name] = (zero if gradient is None else gradient).numpy()
+    return output.detach().numpy(), gradients
+
+  return attend
