@@ -299,6 +299,22 @@ CASES = [
     law=laws.queries_one_by_one,
   ),
   Case(
+    name="decoding one by one, T5",
+    source="keras-team/keras-hub#2932; huggingface/candle#899",
+    symptom="the query is taken for the last slot of a padded cache",
+    arrays=tokens(T=7) | {"buckets": (32, 4)},
+    options={"causal": True, "t5": BACK, "scale": 1.0},
+    law=laws.queries_one_by_one,
+  ),
+  Case(
+    name="decoding one by one, ALiBi",
+    source="keras-team/keras-hub#2977, #2861",
+    symptom="the bias is of the queries' length, and adds nothing",
+    arrays=tokens(T=7),
+    options={"causal": True, "alibi": True},
+    law=laws.queries_one_by_one,
+  ),
+  Case(
     name="window of four keys",
     source="huggingface/transformers#39408; ml-explore/mlx-lm#390",
     symptom="a window has one key too many or too few",
@@ -405,6 +421,13 @@ CASES = [
     source="Huang et al. 2018, section 3.4",
     symptom="the heads of the table are mixed up",
     arrays=tokens() | {"key_table": (7, 4, 8), "value_table": (7, 4, 8)},
+    options={"causal": True},
+  ),
+  Case(
+    name="Shaw, all distances, a table for each head",
+    source="labmlai/annotated_deep_learning_paper_implementations#185",
+    symptom="the shift is off by a row",
+    arrays=tokens() | {"key_table": (21, 4, 8)},
     options={"causal": True},
   ),
   Case(

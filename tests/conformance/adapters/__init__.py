@@ -36,6 +36,25 @@ def refuse_if(condition, reason):
     raise NotImplementedError(reason)
 
 
+def pair_mask(x, options):
+  """Returns the mask [.., .., T, S] of mask, causal and segments, for what takes masks.
+
+  Only for modules that leave all of these to a mask of their caller.
+  """
+  queries, keys = x["query"].shape[1], x["key"].shape[1]
+  query_at = np.arange(queries) + options.get("query_offset", 0)
+  is_earlier = np.arange(keys) <= query_at[:, None]
+  mask = np.ones((1, 1, queries, keys), bool)
+  if options.get("causal"):
+    mask = mask & is_earlier
+  if "query_segments" in x:
+    segments = np.asarray(x["query_segments"]), np.asarray(x["key_segments"])
+    mask = mask & (segments[0][:, None, :, None] == segments[1][:, None, None, :])
+  if "mask" in x:
+    mask = mask & np.asarray(x["mask"])
+  return mask
+
+
 def in_jax(function):
   """Adds gradients to a function of JAX arrays that returns the output."""
   import jax
@@ -76,3 +95,37 @@ def in_torch(function):
     return output.detach().numpy(), gradients
 
   return attend
+
+
+def third(number):
+  """Returns a module that takes the first, second or third part of the last axis."""
+  import torch
+
+  class Third(torch.nn.Module):
+    def forward(self, x):
+      return x.chunk(3, -1)[number]
+
+  return Third()
+
+
+def joined(*arrays):
+  """Returns tensors [B, T, N, H] side by side, [B, T, N H ...]."""
+  import torch
+
+  return torch.cat([x.flatten(2) for x in arrays], -1)
+
+
+def additive(x, options):
+  """Returns the mask as numbers to add: zero, or the lowest number of the dtype."""
+  import torch
+
+  mask = torch.tensor(pair_mask(x, options))
+  lowest = torch.finfo(x["query"].dtype).min
+  return torch.zeros(mask.shape, dtype=x["query"].dtype).masked_fill(~mask, lowest)
+
+
+def is_self_attention(x, options=None):
+  """Refuses what a module of self-attention cannot be given."""
+  queries, keys = x["query"], x["key"]
+  refuse_if(queries.shape != keys.shape, "self-attention: T is S, and N is K")
+  refuse_if(x["value"].shape != keys.shape, "values are as wide as keys")
