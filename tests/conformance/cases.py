@@ -8,9 +8,8 @@ import dataclasses
 import zlib
 from collections.abc import Callable
 
-import numpy as np
-
 import laws
+import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
@@ -482,9 +481,9 @@ CASES = [
     name="labels of edges",
     source="Snapchat/GiGL#675",
     symptom="edges have the other direction; pairs without an edge take label 0",
-    arrays=tokens(T=3) | {"key_table": (3, 8), "value_table": (3, 8)} | {
-      "labels": edges()
-    },
+    arrays=tokens(T=3)
+    | {"key_table": (3, 8), "value_table": (3, 8)}
+    | {"labels": edges()},
   ),
   Case(
     name="last queries, Shaw",
@@ -520,8 +519,7 @@ CASES = [
     name="DeBERTa, more queries than keys",
     source="microsoft/DeBERTa#33; mead-ml/mead-baseline#759",
     symptom="crashes in the lookup of position-to-content",
-    arrays=tokens(T=47, S=19, N=2)
-    | {"key_table": (9, 2, 8), "query_table": (9, 2, 8)},
+    arrays=tokens(T=47, S=19, N=2) | {"key_table": (9, 2, 8), "query_table": (9, 2, 8)},
     options={"scale": 24**-0.5},
   ),
   # Transformer-XL and Conformer

@@ -4,7 +4,6 @@
 """
 
 import numpy as np
-
 import papers
 
 FAR = 2_000_000_000  # fits in 32 bits

@@ -67,10 +67,15 @@ def in_jax(function):
     def output_of(moving):
       return function({**fixed, **moving}, options)
 
+    @jax.jit  # one compilation; without it each operation has its own
+    def output_and_gradients(moving, cotangent):
+      output, pull_back = jax.vjp(output_of, moving)
+      (gradients,) = pull_back(cotangent.astype(output.dtype))
+      return output, gradients
+
     with jax.enable_x64(arrays["query"].dtype == np.float64):
-      output, pull_back = jax.vjp(output_of, jax.tree.map(jax.numpy.asarray, moving))
-      (gradients,) = pull_back(jax.numpy.asarray(arrays["cotangent"], output.dtype))
-    return np.asarray(output), jax.tree.map(np.asarray, gradients)
+      results = output_and_gradients(moving, arrays["cotangent"])
+    return jax.tree.map(np.asarray, results)
 
   return attend
 

@@ -3,8 +3,15 @@
 import torch
 from transformers.models.bert import modeling_bert
 
-from adapters import additive, in_torch, is_self_attention, joined, refuse_if, takes
-from adapters import third
+from adapters import (
+  additive,
+  in_torch,
+  is_self_attention,
+  joined,
+  refuse_if,
+  takes,
+  third,
+)
 
 PACKAGES = ("transformers", "torch")
 

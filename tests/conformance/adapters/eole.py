@@ -9,7 +9,9 @@ from eole.modules import multi_headed_attn
 from adapters import in_torch, joined, pair_mask, refuse_if, takes, third
 
 PACKAGES = ("eole", "torch")
-OFF = "heads_kv add_key_bias query_norm key_norm value_norm qk_norm_post_rope rope_config"
+OFF = (
+  "heads_kv add_key_bias query_norm key_norm value_norm qk_norm_post_rope rope_config"
+)
 
 
 def module_for(x, options):
@@ -42,6 +44,8 @@ def attend(x, options):
     module.kcache, module.vcache = x["key"].clone(), x["value"].clone()
     given["cache_slice"] = torch.arange(new.start, new.stop)
   rows = joined(x["query"], x["key"][:, new], x["value"][:, new])
-  parameters = {"relative_attention_bias.weight": x["buckets"]} if "buckets" in x else {}
+  parameters = (
+    {"relative_attention_bias.weight": x["buckets"]} if "buckets" in x else {}
+  )
   y, _ = torch.func.functional_call(module, parameters, (rows,), given)
   return y.unflatten(2, x["query"].shape[2:])

@@ -24,5 +24,7 @@ def attend(x, options):
   )
   mask = pair_mask(x, options)
   mask = jnp.asarray(np.broadcast_to(mask, (batch, heads, *mask.shape[2:])))
-  rows = [x[name].reshape(batch, x[name].shape[1], -1) for name in ("query", "key", "value")]
+  rows = [
+    x[name].reshape(batch, x[name].shape[1], -1) for name in ("query", "key", "value")
+  ]
   return jax.vmap(layer)(*rows, mask).reshape(batch, queries, heads, -1)

@@ -19,7 +19,9 @@ def attend(x, options):
   mask = pair_mask(x, options)
   refuse_if(mask.shape[1] > 1, "heads share the mask")
   rows = torch.zeros(2 * module.P, heads, width, dtype=x["query"].dtype)
-  table = torch.cat([rows[: module.P - queries + 1], x["key_table"], rows])[: 2 * module.P]
+  table = torch.cat([rows[: module.P - queries + 1], x["key_table"], rows])[
+    : 2 * module.P
+  ]
   eye = torch.eye(heads * width, dtype=rows.dtype)
   names = ("query.linear", "key.linear", "value.linear", "output")
   parameters = {f"{name}.weight": eye for name in names}

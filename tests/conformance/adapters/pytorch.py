@@ -22,7 +22,9 @@ def attend(x, options):
   refuse_if(options.get("causal") and mask is not None, "causal, or a mask")
   groups = {"scale": options.get("scale"), "enable_gqa": True}
   causal = options.get("causal", False)
-  y = functional.scaled_dot_product_attention(*heads_first(x), mask, 0.0, causal, **groups)
+  y = functional.scaled_dot_product_attention(
+    *heads_first(x), mask, 0.0, causal, **groups
+  )
   return y.transpose(1, 2)
 
 
@@ -30,7 +32,9 @@ def attend(x, options):
 @in_torch
 def layer(x, options):
   batch, queries, heads, width = x["query"].shape
-  refuse_if(x["value"].shape[2:] != (heads, width), "values and keys as wide as queries")
+  refuse_if(
+    x["value"].shape[2:] != (heads, width), "values and keys as wide as queries"
+  )
   one = torch.eye(heads * width, dtype=x["query"].dtype)
   mask = torch.tensor(~pair_mask(x, options))
   mask = mask.expand(batch, heads, *mask.shape[2:]).flatten(0, 1)

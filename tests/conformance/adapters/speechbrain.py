@@ -7,7 +7,7 @@ import types
 
 import torch
 
-from adapters import in_torch, pair_mask, refuse_if, takes
+from adapters import in_torch, pair_mask, takes
 from adapters.speech import NAMES, all_distances, parameters_of, rows_of
 
 PACKAGES = ("speechbrain", "torch")

@@ -125,21 +125,25 @@ def deberta_of(x, options, attention, as_published):
   query_rows = x["query_table"] if as_published else x["query_table"].flip(0)
   embeddings = joined(x["key_table"].flip(0)[None], query_rows[None])[0, : 2 * span]
   embeddings = torch.cat([embeddings, embeddings[:, : heads * width]], -1)
-  mask, rows = torch.tensor(pair_mask(x, options)), joined(x["query"], x["key"], x["value"])
+  mask, rows = (
+    torch.tensor(pair_mask(x, options)),
+    joined(x["query"], x["key"], x["value"]),
+  )
   y = module.eval()(rows, mask, rel_embeddings=embeddings)[0]
   return y.unflatten(2, (heads, width))
 
 
 def llama_of(x, options, attention):
   refuse_if(options["rotary"] != "halves", "turns halves")
-  queries, keys = x["query"].shape[1], x["key"].shape[1]
   config = modeling_llama.LlamaConfig(head_dim=x["query"].shape[3])
   embedding = modeling_llama.LlamaRotaryEmbedding(config)
   q, k, v = (x[name].transpose(1, 2) for name in ("query", "key", "value"))
   turned = []
   for rows, start in ((q, options.get("query_offset", 0)), (k, 0)):
     at = torch.arange(rows.shape[2])[None] + start
-    turned.append(modeling_llama.apply_rotary_pos_emb(rows, rows, *embedding(rows, at))[0])
+    turned.append(
+      modeling_llama.apply_rotary_pos_emb(rows, rows, *embedding(rows, at))[0]
+    )
   module = torch.nn.Module()
   module.num_key_value_groups = q.shape[1] // k.shape[1]
   interface = modeling_llama.ALL_ATTENTION_FUNCTIONS.get_interface(

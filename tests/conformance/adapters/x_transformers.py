@@ -6,7 +6,7 @@ import torch
 from x_transformers import attend as attending
 from x_transformers import x_transformers as modules
 
-from adapters import in_torch, pair_mask, refuse_if, takes
+from adapters import in_torch, refuse_if, takes
 
 PACKAGES = ("x-transformers", "torch")
 NAMES = ("mask", "causal", "query_offset", "bias", "scale", "soft_cap", "sinks")
@@ -40,7 +40,9 @@ def turned(q, k, options):
   if "rotary" not in options:
     return q, k
   refuse_if(options["rotary"] != "interleaved", "turns neighbours")
-  frequencies, scale = modules.RotaryEmbedding(q.shape[3]).forward_from_seq_len(k.shape[2])
+  frequencies, scale = modules.RotaryEmbedding(q.shape[3]).forward_from_seq_len(
+    k.shape[2]
+  )
   turn = modules.apply_rotary_pos_emb
   return turn(q, frequencies, scale), turn(k, frequencies, scale)
 
