@@ -13,25 +13,25 @@ NAMES = ("mask", "causal", "query_offset", "bias", "scale", "sinks", "alibi", "r
 def output_of(x, options):
   q, k, v = (x[name].transpose(0, 2, 1, 3) for name in ("query", "key", "value"))
   offset = options.get("query_offset", 0)
-  mask = x.get("mask", x.get("bias"))
-  refuse_if("mask" in x and "bias" in x, "one of mask and bias")
-  if options.get("causal"):
-    refuse_if(mask is not None or "alibi" in options, "causal, or a mask")
-    refuse_if(offset != k.shape[2] - q.shape[2], "queries are the last of the keys")
-    mask = "causal"
-  if "alibi" in options:
-    refuse_if(mask is not None, "ALiBi, or a mask")
-    mask = mlx.nn.ALiBi.create_alibi_matrix(
-      q.shape[2], k.shape[2], q.shape[1], offset, q.dtype
-    )
   if "rotary" in options:
     turn = mlx.nn.RoPE(q.shape[3], traditional=options["rotary"] == "interleaved")
     q, k = turn(q, offset), turn(k)
-  scale = options.get("scale", q.shape[3] ** -0.5)
-  y = mx.fast.scaled_dot_product_attention(
-    q, k, v, scale=scale, mask=mask, sinks=x.get("sinks")
-  )
+  given = {"scale": options.get("scale", q.shape[3] ** -0.5), "sinks": x.get("sinks")}
+  mask = mask_of(x, options, q, k, offset)
+  y = mx.fast.scaled_dot_product_attention(q, k, v, mask=mask, **given)
   return y.transpose(0, 2, 1, 3)
+
+
+def mask_of(x, options, q, k, offset):
+  masks = {"mask", "bias", "causal", "alibi"} & (x | options).keys()
+  refuse_if(len(masks) > 1, "one of mask, bias, causal and ALiBi")
+  if "causal" in options:
+    refuse_if(offset != k.shape[2] - q.shape[2], "queries are the last of the keys")
+    return "causal"
+  if "alibi" in options:
+    sizes = q.shape[2], k.shape[2], q.shape[1]
+    return mlx.nn.ALiBi.create_alibi_matrix(*sizes, offset, q.dtype)
+  return x.get("mask", x.get("bias"))
 
 
 @takes(*NAMES)

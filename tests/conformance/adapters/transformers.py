@@ -108,29 +108,31 @@ def wav2vec2_bert_of(x, options, attention):
   return y.unflatten(2, x["query"].shape[2:])
 
 
+def deberta_module(heads, width, distances):
+  module = modeling_deberta_v2.DisentangledSelfAttention(
+    modeling_deberta_v2.DebertaV2Config(
+      hidden_size=heads * width, num_attention_heads=heads, relative_attention=True,
+      position_buckets=-1, max_relative_positions=distances,
+      pos_att_type=["c2p", "p2c"],
+    )
+  )  # fmt: skip
+  module.query_proj, module.key_proj, module.value_proj = map(third, range(3))
+  module.pos_key_proj, module.pos_query_proj = third(0), third(1)
+  return module.eval()
+
+
 def deberta_of(x, options, attention, as_published):
   is_self_attention(x)
   heads, width = x["query"].shape[2:]
   refuse_if("query_table" not in x or "key_table" not in x, "has both tables")
   refuse_if(options.get("scale") != (3 * width) ** -0.5, "its scale is (3 H)**-0.5")
-  span = len(x["key_table"]) // 2
-  module = modeling_deberta_v2.DisentangledSelfAttention(
-    modeling_deberta_v2.DebertaV2Config(
-      hidden_size=heads * width, num_attention_heads=heads, relative_attention=True,
-      position_buckets=-1, max_relative_positions=span, pos_att_type=["c2p", "p2c"],
-    )
-  )  # fmt: skip
-  module.query_proj, module.key_proj, module.value_proj = map(third, range(3))
-  module.pos_key_proj, module.pos_query_proj = third(0), third(1)
-  query_rows = x["query_table"] if as_published else x["query_table"].flip(0)
-  embeddings = joined(x["key_table"].flip(0)[None], query_rows[None])[0, : 2 * span]
-  embeddings = torch.cat([embeddings, embeddings[:, : heads * width]], -1)
-  mask, rows = (
-    torch.tensor(pair_mask(x, options)),
-    joined(x["query"], x["key"], x["value"]),
-  )
-  y = module.eval()(rows, mask, rel_embeddings=embeddings)[0]
-  return y.unflatten(2, (heads, width))
+  module = deberta_module(heads, width, len(x["key_table"]) // 2)
+  key_rows, query_rows = x["key_table"].flip(0)[None], x["query_table"][None]
+  query_rows = query_rows if as_published else query_rows.flip(1)
+  embeddings = joined(key_rows, query_rows, key_rows)[0]  # the third is not used
+  rows = joined(x["query"], x["key"], x["value"])
+  mask = torch.tensor(pair_mask(x, options))
+  return module(rows, mask, rel_embeddings=embeddings)[0].unflatten(2, (heads, width))
 
 
 def llama_of(x, options, attention):
