@@ -9,7 +9,7 @@ import pathlib
 import pytest
 
 OURS = "adapters.relpos_jax:attend"
-collect_ignore = ["adapters", "report.py"]  # they import what need not be installed
+collect_ignore = ["adapters"]  # they import what need not be installed
 
 
 def pytest_addoption(parser):

@@ -91,8 +91,8 @@ def refusals(records):
   return table(["", "refused, and in how many cases"], rows)
 
 
-def write_page():
-  """Rewrites what is between the page's marks."""
+def tables():
+  """Returns all that stands between the page's marks."""
   records = read_records()
   sections = [
     implementations(records),
@@ -104,9 +104,14 @@ def write_page():
     "### Refused",
     refusals(records),
   ]
+  return "\n\n".join(sections)
+
+
+def write_page():
+  """Rewrites what is between the page's marks."""
   before, rest = PAGE.read_text("utf-8").split(MARKS[0])
   after = rest.split(MARKS[1])[1]
-  text = "\n\n".join([MARKS[0], *sections, MARKS[1]])
+  text = "\n\n".join([MARKS[0], tables(), MARKS[1]])
   PAGE.write_text(before + text + after, "utf-8")
 
 

@@ -7,6 +7,7 @@ import cases
 import numpy as np
 import papers
 import pytest
+import report
 
 TOLERANCES = {"float64": 1e-10, "float32": 3e-5, "float16": 1e-2}
 NAMES = [case.name for case in cases.CASES]
@@ -74,6 +75,13 @@ def test_the_gradients_of_the_papers_are_central_differences(case):
 def test_names_are_distinct_and_sources_given():
   assert len(set(NAMES)) == len(NAMES) >= 40
   assert all(case.source and case.symptom for case in cases.CASES)
+
+
+def test_the_page_has_the_records():
+  if not report.PAGE.exists():
+    pytest.skip("the folder is alone")
+
+  assert report.tables() in report.PAGE.read_text("utf-8")
 
 
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("adapters/[!_]*.py")), ids=str)

@@ -15,7 +15,7 @@ def attend(x, options):
   all_distances(x)
   queries, heads, width = x["query"].shape[1:]
   module = relative_mha.RelativeMultiHeadAttention(heads, heads * width, 0.0).eval()
-  refuse_if("position_bias" in x, "its bias of positions is a number by distance")
+  refuse_if("position_bias" in x, "its bias of positions is a number")
   mask = pair_mask(x, options)
   refuse_if(mask.shape[1] > 1, "heads share the mask")
   rows = torch.zeros(2 * module.P, heads, width, dtype=x["query"].dtype)
@@ -26,6 +26,7 @@ def attend(x, options):
   names = ("query.linear", "key.linear", "value.linear", "output")
   parameters = {f"{name}.weight": eye for name in names}
   parameters |= {"key_pos_embeddings": table, "output.bias": eye[0] * 0}
+  parameters |= {"value.linear.bias": eye[0] * 0}
   given = {n: x[n].flatten(2).transpose(0, 1) for n in ("query", "key", "value")}
   given["mask"] = torch.tensor(mask[:, 0]).permute(1, 2, 0)
   y = torch.func.functional_call(module, parameters, (), given)
