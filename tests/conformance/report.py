@@ -12,6 +12,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 RECORDS = ROOT / "results" / "conformance"
 PAGE = ROOT / "docs" / "conformance.md"
 MARKS = "<!-- begin tables -->", "<!-- end tables -->"
+FOLDER = "tests/conformance"
+TEST = "test_conformance.py::test_attention"
 VERDICTS = ("pass", "refused", "raises", "wrong")
 
 
@@ -65,19 +67,20 @@ def matrix(records):
 
 
 def exceptions(records):
-  """Returns the table of all that is wrong or raises, with a line that shows it."""
+  """Returns the table of all that is wrong or raises, with what shows it."""
   symptoms = {case.name: case.symptom for case in cases.CASES}
   rows = []
-  for record in records:
+  for number, record in enumerate(records, 1):
     for name, case in record["cases"].items():
-      if case["verdict"] in ("pass", "refused"):
-        continue
-      found = f"wrong by {case['error']:.1g}: {symptoms[name]}?"
       if case["verdict"] == "raises":
         found = case["how"].replace("|", "\\|")[:90]
-      line = f"`--attend={record['attend']} -k '{name}'`"
-      rows.append([found, line])
-  return table(["found", "pytest tests/conformance"], rows)
+      elif case["verdict"] == "wrong":
+        found = f"wrong by {case['error']:.1g}: {symptoms[name]}?"
+      else:
+        continue
+      arguments = f"`'{TEST}[{name}]' --attend={record['attend']}`"
+      rows.append([str(number), found, arguments])
+  return table(["", "found", f"`cd {FOLDER}; pytest` ..."], rows)
 
 
 def refusals(records):
