@@ -76,6 +76,7 @@ def exceptions(records):
         found = case["how"].replace("|", "\\|")[:90]
       elif case["verdict"] == "wrong":
         found = f"wrong by {case['error']:.1g}: {symptoms[name]}?"
+        found = found.replace("wrong by inf", "not finite")
       else:
         continue
       arguments = f"`'{TEST}[{name}]' --attend={record['attend']}`"
