@@ -5,7 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from relpos_jax import EdgeFeatures, EdgeLabels, LabelBias, dot_product_attention
+from relpos_jax import (
+  EdgeFeatures,
+  EdgeLabels,
+  LabelBias,
+  dot_product_attention,
+  edge_attention,
+)
 from relpos_jax.attention.edges import pair_features
 
 BATCH, NODES, HEADS, WIDTH, LABELS, FEATURES, EDGES = 2, 11, 2, 4, 3, 2, 30
@@ -171,3 +177,34 @@ def test_edges_out_of_range_are_named():
     dot_product_attention(
       arrays["query"], arrays["key"], arrays["value"], relations=relation
     )
+
+
+@pytest.mark.parametrize("heads", [1, HEADS])
+def test_numbers_of_edges_are_a_bias_of_their_pairs(heads):
+  arrays, edges = random_arrays(0), random_edges(1)
+  numbers = np.random.default_rng(5).normal(size=(BATCH, EDGES, heads))
+  tensors = arrays["query"], arrays["key"], arrays["value"]
+  bias = np.zeros((BATCH, HEADS, NODES, NODES))
+  mask = np.zeros((BATCH, 1, NODES, NODES), bool)
+  for batch in range(BATCH):
+    for edge in range(EDGES):
+      receiver = edges["receivers"][batch, edge]
+      sender = edges["senders"][batch, edge]
+      if receiver >= 0:
+        bias[batch, :, receiver, sender] += numbers[batch, edge]
+        mask[batch, :, receiver, sender] = True
+  weight = jnp.asarray(np.random.default_rng(6).normal(size=arrays["value"].shape))
+
+  def by_list(tensors, numbers):
+    pairs = edges["senders"], edges["receivers"]
+    return jnp.sum(weight * edge_attention(*tensors, *pairs, bias=numbers))
+
+  def by_pairs(tensors):
+    options = dict(bias=bias, mask=mask, implementation="reference")
+    return jnp.sum(weight * dot_product_attention(*tensors, **options))
+
+  found, gradients = jax.jit(jax.value_and_grad(by_list))(tensors, numbers)
+  wanted, wanted_gradients = jax.jit(jax.value_and_grad(by_pairs))(tensors)
+  np.testing.assert_allclose(found, wanted, **TOLERANCE)
+  for gradient, wanted_gradient in zip(gradients, wanted_gradients, strict=True):
+    np.testing.assert_allclose(gradient, wanted_gradient, **TOLERANCE)
