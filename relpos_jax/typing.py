@@ -27,6 +27,7 @@ __all__ = [
   "Leaf",
   "PyTree",
   "Shaped",
+  "WeightsName",
 ]
 
 if TYPE_CHECKING:
@@ -40,9 +41,11 @@ if TYPE_CHECKING:
     "chunked",
     "pallas_gpu",
   ]
+  WeightsName = Literal["softmax", "silu"]
 else:
   # Editors say what users give. In a program, trees of shardings, axes or names have
   # the structure of a relation, too, and the operator itself refuses another word.
   Leaf = Any
   Beyond = str
   ImplementationName = str
+  WeightsName = str
