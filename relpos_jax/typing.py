@@ -28,6 +28,7 @@ __all__ = [
   "Leaf",
   "PyTree",
   "Shaped",
+  "WeightsName",
 ]
 
 if TYPE_CHECKING:
@@ -41,9 +42,11 @@ if TYPE_CHECKING:
     "chunked",
     "pallas_gpu",
   ]
+  WeightsName = Literal["softmax", "silu"]
 else:
   # Type checkers get the types above. At run time, fields must take anything, since JAX
   # builds relations with shardings, axes or names as leaves. The operator checks names.
   Leaf = Any
   Beyond = str
   ImplementationName = str
+  WeightsName = str

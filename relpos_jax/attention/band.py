@@ -57,6 +57,8 @@ _PAIRS = 2**25
 
 def unsupported(inputs: Inputs) -> str | None:
   """Returns the reason why this call has no band, or None if it has one."""
+  if inputs.silu_divisor is not None:
+    return "weights are silu; it needs a softmax"
   for relation in inputs.relations:
     if not isinstance(relation, ByDistance | LinearBias):
       return f"it takes no {type(relation).__name__}"

@@ -148,7 +148,7 @@ def _is_plain(inputs: Inputs) -> bool:
   """Returns whether jax.nn can compute the call."""
   if inputs.relations or inputs.return_residual:
     return False
-  lacking = inputs.dropout_seeds, inputs.soft_cap, inputs.sinks
+  lacking = inputs.dropout_seeds, inputs.soft_cap, inputs.sinks, inputs.silu_divisor
   if any(option is not None for option in lacking):
     return False
   if inputs.value.shape != inputs.key.shape:  # jax.nn refuses other widths

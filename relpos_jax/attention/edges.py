@@ -30,6 +30,7 @@ def edge_attention(
   *,
   labels: EdgeLabels | None = None,
   features: EdgeFeatures | None = None,
+  bias: ArrayLike | None = None,
   scale: ArrayLike | None = None,
   dropout_rate: float = 0.0,
   dropout_key: ArrayLike | None = None,
@@ -63,6 +64,8 @@ def edge_attention(
       a label: it adds no vector, but the receiver attends to the sender. For labels out
       of range see `EdgeLabels`.
     features: `EdgeFeatures(features, key, value)` with features `[B, M, F]`.
+    bias: numbers `[B, M, N]` or `[B, M, 1]`, added to the logits after the scale. A pair
+      of several edges has their sum.
     scale: factor of q_i . k_j and of the relative term. Default: `H**-0.5`.
     dropout_rate: the share of pairs to drop, for v_j and aV_ij alike.
     dropout_key: `jax.random.key`; needed if the rate is positive.
@@ -80,7 +83,7 @@ def edge_attention(
   Array([1., 1., 0.], dtype=float32)
   """
   tensors = query, key, value, senders, receivers
-  options = labels, features, scale, dropout_rate, dropout_key
+  options = labels, features, bias, scale, dropout_rate, dropout_key
   return with_automatic_axes(_edge_attention, query, *tensors, *options)
 
 
@@ -92,6 +95,7 @@ def _edge_attention(
   receivers,
   labels,
   features,
+  bias,
   scale,
   dropout_rate,
   dropout_key,
@@ -99,6 +103,10 @@ def _edge_attention(
   query, key, value = check_tensors(query, key, value)
   check_numbers(scale, dropout_rate, dropout_key)
   *nodes, heads, width = query.shape
+  if bias is not None:
+    edge_shape = jnp.shape(senders)
+    shapes = (*edge_shape, heads), (*edge_shape, 1)
+    bias = check_array("bias", bias, jnp.floating, *shapes)
   if scale is None:
     scale = width**-0.5
   # Sorts concrete edges now: XLA takes minutes to fold a sort of constants.
@@ -116,6 +124,9 @@ def _edge_attention(
   for a_MNH in edges.vectors("key", dtype):
     logits_MN += edges.sum_of_pair(jnp.sum(query_MNH * a_MNH, -1))
   logits_MN *= jnp.asarray(scale, dtype)
+  if bias is not None:
+    bias_MN = bias.reshape(-1, bias.shape[-1])[edges.order].astype(dtype)
+    logits_MN += edges.sum_of_pair(bias_MN)
   weights_MN = _softmax(logits_MN, edges, num_queries)
   if dropout_rate:
     keeps = jax.random.bernoulli(dropout_key, 1 - dropout_rate, weights_MN.shape)

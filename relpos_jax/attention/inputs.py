@@ -24,7 +24,7 @@ from relpos_jax.attention.arrays import (
 )
 from relpos_jax.attention.partitioned import Shards, align_manual_axes, explicit_axes
 from relpos_jax.attention.relation import Relation, Relations, Sizes, Tokens
-from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
+from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int, WeightsName
 
 _FARTHEST = 2**31 - 1  # a window of this size masks nothing
 _MOST_HEADS = 64  # few published models have more
@@ -37,6 +37,8 @@ class AttentionOptions(TypedDict, total=False):
   scale: ArrayLike | None
   logits_soft_cap: float | None
   sinks: ArrayLike | None
+  weights: WeightsName
+  divisor: ArrayLike | None
   is_causal: bool
   query_positions: ArrayLike | None
   key_positions: ArrayLike | None
@@ -66,6 +68,7 @@ class Inputs(NamedTuple):
   scale: ArrayLike
   soft_cap: float | None
   sinks: Float[Array, " N"] | None
+  silu_divisor: ArrayLike | None  # None: the weights are a softmax
   is_causal: bool
   window: tuple[int, int] | None  # the distances to the left and to the right
   # Whether keys are at 0, 1, 2, ... and queries at query_offset + 0, 1, 2, ...
@@ -137,6 +140,8 @@ def gather_inputs(
   scale: ArrayLike | None = None,
   logits_soft_cap: float | None = None,
   sinks: ArrayLike | None = None,
+  weights: WeightsName = "softmax",
+  divisor: ArrayLike | None = None,
   is_causal: bool = False,
   query_positions: ArrayLike | None = None,
   key_positions: ArrayLike | None = None,
@@ -185,6 +190,7 @@ def gather_inputs(
     scale=sizes.width**-0.5 if scale is None else scale,
     soft_cap=logits_soft_cap,
     sinks=_check_sinks(sinks, sizes),
+    silu_divisor=_check_divisor(weights, divisor, sizes.keys),
     is_causal=bool(is_causal),
     window=_check_window(local_window_size),
     linear_positions=not has_positions,
@@ -202,6 +208,8 @@ def gather_inputs(
     return_residual=return_residual,
     explicit=(),
   )
+  if inputs.silu_divisor is not None and (sinks is not None or return_residual):
+    raise ValueError('weights="silu" have no sum, and so no sinks and no residual')
   if inputs.relations:
     _warn(inputs, is_located=has_positions or query_offset is not None)
   inputs = align_manual_axes(inputs)  # before the names of axes, which it cannot take
@@ -297,6 +305,23 @@ def _check_sinks(sinks: ArrayLike | None, sizes: Sizes) -> Float[Array, " N"] | 
     return None
   sinks = check_array("sinks", sinks, jnp.floating, (sizes.heads,))
   return sinks.astype(sizes.accumulation_dtype)
+
+
+def _check_divisor(
+  weights: str, divisor: ArrayLike | None, num_keys: int
+) -> ArrayLike | None:
+  """Returns n of SiLU(logit) / n; None for a softmax."""
+  if weights == "softmax":
+    if divisor is not None:
+      raise ValueError('divisor is given; it needs weights="silu"')
+    return None
+  if weights != "silu":
+    raise ValueError(f"weights is {weights!r}; want softmax or silu")
+  if divisor is None:
+    return num_keys
+  if jnp.ndim(divisor):
+    raise ValueError(f"divisor has shape {jnp.shape(divisor)}; want one number")
+  return divisor
 
 
 def _check_bias(bias: ArrayLike | None, sizes: Sizes) -> Float[Array, "..."] | None:

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from relpos_jax.attention.arrays import (
   Shape,
@@ -12,21 +13,38 @@ from relpos_jax.attention.arrays import (
   slice_queries,
   with_one_batch_axis,
 )
+from relpos_jax.attention.edge_list import EdgeList, EdgeTerms, is_first_of_kind
 from relpos_jax.attention.relation import (
   Relation,
   Sizes,
-  TableRelation,
   Tokens,
   VectorRelation,
   check_table,
 )
-from relpos_jax.typing import Array, Int, Integer, Leaf
+from relpos_jax.typing import Array, ArrayLike, Float, Int, Integer, Leaf
 
 
-class ByLabel(TableRelation):
+class ByLabel(EdgeTerms):
   """Looks up table rows by label. Subclasses have the field `labels`."""
 
   labels: Leaf
+
+  def shares(
+    self, senders: Int[Array, "B M"], receivers: Int[Array, "B M"], dtype: DTypeLike
+  ) -> Float[Array, "B M"]:
+    """Returns 1 for the first edge of a pair with its label, and 0 for repeated ones."""
+    labels = clamp(self.labels, self.num_rows)
+    is_new = is_first_of_kind(labels, senders, receivers)
+    return (is_new & (labels >= 0)).astype(dtype)
+
+  def edge_rows(self, table: Float[Array, "R #N *H"]) -> Float[Array, "B M #N *H"]:
+    return table[jnp.maximum(clamp(self.labels, self.num_rows), 0)]
+
+  def with_checked_edges(self, name: str, sizes: Sizes, num_edges: int):
+    """Returns the relation, with checked tables, with a label for each edge."""
+    relation = self.with_checked_labels(name, (*sizes.batch, num_edges))
+    labels = with_one_batch_axis(relation.labels, 1)
+    return dataclasses.replace(relation, labels=labels)
 
   def rows(self, queries: Tokens, keys: Tokens) -> Int[Array, "#B T S"]:
     return clamp(self.labels, self.num_rows)
@@ -81,8 +99,46 @@ class EdgeLabels(ByLabel, VectorRelation):
   key: Leaf | None
   value: Leaf | None
 
+  @classmethod
+  def from_edges(
+    cls,
+    senders: ArrayLike,
+    receivers: ArrayLike,
+    labels: ArrayLike,
+    key: ArrayLike | None,
+    value: ArrayLike | None,
+  ) -> EdgeList:
+    """Labels the pairs of M edges; all other pairs attend to each other without label.
+
+    Takes memory for the edges and a block of queries, not for `[T, S]`. A pair of
+    several edges has the sum of the rows of its distinct labels, as in
+    `edge_attention`.
+
+    Args:
+      senders, receivers: integers `[B, M]`, rows of the keys and of the queries; -1 is
+        padding.
+      labels: integers `[B, M]`; -1 is an edge without label.
+      key, value: the tables.
+
+    >>> import jax.numpy as jnp
+    >>> from relpos_jax import attention_weights
+    >>> q, table = jnp.ones((1, 3, 1, 4)), jnp.full((1, 4), 9.0)
+    >>> edge = jnp.array([[2]]), jnp.array([[0]]), jnp.array([[0]])
+    >>> relations = EdgeLabels.from_edges(*edge, table, None)
+    >>> weights = attention_weights(q, q, relations=relations)[0, 0]
+    >>> (100 * weights).round().astype(int)
+    Array([[  0,   0, 100],
+           [ 33,  33,  33],
+           [ 33,  33,  33]], dtype=int32)
+    """
+    return EdgeList(senders, receivers, cls(labels, key, value))
+
   def checked(self, name: str, sizes: Sizes) -> Relation:
     return self.with_checked_tables(name, sizes).with_checked_pairs(name, sizes)
+
+  def checked_edges(self, name: str, sizes: Sizes, num_edges: int) -> EdgeTerms:
+    relation = self.with_checked_tables(name, sizes)
+    return relation.with_checked_edges(name, sizes, num_edges)
 
 
 @jax.tree_util.register_dataclass
@@ -111,9 +167,24 @@ class LabelBias(ByLabel):
   labels: Leaf
   table: Leaf
 
-  def checked(self, name: str, sizes: Sizes) -> Relation:
+  @classmethod
+  def from_edges(
+    cls, senders: ArrayLike, receivers: ArrayLike, labels: ArrayLike, table: ArrayLike
+  ) -> EdgeList:
+    """Adds numbers to the pairs of M edges, as `EdgeLabels.from_edges` adds vectors."""
+    return EdgeList(senders, receivers, cls(labels, table))
+
+  def with_checked_table(self, name: str, sizes: Sizes) -> "LabelBias":
+    """Returns the relation with its table checked."""
     table = check_table(f"{name}.table", self.table, sizes)
-    return dataclasses.replace(self, table=table).with_checked_pairs(name, sizes)
+    return dataclasses.replace(self, table=table)
+
+  def checked(self, name: str, sizes: Sizes) -> Relation:
+    return self.with_checked_table(name, sizes).with_checked_pairs(name, sizes)
+
+  def checked_edges(self, name: str, sizes: Sizes, num_edges: int) -> EdgeTerms:
+    relation = self.with_checked_table(name, sizes)
+    return relation.with_checked_edges(name, sizes, num_edges)
 
 
 def clamp(labels: Integer[Array, "..."], num_rows: int) -> Int[Array, "..."]:

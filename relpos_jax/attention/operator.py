@@ -20,7 +20,7 @@ from relpos_jax.attention.partitioned import (
   with_automatic_axes,
 )
 from relpos_jax.attention.relations import Relations
-from relpos_jax.typing import Array, ArrayLike, Float, ImplementationName
+from relpos_jax.typing import Array, ArrayLike, Float, ImplementationName, WeightsName
 
 
 @overload
@@ -62,6 +62,8 @@ def dot_product_attention(
   scale: ArrayLike | None = None,
   logits_soft_cap: float | None = None,
   sinks: ArrayLike | None = None,
+  weights: WeightsName = "softmax",
+  divisor: ArrayLike | None = None,
   is_causal: bool = False,
   query_positions: ArrayLike | None = None,
   key_positions: ArrayLike | None = None,
@@ -108,6 +110,11 @@ def dot_product_attention(
       masks. So a bias of -1e9 masks nothing.
     sinks: `[N]`, logits that take weight but have no value, as in gpt-oss: exp(sink) is
       added to the denominator of the softmax. Scale, soft cap and masks do not apply.
+    weights: "softmax", or "silu": SiLU(logit) / n in place of a softmax over the keys
+      (HSTU: Zhai et al. 2024, equation 2). Masked pairs have weight 0. It takes no
+      sinks and returns no residual.
+    divisor: n of "silu", one number. Default: the number of keys. Beside padding or a
+      cache give a number that does not depend on them.
     is_causal: whether to mask the keys with later positions than the query.
     query_positions: integers `[B, T]` or `[T]`, `arange(T)` by default. Their
       differences must fit in 32 bits; traced positions may wrap around. Rows that pack
@@ -167,6 +174,8 @@ def dot_product_attention(
     scale=scale,
     logits_soft_cap=logits_soft_cap,
     sinks=sinks,
+    weights=weights,
+    divisor=divisor,
     is_causal=is_causal,
     query_positions=query_positions,
     key_positions=key_positions,
@@ -205,7 +214,8 @@ def attention_weights(
 
   Returns:
     `[B, N, T, S]` (or `[N, T, S]`), float32, or float64 for float64 inputs. A row sums
-    to one, to less with `sinks`, and to zero for fully masked queries.
+    to one, to less with `sinks`, and to zero for fully masked queries. Weights of
+    "silu" have any sum.
 
   >>> q = k = jnp.ones((2, 4, 1, 8))
   >>> attention_weights(q, k, is_causal=True)[0, 0]
@@ -300,6 +310,9 @@ def _with_traced_numbers(inputs: Inputs, implementation: str | None) -> Inputs:
   position_dtype = inputs.query_positions.dtype
   programs = tuple(relation.as_program(position_dtype) for relation in inputs.relations)
   offset, scale = inputs.query_offset, inputs.scale
+  divisor = inputs.silu_divisor
+  if divisor is not None:
+    divisor = jnp.asarray(divisor, accumulation_dtype(inputs.query.dtype))
   if isinstance(offset, int) and offset:
     offset = jnp.int32([offset])
   # A kernel is compiled for one scale. None may choose one, except on a CPU.
@@ -308,7 +321,9 @@ def _with_traced_numbers(inputs: Inputs, implementation: str | None) -> Inputs:
     scale = jnp.asarray(scale)
   elif not isinstance(scale, jax.core.Tracer):
     scale = float(scale)
-  return inputs._replace(relations=programs, query_offset=offset, scale=scale)
+  return inputs._replace(
+    relations=programs, query_offset=offset, scale=scale, silu_divisor=divisor
+  )
 
 
 def _attend(inputs: Inputs, implementation: str | None) -> Array | tuple[Array, Array]:

@@ -78,6 +78,11 @@ def attention_weights(inputs: Inputs, logits_of: Logits) -> tuple[Array, Array |
   logits, sinks included, or -inf for a fully masked query.
   """
   logits = _masked_logits(inputs, logits_of)
+  if inputs.silu_divisor is not None:
+    # SiLU of 0 is 0: a bias of -inf is masked, too, and makes no NaN.
+    logits = jnp.where(logits <= masks.LOWEST / 2, 0, logits)
+    divisor = jnp.asarray(inputs.silu_divisor, logits.dtype)
+    return jax.nn.silu(logits) / divisor, None
   highest = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
   # Prevents NaN if all logits of a query are -inf.
   maximum = jnp.maximum(highest, masks.LOWEST)

@@ -11,6 +11,7 @@ from flax import nnx
 from relpos_jax.attention.edges import edge_attention
 from relpos_jax.attention.operator import attention_weights, dot_product_attention
 from relpos_jax.nn.positions import Positions
+from relpos_jax.nn.rolling_cache import RollingCache
 from relpos_jax.typing import Array, Bool, Float, Int
 
 # Variance 1 / fan-in: Tensor2Tensor's uniform unit scaling.
@@ -207,16 +208,32 @@ class MultiHeadAttention(nnx.Module):
   def decode(
     self,
     x: Float[Array, "B M D"],
-    cache: KVCache,
+    cache: KVCache | RollingCache,
     positions: Int[Array, "B M"],
     mask: Bool[Array, "B 1 M S"] | None = None,
-  ) -> tuple[Float[Array, "B M D"], KVCache]:
+  ) -> tuple[Float[Array, "B M D"], KVCache | RollingCache]:
     """Reads M more tokens into the cache, and attends causally from them.
 
     `positions` are absolute, and -1 for padding. Reading tokens at once or one by one
     gives the same results as a full causal pass. Rows become NaN if the cache is too
     small for them. A mask excludes slots, such as the tokens of other hypotheses.
+
+    A rolling cache of W slots never becomes full. It gives the same as a full pass with
+    `is_causal=True, local_window_size=(W - 1, 0)`, and takes no mask:
+
+    >>> layer = MultiHeadAttention(8, 2, rngs=nnx.Rngs(0))
+    >>> cache = layer.init_rolling_cache(batch_size=1, window=4)
+    >>> x = jax.random.normal(jax.random.key(0), (1, 9, 8))
+    >>> for i in range(9):
+    ...   y, cache = layer.decode(x[:, [i]], cache, jnp.array([[i]]))
+    >>> full = layer(x, is_causal=True, local_window_size=(3, 0))
+    >>> bool(jnp.allclose(y, full[:, 8:], atol=1e-6))
+    True
     """
+    if isinstance(cache, RollingCache):
+      if mask is not None:
+        raise ValueError("a rolling cache takes no mask")
+      return self._decode_in_window(x, cache, positions)
     key, value = self.keys_values(x)
     cache = cache.append(key, value, positions)
     is_token = cache.positions >= 0
@@ -236,6 +253,23 @@ class MultiHeadAttention(nnx.Module):
     y = jnp.where(cache.full[:, None, None], jnp.nan, y)
     return y, cache
 
+  def _decode_in_window(
+    self, x: Array, cache: RollingCache, positions: Array
+  ) -> tuple[Float[Array, "B M D"], RollingCache]:
+    """Attends to the old slots and the new tokens, then writes these."""
+    tokens = *self.keys_values(x), positions
+    context = cache.with_tokens(*tokens)
+    y = self.attend(
+      x,
+      context.key,
+      context.value,
+      mask=context.mask(positions, cache.window),
+      is_causal=True,
+      query_positions=positions,
+      key_positions=context.positions,
+    )
+    return y, cache.write(*tokens)
+
   def _attend_to_part(
     self, num_slots: int, x: Array, cache: KVCache, positions: Array, mask: Array
   ) -> Float[Array, "B M D"]:
@@ -254,6 +288,13 @@ class MultiHeadAttention(nnx.Module):
     positions = jnp.full((batch_size, num_slots), -1, jnp.int32)
     length = jnp.zeros(batch_size, jnp.int32)
     return KVCache(key, key.swapaxes(2, 3), positions, length)
+
+  def init_rolling_cache(self, batch_size: int, window: int) -> RollingCache:
+    """Returns an empty cache for attention to the last `window` tokens."""
+    shape = batch_size, window, *self.key_shape
+    empty = jnp.zeros(shape, self.dtype)
+    positions = jnp.full((batch_size, window), -1, jnp.int32)
+    return RollingCache(empty, empty, positions)
 
 
 def _part_sizes(num_slots: int) -> list[int]:
