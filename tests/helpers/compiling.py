@@ -22,14 +22,11 @@ AS_USERS_DO = {
   "xla_llvm_disable_expensive_passes": False,
 }
 QUICK = dict(FUSING)
-if jax.__version_info__ < (
-  0,
-  11,
-):  # jax 0.12 has removed the option and always fuses so
-  QUICK["xla_cpu_use_fusion_emitters"] = False
-  FUSING["xla_cpu_use_fusion_emitters"] = AS_USERS_DO["xla_cpu_use_fusion_emitters"] = (
-    True
-  )
+if jax.__version_info__ < (0, 11, 0):  # jax 0.12 has no such option, and fuses always
+  FUSION = "xla_cpu_use_fusion_emitters"
+  QUICK[FUSION] = False
+  FUSING[FUSION] = True
+  AS_USERS_DO[FUSION] = True
 
 quickly = functools.partial(jax.jit, compiler_options=QUICK)
 fusing = functools.partial(jax.jit, compiler_options=FUSING)
@@ -39,9 +36,10 @@ as_users_do = functools.partial(jax.jit, compiler_options=AS_USERS_DO)
 def filled(shapes, scale: float = 0.5):
   """Returns random arrays of these shapes, without compiling."""
   generator = np.random.default_rng(0)
-  fill = lambda leaf: jnp.asarray(
-    scale * generator.standard_normal(leaf.shape), leaf.dtype
-  )
+
+  def fill(leaf):
+    return jnp.asarray(scale * generator.standard_normal(leaf.shape), leaf.dtype)
+
   return jax.tree.map(fill, shapes)
 
 
@@ -55,3 +53,8 @@ def with_gradients(call, *arrays):
   """Returns the results of a call, and the gradients of its arrays for their cosines."""
   results, pull_back = jax.vjp(call, *arrays)
   return results, pull_back(jax.tree.map(jnp.cos, results))
+
+
+def run_with_gradients(call, *arrays):
+  """Compiles and runs `with_gradients`."""
+  return quickly(functools.partial(with_gradients, call))(*arrays)
