@@ -59,7 +59,7 @@ def merge_axes(x):
   return x.reshape(-1, *x.shape[3:]) if jnp.shape(x)[:3] == BATCH else x
 
 
-@pytest.mark.parametrize("name", ["reference", "skew", "chunked", "blocks", None])
+@pytest.mark.parametrize("name", ["reference", "skew", "chunked", "blocks"])
 @pytest.mark.parametrize("shared", [(1, 3, 1), (1, 1, 2), ()], ids=str)
 def test_any_number_of_batch_axes(name, shared, monkeypatch):
   """Shares a bias along some of three axes of the batch, and a mask along others."""

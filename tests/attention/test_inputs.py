@@ -303,7 +303,7 @@ for first, offset in ((2**31 - 5, 100), (-(2**31) + 5, -100)):
   INTEGERS[f"queries from {first}"] = queries, same
   INTEGERS[f"all from {first}"] = queries | {"key_positions": positions}, {}
 CALLS = []
-for implementation in [*IMPLEMENTATIONS, None]:
+for implementation in IMPLEMENTATIONS:
   for name, (integers, _) in INTEGERS.items():
     needs_offset = implementation in ("skew", "chunked")
     if needs_offset and "query_positions" in integers:

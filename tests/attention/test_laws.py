@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 TABLES = "kv"  # the names of the tables for keys and values among the arrays
 KERNELS = ["pallas_gpu"]
-ALL = [*IMPLEMENTATIONS, None]
+ALL = list(IMPLEMENTATIONS)  # without a name, a call with relations chooses one
 # These take any bias, relation by distance and offset.
 ANY_MASK = [name for name in ALL if name not in KERNELS]
 # The others need positions 0, 1, 2, ...
@@ -78,7 +78,7 @@ def test_without_relations_it_is_jax_nn(name):
 
   wanted = call_jax_nn(arrays)
   is_refused_by_kernels = "bias" in arrays or "local_window_size" in options
-  for implementation in ANY_MASK if is_refused_by_kernels else ALL:
+  for implementation in [None, *(ANY_MASK if is_refused_by_kernels else ALL)]:
     actual = results(implementation, arrays, options)
     assert_close(actual, wanted, implementation, atol=1e-5)
 
@@ -156,12 +156,16 @@ def depends(gradients, name):
   return (gradients[name] != 0).any((1, 3, 4))
 
 
-@pytest.mark.parametrize("implementation", EACH)
+@pytest.mark.parametrize("implementation", [*EACH, "jax.nn"])
 @pytest.mark.parametrize("relative", [True, False])
 @pytest.mark.parametrize("way", ATTENDS)
 def test_masked_keys_have_no_effect_and_no_gradient(way, relative, implementation):
   if way == MASKED_QUERY and implementation in KERNELS:
     pytest.skip("they take no such mask")
+  if implementation == "jax.nn":
+    if relative:
+      pytest.skip("it takes no relations")
+    implementation = None
   attends, options = ATTENDS[way]
   bias = "BTS" if way == MASKED_QUERY else None
   arrays = make_arrays(queries=6, keys=6, tables=TABLES * relative, bias=bias)
@@ -377,7 +381,10 @@ def test_gradients_are_exact_however_large_the_logits(
   set_tiles(monkeypatch, 16, 31)
   options = {"is_causal": is_causal}
   in_blocks = options | {"query_positions": jnp.arange(40)}
-  calls = [(name, options) for name in (ANY_MASK if biased else KERNELS)]
+  names = ANY_MASK if biased else KERNELS
+  calls = [(name, options) for name in names]
+  if biased and not relative:
+    calls.append((None, options))
   calls += [("chunked", in_blocks)] * biased
   arrays = large_logits(relative, biased)
   exact_arrays = jax.tree.map(jnp.float64, arrays)
