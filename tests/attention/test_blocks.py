@@ -102,7 +102,7 @@ WEIGHTS_1024 = r"2,1024,1024\]"
 def test_neither_a_vector_of_each_pair_is_formed_nor_its_weight(
   name, kind, length, never_formed
 ):
-  """Compiles both passes, without a band: only the call's own arrays are of all pairs."""
+  """Compiles both passes: only the call's own arrays are of all pairs."""
   x = jnp.ones((1, length, 2, 8))
   options = {"query_positions": jnp.arange(length), "implementation": name}
 

@@ -156,19 +156,23 @@ def depends(gradients, name):
   return (gradients[name] != 0).any((1, 3, 4))
 
 
-@pytest.mark.parametrize("implementation", [*EACH, "jax.nn"])
-@pytest.mark.parametrize("relative", [True, False])
-@pytest.mark.parametrize("way", ATTENDS)
-def test_masked_keys_have_no_effect_and_no_gradient(way, relative, implementation):
-  if way == MASKED_QUERY and implementation in KERNELS:
-    pytest.skip("they take no such mask")
-  if implementation == "jax.nn":
-    if relative:
-      pytest.skip("it takes no relations")
-    implementation = None
+MASKING_CALLS = []
+for way in ATTENDS:
+  MASKING_CALLS.append((way, "", None))  # by jax.nn
+  for name in ANY_MASK:
+    MASKING_CALLS += [(way, TABLES, name), (way, "", name)]
+  for name in KERNELS:
+    if way != MASKED_QUERY:  # they take no such mask
+      for tables in (TABLES, ""):
+        kernel_call = pytest.param(way, tables, name, marks=pytest.mark.kernels)
+        MASKING_CALLS.append(kernel_call)
+
+
+@pytest.mark.parametrize("way, tables, implementation", MASKING_CALLS)
+def test_masked_keys_have_no_effect_and_no_gradient(way, tables, implementation):
   attends, options = ATTENDS[way]
   bias = "BTS" if way == MASKED_QUERY else None
-  arrays = make_arrays(queries=6, keys=6, tables=TABLES * relative, bias=bias)
+  arrays = make_arrays(queries=6, keys=6, tables=tables, bias=bias)
   is_masked = ~attends.any(axis=0)[:, None, None]
   noisy = dict(arrays)
   for name in ("key", "value"):
@@ -190,8 +194,8 @@ def test_masked_keys_have_no_effect_and_no_gradient(way, relative, implementatio
   assert_array_equal(depends(gradients, "value"), attends)
   assert_array_equal((gradients["value"] != 0).all((1, 3, 4)), attends)
   assert not depends(gradients, "key")[~attends].any()
-  if way == "causal" and relative:
-    for name in TABLES:
+  if way == "causal":
+    for name in tables:
       assert not gradients[name][:, 3:].any()
   for i in np.flatnonzero(~attends.any(axis=1)):
     assert not output[:, i].any()
@@ -335,7 +339,7 @@ LOWEST = -1e4, -1e7, -1e9, LOWEST_FLOAT32
 
 
 def large_logits(relative, biased, length=40, width=4, rows=5):
-  """Returns arrays whose logits float32 holds exactly: integers times a power of two."""
+  """Returns arrays for logits that are exact in float32: integers times powers of 2."""
   random = np.random.default_rng(0)
   factors = MAGNITUDES
   if biased:  # near -1e9 float32 holds multiples of 64

@@ -1,4 +1,4 @@
-"""Law 10: in bfloat16 relative attention is little less accurate than plain attention."""
+"""Law 10: in bfloat16 relative attention is about as accurate as plain attention."""
 
 import functools
 
@@ -66,7 +66,7 @@ for name in IMPLEMENTATIONS:
 
 @pytest.mark.parametrize("implementation, kind", CALLS)
 def test_error_in_bfloat16(implementation, kind):
-  """Allows tables, which plain attention lacks, the largest error of plain attention."""
+  """Allows tables, which plain attention lacks, its largest error."""
   plain = [errors(seed) for seed in SEEDS]
   relative = [errors(seed, implementation, kind) for seed in SEEDS]
   for name in relative[0]:

@@ -1,4 +1,4 @@
-"""The operator's derivatives, precision, exported programs, and calls without tokens."""
+"""The operator's derivatives, precision and exports, and calls without tokens."""
 
 import dataclasses
 import functools

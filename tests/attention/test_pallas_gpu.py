@@ -143,7 +143,8 @@ gpu_device_info {
   shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448
   shared_memory_per_core: 233472
   registers_per_core_limit: 65536 registers_per_block_limit: 65536
-  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 device_memory_size: 84942979072
+  memory_bandwidth: 3352320000000 l2_cache_size: 52428800
+  device_memory_size: 84942979072
 }
 """
 
@@ -156,7 +157,7 @@ gpu_device_info {
   ids=str,
 )
 def test_it_compiles_for_an_h100_in_linear_memory(sizes):
-  """Compiles without a GPU: JAX_PLATFORMS=cpu, jax-cuda13-plugin and jax-cuda13-pjrt."""
+  """Needs no GPU, but jax-cuda13-plugin and -pjrt, and JAX_PLATFORMS=cpu."""
   pytest.importorskip("jax_plugins.xla_cuda13")
   topology = topologies.get_topology_desc(
     platform="cuda", target_config=H100, topology="1x1x1"

@@ -115,7 +115,7 @@ def test_memory_falls_with_the_number_of_devices_and_keys_travel_in_their_own_dt
 
 
 def test_causal_work_is_the_same_on_all_devices_in_every_round():
-  """Deals 16 chunks to 8 devices: of each, and of each round, two pairs are attended."""
+  """Deals 16 chunks to 8 devices: each attends to two pairs in each round."""
   mesh, _ = lay_out(8)
   spec = PartitionSpec(None, "sequence")
   deal = functools.partial(ring._deal, ("sequence",))

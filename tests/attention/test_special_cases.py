@@ -1,4 +1,4 @@
-"""Laws 8 and 13: a relation equals the other relation, or the bias, that it computes."""
+"""Laws 8 and 13: a relation equals the other one, or the bias, that it computes."""
 
 import dataclasses
 import functools
@@ -48,7 +48,7 @@ HSTU = {"position": normal(QUERIES + KEYS - 1), "time": normal(8, HEADS)}
 
 
 def hstu(params, i, j, time, key_time, _):
-  """Adds a number by distance and one by logarithm of elapsed time: Zhai et al. 2024."""
+  """Adds numbers by distance and by logarithm of elapsed time: Zhai et al. 2024."""
   elapsed = jnp.maximum(1.0, abs(time - key_time))
   bucket = jnp.clip(jnp.floor(jnp.log(elapsed) / 0.301).astype(int), 0, 7)
   return params["position"][j - i + QUERIES - 1] + params["time"][bucket]
@@ -101,7 +101,7 @@ def two_sided_decay(rates, i, j, *_):
   return -jnp.where(j < i, rates[0], rates[1]) * abs(j - i)
 
 
-# By name: parameters, the relation of them, and the relation or the bias that it equals.
+# By name: parameters, the relation of them, and the relation or bias that it equals.
 PAIRS = {
   "labels of clipped distances": (
     TABLES_PER_HEAD,

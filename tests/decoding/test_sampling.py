@@ -1,4 +1,4 @@
-"""Sampling: cached as uncached, greedy at the limits, and as often as the model says."""
+"""Sampling: cached as uncached, greedy at the limits, by the model's probabilities."""
 
 import itertools
 

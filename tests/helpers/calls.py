@@ -60,7 +60,7 @@ def make_arrays(
 def make_shapes(
   length=512, width=64, rows=33, *, dtype=jnp.bfloat16, t5=0, sharding=None
 ):
-  """Returns the shapes of query, key, value and relations to compile for, eight heads."""
+  """Returns the shapes of a query, key, value and relations, of eight heads."""
 
   def shape(dtype, *sizes):
     return jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding)
@@ -105,7 +105,7 @@ def make_cotangent(arrays):
 
 
 def output_and_gradients(function, arrays, cotangent=None):
-  """Returns a function's output and the gradients of its arrays by name, 0 for integers."""
+  """Returns an output and the gradients of arrays by name, 0 for integers."""
   output, pull_back = jax.vjp(function, arrays)
   if cotangent is None:
     cotangent = make_cotangent(arrays)
@@ -126,7 +126,7 @@ def compiled_results(arrays, cotangent, dynamic, static):
 
 
 def results(implementation, arrays, options, cotangent=None):
-  """Returns the operator's output and the gradients of arrays by name; promotes no rank.
+  """Returns the operator's output and gradients of arrays by name; promotes no rank.
 
   Each shape and option is compiled once, and again after `set_tiles`.
   """
@@ -153,7 +153,7 @@ def set_tiles(monkeypatch, block, tile=None, heads=None):
 
 
 def assert_exact(attention, arrays, options, wanted=None, tolerance=1e-10):
-  """Checks the output and the gradient of every array against the reference in float64."""
+  """Checks the output and all gradients against the reference in float64."""
   actual = run(attention, arrays, options)
   if wanted is None:
     exact_arrays = jax.tree.map(np.float64, arrays)

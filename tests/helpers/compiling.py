@@ -50,7 +50,7 @@ def randomly(make, scale: float = 0.5):
 
 
 def with_gradients(call, *arrays):
-  """Returns the results of a call, and the gradients of its arrays for their cosines."""
+  """Returns the results of a call, and the gradients of arrays for their cosines."""
   results, pull_back = jax.vjp(call, *arrays)
   return results, pull_back(jax.tree.map(jnp.cos, results))
 

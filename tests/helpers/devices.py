@@ -57,7 +57,7 @@ class Devices:
   """Devices, and how a call's arrays lie on them.
 
   The mesh is in context if its axes are "explicit", "named", or "constrained" in the
-  program alone; "manual" is in `jax.shard_map`; a "ring" shards the keys as the queries.
+  program alone; "manual" is in `jax.shard_map`.
   """
 
   mesh_sizes: Mapping[str, int]

@@ -97,7 +97,7 @@ BLIND = {"relative_keys": False, "relative_values": False}
 
 @functools.cache
 def run_all(**values):
-  """Returns the logits of each node of a graph, and of four graphs that differ from it."""
+  """Returns the logits of the nodes of a graph, and of four that differ from it."""
   return make(head="node", **values)(make_batch(ONE, *OTHERS.values()))
 
 

@@ -69,7 +69,7 @@ def test_any_split_into_parts_gives_the_full_pass(
 
 
 def spread(x, is_token):
-  """Returns the first tokens of each row where `is_token`, noise elsewhere, and places."""
+  """Returns the first tokens of rows, noise where not `is_token`, and positions."""
   positions = np.where(is_token, np.cumsum(is_token, axis=1) - 1, -1)
   noise = 100 * np.random.default_rng(0).standard_normal((*is_token.shape, x.shape[-1]))
   indices = np.maximum(positions, 0)[..., None]

@@ -1,4 +1,4 @@
-"""Each scheme of positions is its paper's formula, in layers and in flax's two hooks."""
+"""Each scheme of positions is its paper's formula, in layers and in flax's hooks."""
 
 import functools
 
@@ -54,7 +54,7 @@ def clip(distance):
 
 
 def t5_logit(params, q, k, i, j, n):
-  """Has 8 buckets: distances 0, 1, 2 and more to the left; 1, 2 and more to the right."""
+  """Has 8 buckets: distances 0, 1, 2 and more to the left; 1, 2, more to the right."""
   distance = abs(j - i)
   bucket = min(distance, 2) if distance < 4 else 3
   return q @ k / H**0.5 + params["buckets"][bucket + 4 * (j > i), n]

@@ -1,4 +1,4 @@
-"""Tests that the functions of results/adoption.md for equinox and haliax are those layers."""
+"""The functions of results/adoption.md for equinox and haliax are those layers."""
 
 import pathlib
 import re
