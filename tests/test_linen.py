@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from comparing import assert_close, assert_same
-from compiling import filled, quickly
+from compiling import compile_quickly, fill
 from flax import linen as nn
 from flax import nnx, traverse_util
 
@@ -31,7 +31,7 @@ def make_layer(*, layer=nn.MultiHeadDotProductAttention, hook=None, **options):
 
 @functools.cache
 def parameters():
-  return filled(jax.eval_shape(make_layer().init, KEY, X))
+  return fill(jax.eval_shape(make_layer().init, KEY, X))
 
 
 def test_flax_leaves_out_no_argument_that_changes_the_result():
@@ -113,12 +113,12 @@ MODELS = {
 def test_decoding_equals_the_full_pass(make):
   """Decodes with scanned layers, with one hook for two, and at positions given."""
   model = make(False, None)
-  params = filled(jax.eval_shape(model.init, KEY, X)["params"])
+  params = fill(jax.eval_shape(model.init, KEY, X)["params"])
   full = model.apply({"params": params}, X, mask=CAUSAL)
   shapes = jax.eval_shape(make(True, None).init, KEY, X)["cache"]
   cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-  @quickly
+  @compile_quickly
   def step(cache, x, at):
     variables = {"params": params, "cache": cache}
     return make(True, at).apply(variables, x, mutable=["cache"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from calls import call, results, set_tiles
 from comparing import assert_close
-from compiling import quickly, with_gradients
+from compiling import compile_quickly, with_gradients
 
 from relpos_jax import ContentBias, EdgeLabels, FunctionBias, KeyBias
 
@@ -96,7 +96,7 @@ def test_vmap_over_several_batch_axes(mapped):
 
   x = arrays[mapped]
   several = jnp.stack([x, 2 * x, x[..., ::-1]])
-  actual = quickly(jax.vmap(functools.partial(run, "chunked")))(several)
-  by_reference = quickly(functools.partial(run, "reference"))
+  actual = compile_quickly(jax.vmap(functools.partial(run, "chunked")))(several)
+  by_reference = compile_quickly(functools.partial(run, "reference"))
   each = [by_reference(x) for x in several]
   assert_close(actual, jax.tree.map(lambda *x: jnp.stack(x), *each))

@@ -110,14 +110,6 @@ def test_later_weights_compile_nothing():
   assert not compiled
 
 
-def test_a_kernel_takes_any_scale():
-  *tensors, table = arrays(0)
-  options = {"relations": by_distance(table), "scale": 0.3}
-  output = dot_product_attention(*tensors, implementation="pallas_gpu", **options)
-  expected = dot_product_attention(*tensors, implementation="reference", **options)
-  assert_allclose(output, expected, atol=1e-5)
-
-
 def test_a_function_is_compared_by_its_program():
   *tensors, _ = arrays(0)
 

@@ -7,7 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from comparing import assert_close
-from compiling import fusing, quickly, run_with_gradients, with_gradients
+from compiling import (
+  compile_fusing,
+  compile_quickly,
+  run_with_gradients,
+  with_gradients,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,19 +43,18 @@ def make_tables(heads=()):
   return normal(NUM_ROWS, *heads, 3, seed=3), normal(NUM_ROWS, *heads, 4, seed=4)
 
 
-def test_traced_labels_are_clamped_and_of_any_integer_type():
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8])
+def test_traced_labels_are_of_any_integer_type(dtype):
   query, key, value = make_tensors(6, 7, (2,))
   table = normal(300, 3)  # has rows that labels of 8 bits do not reach
   labels = 60 + jnp.arange(6 * 7).reshape(6, 7)
 
-  @quickly
+  @compile_quickly
   def attend(labels):
     relations = EdgeLabels(labels, table, None)
     return dot_product_attention(query, key, value, relations=relations)
 
-  assert_close(attend(labels.at[0].set(999)), attend(labels.at[0].set(299)))
-  for dtype in (jnp.uint8, jnp.int8):
-    assert_close(attend(labels.astype(dtype)), attend(labels))
+  assert_close(attend(labels.astype(dtype)), attend(labels))
 
 
 def random_edges(batch):
@@ -119,7 +123,7 @@ def test_a_list_of_edges_is_the_operator_on_the_matrix_of_pairs(
   assert_close(run_with_gradients(by_list, *arrays), wanted)
 
 
-@quickly
+@compile_quickly
 def run(tensors, senders, receivers, labels):
   """Returns the output and gradients of four nodes and up to 8 edges."""
 
@@ -176,7 +180,7 @@ def test_dropout_keeps_the_mean_and_drops_a_pair_as_one():
     edges = senders, receivers
     return edge_attention(ones, ones, ones, *edges, labels=labels, **dropout)[0, 0, 0]
 
-  sums = quickly(jax.vmap(attend))(jax.random.split(jax.random.key(0), 4000))
+  sums = compile_quickly(jax.vmap(attend))(jax.random.split(jax.random.key(0), 4000))
   np.testing.assert_allclose(np.unique(np.round(sums, 6)), [0, 1, 12, 13])
   assert abs(sums.mean() - 6.5) < 0.5
 
@@ -187,7 +191,7 @@ def test_bfloat16_sums_in_float32():
   senders, receivers = np.arange(number), np.zeros(number, int)
   ones = jnp.ones((number, 1, 1), jnp.bfloat16)
   value = ones.at[: number // 2].set(0)
-  output = quickly(edge_attention)(ones, ones, value, senders, receivers)
+  output = compile_quickly(edge_attention)(ones, ones, value, senders, receivers)
   assert output.dtype == jnp.bfloat16
   assert output[0, 0, 0] == 0.5
 
@@ -220,7 +224,7 @@ def temporary_bytes(num_edges, num_nodes):
     output = edge_attention(tokens, tokens, tokens, senders, receivers, labels=labels)
     return output.sum()
 
-  gradient = fusing(jax.grad(loss, argnums=(0, 1)))
+  gradient = compile_fusing(jax.grad(loss, argnums=(0, 1)))
   compiled = gradient.lower(tokens, table, of_edges, of_edges, of_edges).compile()
   of_pairs = rf"\[(.*,)?{num_nodes},(.*,)?{num_nodes}[,\]]"
   assert not re.search(of_pairs, compiled.as_text())

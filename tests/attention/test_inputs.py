@@ -140,20 +140,17 @@ for message, relations in WRONG_RELATIONS.items():
   WRONG_OPTIONS[message] = {"relations": relations}
 
 
-@pytest.fixture
-def no_type_checks(monkeypatch):
-  """Switches off the checks of annotations, as for users."""
-  monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-
-
 def check_message(message, function, *args, **options):
-  with pytest.raises(ValueError) as caught:
-    function(*args, **options)
+  """Checks how an error's message of one line starts."""
+  with pytest.MonkeyPatch.context() as patch:
+    # As for users, without the checks of annotations.
+    patch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ValueError) as caught:
+      function(*args, **options)
   assert str(caught.value).startswith(message)
   assert "\n" not in str(caught.value)
 
 
-@pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize("message", WRONG_OPTIONS)
 def test_a_wrong_argument_is_named(message):
   check_message(message, call, **WRONG_OPTIONS[message])
@@ -162,7 +159,6 @@ def test_a_wrong_argument_is_named(message):
 LARGE = jnp.array([3, 2**30 + 2])
 
 
-@pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize(
   "offset, first, last", [(2**30 + 1, 2**30 + 1, 2**30 + 1), (LARGE, 3, 2**30 + 2)]
 )
@@ -179,7 +175,6 @@ SHARED_OR_OWN = [
 ]
 
 
-@pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize("field, shape, wanted", SHARED_OR_OWN)
 def test_data_that_may_be_shared_or_not_are_refused(field, shape, wanted):
   tokens = np.ones((3, 3, 2, 4), np.float32)
@@ -197,7 +192,6 @@ WRONG_TABLES = {
 }
 
 
-@pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize("message", WRONG_TABLES)
 def test_a_table_of_too_few_buckets_is_named(message):
   make, shape = WRONG_TABLES[message]
@@ -215,7 +209,6 @@ WRONG_ROTATIONS = {
 }
 
 
-@pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize("message", WRONG_ROTATIONS)
 def test_a_wrong_rotation_is_named(message):
   x, positions, options = WRONG_ROTATIONS[message]
@@ -244,7 +237,6 @@ WRONG_EDGES = {
 }
 
 
-@pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize("message", WRONG_EDGES)
 def test_a_wrong_edge_is_named(message):
   check_message(message, attend_on_edges, **WRONG_EDGES[message])

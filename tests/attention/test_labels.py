@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from calls import set_tiles
-from compiling import quickly
+from compiling import compile_quickly
 from numpy.testing import assert_array_equal
 
 from relpos_jax import EdgeLabels, LabelBias, dot_product_attention, edge_attention
@@ -28,10 +28,10 @@ def check_labels_beyond_the_table(attend, labels):
     beyond = np.array(labels)
     beyond.flat[3] = wrong
     clamped = np.clip(beyond, -1, NUM_ROWS - 1)
-    compiled = quickly(attend)
+    compiled = compile_quickly(attend)
     assert_array_equal(compiled(beyond), compiled(clamped))
     with jax.debug_nans(True):
-      to_debug = quickly(functools.partial(attend))
+      to_debug = compile_quickly(functools.partial(attend))
       to_debug(clamped)
       # JAX calls the function once more, without tracing, to find the NaN.
       with pytest.raises((FloatingPointError, ValueError), match=r"nan|labels go from"):

@@ -11,7 +11,7 @@ from calls import call, make_cotangent, output_and_gradients, results, set_tiles
 from calls import make_arrays as make_any_arrays
 from cases import case
 from comparing import assert_close
-from compiling import as_users_do, quickly, with_gradients
+from compiling import compile_as_users_do, compile_quickly, with_gradients
 from numpy.testing import assert_array_equal
 
 from relpos_jax import ContentBias, DistanceBias, KeyBias, LinearBias
@@ -69,7 +69,7 @@ def test_without_relations_it_is_jax_nn(name):
   arrays = make_arrays(tables="", **sizes, dtype=np.float32)
   del arrays["more"]
 
-  @quickly
+  @compile_quickly
   def call_jax_nn(arrays):
     def attend(arrays):
       return jax.nn.dot_product_attention(**arrays, **options)
@@ -178,7 +178,7 @@ def test_masked_keys_have_no_effect_and_no_gradient(way, tables, implementation)
   for name in ("key", "value"):
     noisy[name] = jnp.where(is_masked, 1e3, arrays[name])
 
-  @quickly
+  @compile_quickly
   def run(arrays):
     def attend(arrays):
       return call(arrays, **options, implementation=implementation)
@@ -315,7 +315,9 @@ def test_nan_stays_nan(name):
   From 40 keys on, XLA's maximum on a CPU may drop a NaN.
   """
   arrays = make_arrays(queries=100, keys=100, dtype=np.float32)
-  run = as_users_do(functools.partial(call, is_causal=True, implementation=name))
+  run = compile_as_users_do(
+    functools.partial(call, is_causal=True, implementation=name)
+  )
   for array, tokens, queries in BROKEN:
     diverged = arrays | {array: arrays[array].at[0, tokens].set(jnp.nan)}
     output = run(diverged)
@@ -458,9 +460,9 @@ def test_vmap_equals_a_call_for_each(able, mapped):
     attend = functools.partial(call, **own_options, implementation=implementation)
     return with_gradients(attend, {name: changed[name] for name in arrays})
 
-  one = quickly(functools.partial(run, "reference"))
+  one = compile_quickly(functools.partial(run, "reference"))
   each = [one(jax.tree.map(operator.itemgetter(i), several)) for i in range(3)]
   wanted = jax.tree.map(lambda *x: jnp.stack(x), *each)
   for name in KERNELS if in_kernels else ANY_MASK:
-    actual = quickly(jax.vmap(functools.partial(run, name)))(several)
+    actual = compile_quickly(jax.vmap(functools.partial(run, name)))(several)
     assert_close(actual, wanted, name)

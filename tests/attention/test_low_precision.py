@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from calls import call, output_and_gradients
 from comparing import relative_errors
-from compiling import fusing, quickly
+from compiling import compile_fusing, compile_quickly
 
 from relpos_jax import ContentBias, LinearBias
 from relpos_jax.attention.choice import IMPLEMENTATIONS
@@ -38,8 +38,8 @@ def run(arrays, offset, implementation):
 
 
 # What is rounded where is the compiler's choice too: which operations it fuses.
-run_in_bfloat16 = fusing(run, static_argnums=(1, 2))
-run_in_float64 = quickly(run, static_argnums=(1, 2))
+run_in_bfloat16 = compile_fusing(run, static_argnums=(1, 2))
+run_in_float64 = compile_quickly(run, static_argnums=(1, 2))
 
 
 @functools.cache

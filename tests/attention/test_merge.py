@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from calls import set_tiles
 from comparing import assert_close
-from compiling import quickly, run_with_gradients
+from compiling import compile_quickly, run_with_gradients
 
 from relpos_jax import EdgeLabels, LabelBias, dot_product_attention, merge
 
@@ -60,7 +60,7 @@ def test_a_sink_is_one_more_key_without_a_value(monkeypatch):
 def run_with_residual(call, *arrays):
   """Returns results, and gradients for finite cotangents of residuals that are -inf."""
 
-  @quickly
+  @compile_quickly
   def run(*arrays):
     results, pull_back = jax.vjp(call, *arrays)
     cotangent = jax.tree.map(lambda x: jnp.cos(jnp.maximum(x, -9)), results)

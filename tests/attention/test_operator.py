@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from calls import call, make_arrays
 from comparing import assert_close
-from compiling import quickly, with_gradients
+from compiling import compile_quickly, with_gradients
 from jax import export
 from jax.sharding import AxisType
 from numpy.testing import assert_allclose, assert_array_equal
@@ -80,12 +80,14 @@ def test_it_differentiates_forward(implementation):
   arrays = make_arrays(**SIZES)
   steps = jax.tree.map(jnp.sin, arrays)
 
-  @quickly
+  @compile_quickly
   def forward(arrays, steps):
     attend = functools.partial(call, implementation=implementation)
     return jax.jvp(attend, (arrays,), (steps,))[1]
 
-  slopes = quickly(jax.jacrev(functools.partial(call, implementation="reference")))
+  slopes = compile_quickly(
+    jax.jacrev(functools.partial(call, implementation="reference"))
+  )
   changes = jax.tree.map(
     lambda slope, step: jnp.tensordot(slope, step, step.ndim), slopes(arrays), steps
   )
@@ -117,7 +119,7 @@ def test_devices_keep_the_precision_of_the_call():
     with jax.default_matmul_precision("highest"):
       return call(arrays, implementation="chunked").sum()
 
-  program = quickly(jax.grad(loss)).lower(arrays).compile().as_text()
+  program = compile_quickly(jax.grad(loss)).lower(arrays).compile().as_text()
   num_products = program.count(" dot(")
   assert program.count("operand_precision={highest,highest}") == num_products > 5
 
@@ -180,7 +182,7 @@ def export_symbolically(attend, shape):
     tokens = (length, length) if x.shape[2:] == (1,) else tokens
     return x.update(shape=(batch, *tokens))
 
-  return export.export(quickly(attend))(*jax.tree.map(symbolic, one_of_each))
+  return export.export(compile_quickly(attend))(*jax.tree.map(symbolic, one_of_each))
 
 
 @pytest.mark.parametrize("name, shape, sizes", SHAPES)
@@ -196,7 +198,7 @@ def test_programs_with_symbolic_shapes_equal_the_operator(
       *floats, is_causal=True, implementation=implementation, **options
     )
 
-  @functools.partial(quickly, static_argnums=0)
+  @functools.partial(compile_quickly, static_argnums=0)
   def run(attend, floats, ids, labels):
     return with_gradients(lambda floats: attend(floats, ids, labels), floats)
 

@@ -10,7 +10,7 @@ import pytest
 from calls import assert_exact, make_arrays, make_shapes, set_tiles
 from cases import CASES, CAUSAL, DROPOUT, MORE_CASES, case, exact_case
 from comparing import assert_close
-from compiling import quickly, run_with_gradients
+from compiling import compile_quickly, run_with_gradients
 
 from relpos_jax import dot_product_attention
 from relpos_jax.attention import band, chunked
@@ -74,7 +74,7 @@ def test_memory_is_linear_in_length(is_causal):
 
   def bytes_per_token(length):
     arrays = make_shapes(length, 16, 9, dtype=np.float32)
-    compiled = quickly(jax.grad(loss, (0, 1, 2, 3))).lower(*arrays).compile()
+    compiled = compile_quickly(jax.grad(loss, (0, 1, 2, 3))).lower(*arrays).compile()
     return compiled.memory_analysis().temp_size_in_bytes / length
 
   assert bytes_per_token(65536) < 1.1 * bytes_per_token(4096)

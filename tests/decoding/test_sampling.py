@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from compiling import quickly, randomly
+from compiling import compile_quickly, make_random
 from flax import nnx
 
 from experiments.data.tokenizer import BOS, EOS, PAD
@@ -36,7 +36,7 @@ def model():
     beyond="zero",
     implementation="skew",  # which does not support decoding
   )
-  return nnx.split(randomly(lambda: LanguageModel(config, rngs=nnx.Rngs(0)), 0.4))
+  return nnx.split(make_random(lambda: LanguageModel(config, rngs=nnx.Rngs(0)), 0.4))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def sampler(model):
 def full_pass(model):
   """Returns a function from rows of tokens to logits, without a cache."""
   graphdef, params = model
-  forward = quickly(lambda tokens: nnx.merge(graphdef, params)(tokens))
+  forward = compile_quickly(lambda tokens: nnx.merge(graphdef, params)(tokens))
 
   def logits(rows) -> np.ndarray:
     padded = np.full((VOCABULARY, CONTEXT), PAD)  # one shape, one compilation
@@ -98,7 +98,7 @@ def test_reading_a_prompt_in_pieces_equals_reading_it_at_once(model, full_pass):
   graphdef, params = model
   rows = [[PAD, PAD, BOS, 5, PAD, 9, 4, 7, 3], [BOS, 6, 6, 7, PAD, PAD, PAD, PAD, PAD]]
 
-  @quickly
+  @compile_quickly
   def read(params, rows):
     decoder = decoding_model(graphdef, params)
     return prefill(decoder.decode, decoder.init_cache(2, 9), rows, pad=PAD, piece=2)
@@ -185,7 +185,7 @@ def test_what_is_never_drawn_is_not_drawn_whatever_the_options(others):
   """Traces the options, which are then not checked; the model excludes others, too."""
   decode = constant_decoder(jnp.where(jnp.arange(5) < 3, 9.0, others))
 
-  @quickly
+  @compile_quickly
   def draw(sampling):
     prompts, limits = jnp.zeros((8, 1), int), jnp.full(8, 4)
     options = {"max_length": 4, "eos": 4, "pad": 2, "never": (0, 1)}

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from comparing import assert_close
-from compiling import quickly
+from compiling import compile_quickly
 
 from relpos_jax import DistanceBias, RelativePositions, dot_product_attention
 from relpos_jax.attention import band, blocks, reference
@@ -117,7 +117,7 @@ def output_and_gradients(function, arrays, cotangent=None):
   return {"output": output} | jax.tree.map(without_integers, gradients)
 
 
-@functools.partial(quickly, static_argnums=3)
+@functools.partial(compile_quickly, static_argnums=3)
 def compiled_results(arrays, cotangent, dynamic, static):
   def function(arrays):
     return call(arrays, **dynamic, **dict(static))
@@ -142,7 +142,7 @@ def run(attention, arrays, options):
   """Returns the output and gradients of a module's function; promotes no rank."""
   function = functools.partial(attend, attention=attention, **options)
   with jax.numpy_rank_promotion("raise"):
-    return quickly(functools.partial(output_and_gradients, function))(arrays)
+    return compile_quickly(functools.partial(output_and_gradients, function))(arrays)
 
 
 def set_tiles(monkeypatch, block, tile=None, heads=None):

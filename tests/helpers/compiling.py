@@ -28,25 +28,25 @@ if jax.__version_info__ < (0, 11, 0):  # jax 0.12 has no such option, and fuses 
   FUSING[FUSION] = True
   AS_USERS_DO[FUSION] = True
 
-quickly = functools.partial(jax.jit, compiler_options=QUICK)
-fusing = functools.partial(jax.jit, compiler_options=FUSING)
-as_users_do = functools.partial(jax.jit, compiler_options=AS_USERS_DO)
+compile_quickly = functools.partial(jax.jit, compiler_options=QUICK)
+compile_fusing = functools.partial(jax.jit, compiler_options=FUSING)
+compile_as_users_do = functools.partial(jax.jit, compiler_options=AS_USERS_DO)
 
 
-def filled(shapes, scale: float = 0.5):
+def fill(shapes, scale: float = 0.5):
   """Returns random arrays of these shapes, without compiling."""
   generator = np.random.default_rng(0)
 
-  def fill(leaf):
+  def draw(leaf):
     return jnp.asarray(scale * generator.standard_normal(leaf.shape), leaf.dtype)
 
-  return jax.tree.map(fill, shapes)
+  return jax.tree.map(draw, shapes)
 
 
-def randomly(make, scale: float = 0.5):
+def make_random(make, scale: float = 0.5):
   """Makes a module with random parameters, without compiling."""
   graphdef, state = nnx.split(nnx.eval_shape(make))
-  return nnx.merge(graphdef, filled(state, scale))
+  return nnx.merge(graphdef, fill(state, scale))
 
 
 def with_gradients(call, *arrays):
@@ -57,4 +57,4 @@ def with_gradients(call, *arrays):
 
 def run_with_gradients(call, *arrays):
   """Compiles and runs `with_gradients`."""
-  return quickly(functools.partial(with_gradients, call))(*arrays)
+  return compile_quickly(functools.partial(with_gradients, call))(*arrays)

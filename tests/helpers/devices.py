@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from comparing import assert_close
-from compiling import quickly, run_with_gradients, with_gradients
+from compiling import compile_quickly, run_with_gradients, with_gradients
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from relpos_jax import (
@@ -119,7 +119,9 @@ def check_devices_equal_one(
   with devices.names(is_ring), mesh_context:
     if kind != "constrained":
       arrays = jax.device_put(arrays, places)
-    program = quickly(functools.partial(with_gradients, run_in_place), **options)
+    program = compile_quickly(
+      functools.partial(with_gradients, run_in_place), **options
+    )
     compiled = program.lower(arrays).compile()
     actual = compiled(arrays)
   assert_close(actual, wanted, rtol=tolerance, atol=tolerance)

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 from comparing import assert_close
-from compiling import quickly, randomly
+from compiling import compile_quickly, make_random
 from flax import nnx
 
 from experiments.graphs.graph import Graph, GraphBatch, GraphBatches
@@ -29,8 +29,8 @@ assert_near = functools.partial(assert_close, rtol=1e-4, atol=1e-4)
 @functools.cache
 def make(num_layers=1, **values):
   config = GraphEncoderConfig(**SIZES, num_layers=num_layers, **values)
-  model = randomly(lambda: GraphEncoder(config, rngs=nnx.Rngs(0)))
-  return quickly(lambda graphs: model(graphs))
+  model = make_random(lambda: GraphEncoder(config, rngs=nnx.Rngs(0)))
+  return compile_quickly(lambda graphs: model(graphs))
 
 
 # Senders, receivers and labels: two edges of one pair, two against each other, and one

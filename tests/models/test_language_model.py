@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 from comparing import assert_close
-from compiling import quickly, randomly
+from compiling import compile_quickly, make_random
 from flax import nnx
 
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
@@ -23,7 +23,7 @@ MUSIC_TRANSFORMER = {"positions": "both", "relative_values": False, "beyond": "z
 
 def make(**values):
   config = LanguageModelConfig(VOCABULARY, **SMALL | values)
-  return randomly(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
+  return make_random(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_order_matters_where_there_are_positions(values, knows_order):
   """
   model = make(**values | {"num_layers": 1})
   reversed_tokens = np.concatenate([TOKENS[:, 7::-1], TOKENS[:, 8:]], axis=1)
-  last = quickly(lambda tokens: model(tokens)[:, -1])
+  last = compile_quickly(lambda tokens: model(tokens)[:, -1])
   is_same = np.allclose(last(TOKENS), last(reversed_tokens), atol=1e-5)
   assert is_same != knows_order
 
@@ -62,5 +62,5 @@ def test_a_causal_model_needs_no_rows_on_the_right():
   state = jax.tree.map(lambda x, like: x[: len(like)], nnx.state(symmetric), own)
   nnx.update(model, state)
   assert model.layers[0].self_attention.tables().key.shape == (4, 2, 8)
-  logits = quickly(lambda model, tokens: model(tokens))
+  logits = compile_quickly(lambda model, tokens: model(tokens))
   assert_close(logits(model, TOKENS), logits(symmetric, TOKENS), atol=1e-5)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from comparing import assert_close
-from compiling import randomly
+from compiling import make_random
 from flax import nnx
 
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
@@ -38,7 +38,7 @@ def shapes(config: TransformerConfig):
 
 @functools.cache
 def make(config: TransformerConfig) -> Transformer:
-  return randomly(lambda: Transformer(config, rngs=nnx.Rngs(0)), 0.3)
+  return make_random(lambda: Transformer(config, rngs=nnx.Rngs(0)), 0.3)
 
 
 @functools.cache

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from comparing import assert_close
-from compiling import randomly
+from compiling import make_random
 from flax import nnx
 
 from relpos_jax.models.layers import LayersConfig, make_positions
@@ -30,7 +30,7 @@ def make_layer(*, tables=True, table_heads=N, beyond="clip", scheme=None, **opti
       )
     return MultiHeadAttention(D, N, positions=positions, rngs=rngs, **options)
 
-  return randomly(make, 0.3)
+  return make_random(make, 0.3)
 
 
 VARIANTS = {
@@ -142,7 +142,7 @@ def test_a_row_that_outgrows_its_cache_becomes_nan_and_the_others_do_not():
 def test_a_width_that_heads_do_not_divide_needs_a_head_width():
   with pytest.raises(ValueError, match="width is 18; want a multiple of num_heads, 4"):
     MultiHeadAttention(18, 4, rngs=nnx.Rngs(0))
-  layer = randomly(lambda: MultiHeadAttention(18, 4, head_width=5, rngs=nnx.Rngs(0)))
+  layer = make_random(lambda: MultiHeadAttention(18, 4, head_width=5, rngs=nnx.Rngs(0)))
   assert layer.query.kernel.shape == (18, 4, 5)
 
 

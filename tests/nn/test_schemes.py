@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from comparing import assert_close, assert_same
-from compiling import quickly, randomly
+from compiling import compile_quickly, make_random
 from flax import linen, nnx
 
 import relpos_jax.linen
@@ -42,7 +42,7 @@ each_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 
 def make(scheme):
   kind, arguments, options = SCHEMES[scheme]
-  return randomly(lambda: kind(*arguments, **options, rngs=nnx.Rngs(0)))
+  return make_random(lambda: kind(*arguments, **options, rngs=nnx.Rngs(0)))
 
 
 # A pair's logit as each paper has it, in float64: of its parameters, its query and key,
@@ -139,7 +139,7 @@ def test_only_distances_count_and_every_parameter_learns(scheme):
     positions = {"query_positions": at, "key_positions": at}
     return dot_product_attention(value=V, **positions, **arguments)
 
-  @quickly
+  @compile_quickly
   def run(state, shift):
     def loss(state):
       output = attend(state, shift)
@@ -163,7 +163,7 @@ def make_layer(scheme):
     hook = RelativeAttention(positions=positions, self_attention=True)
     return nnx.MultiHeadAttention(N, D, attention_fn=hook, decode=False, rngs=rngs)
 
-  return randomly(make)
+  return make_random(make)
 
 
 @each_scheme
@@ -200,7 +200,7 @@ def test_linen_layers_take_it_and_decode(scheme):
   cache = jax.eval_shape(decoder.init, jax.random.key(0), X)["cache"]
   cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), cache)
 
-  @quickly
+  @compile_quickly
   def step(cache, x):
     variables = {"params": params, "cache": cache}
     return decoder.apply(variables, x, mutable=["cache"])
