@@ -106,18 +106,15 @@ def test_k_0_adds_a_constant(implementation, sizes, options):
 
 # Law 4.
 @pytest.mark.parametrize("implementation", ANY_POSITIONS)
-@pytest.mark.parametrize("shift", [0, 1000])
 @of_each_size
-def test_only_distances_count_and_no_order_of_tokens(
-  implementation, shift, sizes, options
-):
+def test_only_distances_count_and_no_order_of_tokens(implementation, sizes, options):
   """Shifts all positions, and permutes tokens with them: this permutes the output."""
   arrays = make_arrays(**sizes)
   permutation = np.random.default_rng(0).permutation
   queries = jnp.asarray(permutation(sizes["queries"]))
   keys = jnp.asarray(permutation(sizes["keys"]))
   permuted = reorder(arrays, queries, keys)
-  positions = {"query_positions": queries + shift, "key_positions": keys + shift}
+  positions = {"query_positions": queries + 1000, "key_positions": keys + 1000}
   cotangent = make_cotangent(arrays)[:, queries]
 
   moved = results(implementation, permuted, options | positions, cotangent)
@@ -205,7 +202,7 @@ def test_masked_keys_have_no_effect_and_no_gradient(way, tables, implementation)
 
 # Law 6.
 @pytest.mark.parametrize("implementation", ANY_POSITIONS)
-@pytest.mark.parametrize("chunks", [(4, 1, 1), (1,) * 6, (2, 3, 1)], ids=str)
+@pytest.mark.parametrize("chunks", [(1,) * 6, (2, 3, 1)], ids=str)
 def test_decoding_equals_the_full_pass(implementation, chunks):
   """Uses slots in any order, some of them empty: only positions matter."""
   arrays = make_arrays(queries=6, keys=6)
