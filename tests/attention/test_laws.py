@@ -370,7 +370,7 @@ def masked_pairs(length):
 
 
 def error_by_head(x, wanted, axis_of_heads):
-  axes = [axis for axis in range(x.ndim) if axis != axis_of_heads % x.ndim]
+  axes = tuple(axis for axis in range(x.ndim) if axis != axis_of_heads % x.ndim)
   return np.abs(x - wanted).max(axes) / np.abs(wanted).max(axes)
 
 
