@@ -139,6 +139,7 @@ def attend_by_jax_nn(x, bias):
     ((4, 16, 64, 4, 8), (4, 1, 4, 64, 64)),
     ((1, 1024, 1, 8), (1024, 1024)),
   ],
+  ids=str,
 )
 def test_biases_take_less_memory_than_jax_nn(tokens, bias):
   def attend(x, bias):

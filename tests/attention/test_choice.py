@@ -158,6 +158,7 @@ def choose_on_gpu(
     ({"is_causal": False}, "projected"),
     ({"logits_soft_cap": 9.0}, "projected"),
   ],
+  ids=str,
 )
 def test_a_kernel_is_chosen_where_it_was_timed(change, wanted):
   assert choose_on_gpu(**change) == wanted

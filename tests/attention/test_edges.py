@@ -88,6 +88,7 @@ def make_matrix(senders, receivers, labels, features):
 @pytest.mark.parametrize(
   "has_keys, has_values, batch, heads",
   [(True, True, (2,), (4,)), (True, False, (), (4,)), (False, True, (2,), ())],
+  ids=["both", "keys, no batch", "values, shared"],
 )
 def test_a_list_of_edges_is_the_operator_on_the_matrix_of_pairs(
   has_keys, has_values, batch, heads

@@ -28,7 +28,9 @@ CAPPED = OPTIONS | {"query_offset": jnp.array([2]), "logits_soft_cap": 3.0}
 LOWEST = [x for x in LOW if x < -1e38]
 
 
-@pytest.mark.parametrize("rows, is_causal", [([2, 4], False), ([0, 1, 8], True)])
+@pytest.mark.parametrize(
+  "rows, is_causal", [([2, 4], False), ([0, 1, 8], True)], ids=str
+)
 @pytest.mark.parametrize(
   "options, numbers", [(OPTIONS, LOW), (CAPPED, LOWEST)], ids=["plain", "capped"]
 )

@@ -119,6 +119,7 @@ def test_a_bias_by_distance_is_not_repeated_for_each_query():
     (T5, CAUSAL),
     (BOTH, {}),
   ],
+  ids=["plain", "float32, causal", "dropout", "segments", "a bias", "both"],
 )
 def test_it_lowers_for_an_h100(sizes, options):
   """Checks for three kernels, and no [T, S] around them."""

@@ -50,21 +50,23 @@ MASK = {"mask": np.arange(32) % 7 > 0} | CAUSAL | DROPOUT
 OFFSETS = {"query_offset": np.array([5, -9])}
 
 
+BEFORE = {"query_offset": -7} | CAUSAL
+# By name: the axes of arrays, the mesh, how it is known, and the options.
+RINGS = {
+  "causal": (VECTORS, ALL, "named", CAUSAL),
+  "offsets": (VECTORS, TWO_ROWS, "named", OFFSETS),
+  "sinks, residual": (SINKS, ALL, "named", RESIDUAL | SEGMENTS | DROPOUT),
+  "explicit": (VECTORS, TWO_ROWS, "explicit", CAUSAL),
+  "a bias by head": ({"bias_table": "RN"}, ALL, "named", BEFORE),
+  "a window": ({"bias_table": "R"}, {"sequence": 4, "tensor": 2}, "named", WINDOW),
+  "a soft cap": ({"slopes": "N"}, ALL, "named", CAPPED),
+  "a sum": (SUM, {"data": 2, "sequence": 2, "tensor": 2}, "named", MASK),
+  "three devices": ({}, {"data": 1, "sequence": 3}, "named", CAUSAL),
+}
+
+
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(
-  "axes, mesh, kind, options",
-  [
-    (VECTORS, ALL, "named", CAUSAL),
-    (VECTORS, TWO_ROWS, "named", OFFSETS),
-    (SINKS, ALL, "named", RESIDUAL | SEGMENTS | DROPOUT),
-    (VECTORS, TWO_ROWS, "explicit", CAUSAL),
-    ({"bias_table": "RN"}, ALL, "named", CAUSAL | {"query_offset": -7}),
-    ({"bias_table": "R"}, {"sequence": 4, "tensor": 2}, "named", WINDOW),
-    ({"slopes": "N"}, ALL, "named", CAPPED),
-    (SUM, {"data": 2, "sequence": 2, "tensor": 2}, "named", MASK),
-    ({}, {"data": 1, "sequence": 3}, "named", CAUSAL),
-  ],
-)
+@pytest.mark.parametrize("axes, mesh, kind, options", RINGS.values(), ids=RINGS)
 def test_a_ring_equals_one_device(axes, mesh, kind, options):
   """Checks results and the gradients of all arrays, and that keys go round."""
   sizes = SIZES
