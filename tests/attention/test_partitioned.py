@@ -56,6 +56,9 @@ def in_blocks(*args, **options):
     return chunked.attention(gather_inputs(*args, **options))
 
 
+attend_causally = functools.partial(attend, is_causal=True)
+
+
 @pytest.mark.parametrize("kind", ["auto", "explicit", "manual"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_eight_devices_equal_one(implementation, kind):
@@ -65,8 +68,7 @@ def test_eight_devices_equal_one(implementation, kind):
     axes["bias"] = "1NTS"
   elif kind == "auto":  # they need the mesh in context
     kind = "named"
-  call = functools.partial(attend, is_causal=True)
-  check(call, attention_by(implementation), axes, kind=kind)
+  check(attend_causally, attention_by(implementation), axes, kind=kind)
 
 
 IDS = jnp.arange(24, dtype=jnp.int32) // 7
@@ -109,7 +111,8 @@ CASES = {
 def test_each_device_has_its_part(name):
   attention, axes, along, kind, options = CASES[name]
   stays = along is not ALONG_A_SEQUENCE
-  check(functools.partial(attend, **options), attention, axes, along, stays, kind)
+  call = functools.partial(attend, **options) if options else attend
+  check(call, attention, axes, along, stays, kind)
 
 
 def test_some_axes_may_be_manual():

@@ -87,6 +87,14 @@ def random_arrays(axes, sizes, dtype):
   return arrays
 
 
+@functools.cache
+def run_on_one_device(call, axes, sizes, dtype):
+  """Returns random arrays, and the reference's results; once for each call and axes."""
+  arrays = random_arrays(dict(axes), dict(sizes), dtype)
+  reference = functools.partial(call, attention_by("reference"))
+  return arrays, run_with_gradients(reference, arrays)
+
+
 def check_devices_equal_one(
   call: Callable, attention, axes, sizes, devices: Devices, is_ring=False
 ):
@@ -95,10 +103,8 @@ def check_devices_equal_one(
   `sizes` are those of the axes by letter, 1 if absent. A ring is in float64.
   """
   dtype, tolerance = (jnp.float64, 1e-10) if is_ring else (jnp.float32, 1e-4)
-  arrays = random_arrays(axes, sizes, dtype)
-  wanted = run_with_gradients(
-    functools.partial(call, attention_by("reference")), arrays
-  )
+  items = tuple(axes.items()), tuple(sizes.items())
+  arrays, wanted = run_on_one_device(call, *items, dtype)
   mesh, kind = devices.make_mesh(), devices.kind
   places = shardings(axes, mesh, devices.along)
   (output,) = shardings({"output": "BTNH"}, mesh, devices.along).values()
