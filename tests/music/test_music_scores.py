@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
-from compiling import randomly
+from compiling import make_random
 from flax import nnx
 
 from experiments.data.tokenizer import BOS, EOS, PAD
@@ -23,7 +23,7 @@ def model():
   config = LanguageModelConfig(
     VOCABULARY, num_layers=1, width=8, num_heads=2, feed_forward=8, max_distance=3
   )
-  return randomly(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
+  return make_random(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
 
 
 def oracle(model) -> tuple[np.ndarray, float]:

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
-from compiling import randomly
+from compiling import make_random
 from flax import nnx
 from matplotlib.text import Text
 
@@ -62,7 +62,7 @@ def test_weights_are_those_of_the_last_token_layer_by_layer():
     max_distance=2,
     relative_values=False,
   )
-  model = randomly(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
+  model = make_random(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
   weights = last_weights(*nnx.split(model), jnp.asarray(TOKENS))
   model.set_attributes(sow_weights=True, raise_if_not_found=False)
   _, sown = nnx.capture(model, nnx.Intermediate)(jnp.asarray(TOKENS))

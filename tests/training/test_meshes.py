@@ -6,7 +6,7 @@ import re
 import jax
 import numpy as np
 import pytest
-from compiling import filled
+from compiling import fill
 from flax import nnx
 from test_step import DROPOUT, SGD, copy_task, make_model, smoothed
 
@@ -36,7 +36,7 @@ EXPECTED = dict(
 def step_on(sizes, ring=False):
   mesh = make_mesh(**dict(zip(AXES, sizes, strict=True)))
   graphdef, shapes = make_model(**DROPOUT)
-  state = lambda: put_parameters(init_state(filled(shapes, 0.2), SGD), mesh)
+  state = lambda: put_parameters(init_state(fill(shapes, 0.2), SGD), mesh)
   step = make_train_step(graphdef, use_ring(smoothed) if ring else smoothed, SGD)
   with jax.set_mesh(mesh):
     compiled = step.lower(state(), put_batch(copy_task(0), mesh)).compile()
@@ -102,7 +102,7 @@ def graph_loss_on(sizes, implementation):
   loss = lambda params, batch: loss_of_graphs(nnx.merge(graphdef, params), batch).sum
   mesh = make_mesh(**dict(zip(AXES, sizes, strict=True)))
   with jax.set_mesh(mesh):
-    params, batch = put_parameters(filled(shapes, 0.6), mesh), put_batch(graphs(), mesh)
+    params, batch = put_parameters(fill(shapes, 0.6), mesh), put_batch(graphs(), mesh)
     step = jax.jit(jax.value_and_grad(loss)).lower(params, batch).compile()
     return jax.tree.map(np.asarray, step(params, batch)), step.as_text()
 

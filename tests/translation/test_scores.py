@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 import sacrebleu
-from compiling import randomly
+from compiling import make_random
 from flax import nnx
 
 from configs import default, multi30k
@@ -175,7 +175,7 @@ def test_panels_show_the_models_own_weights_with_the_words_they_are_of(monkeypat
   config = TransformerConfig(
     size, size, num_layers=2, width=16, num_heads=2, feed_forward=32, max_distance=2
   )
-  model = randomly(lambda: Transformer(config, rngs=nnx.Rngs(0)))
+  model = make_random(lambda: Transformer(config, rngs=nnx.Rngs(0)))
   run = Run(None, tokenizer, None, *nnx.split(model))
   monkeypatch.setattr(scores, "attention_heatmap", lambda panels, _: panels)
   own, to_source = scores.draw_attention(
