@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_cases import case
 from calls import call, make_cotangent, output_and_gradients, results, set_tiles
 from calls import make_arrays as make_any_arrays
-from cases import case
 from comparing import assert_close
 from compiling import compile_as_users_do, compile_quickly, with_gradients
 from numpy.testing import assert_array_equal

@@ -12,8 +12,8 @@ import functools
 import jax
 import numpy as np
 import pytest
+from attention_cases import CASES, MORE_CASES
 from calls import attend, make_arrays, normal, output_and_gradients
-from cases import CASES, MORE_CASES
 from comparing import relative_errors
 
 from relpos_jax import ContentBias, LinearBias, RelativePositions

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_cases import CASES, CAUSAL, DROPOUT, exact_case
 from calls import LOW, assert_exact, make_arrays, make_shapes, normal, run
-from cases import CASES, CAUSAL, DROPOUT, exact_case
 from jax.experimental import topologies
 from jax.sharding import (
   AbstractDevice,

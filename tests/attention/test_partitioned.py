@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import DROPOUT
+from attention_cases import DROPOUT
 from comparing import assert_close
 from compiling import run_with_gradients
 from devices import Devices, attend, attention_by, check_devices_equal_one

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import DROPOUT
+from attention_cases import DROPOUT
 from compiling import compile_as_users_do, with_gradients
 from devices import Devices, attend, attention_by, check_devices_equal_one, shardings
 from jax.sharding import AxisType, PartitionSpec

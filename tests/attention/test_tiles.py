@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_cases import CASES, CAUSAL, DROPOUT, MORE_CASES, case, exact_case
 from calls import assert_exact, make_arrays, make_shapes, set_tiles
-from cases import CASES, CAUSAL, DROPOUT, MORE_CASES, case, exact_case
 from comparing import assert_close
 from compiling import compile_quickly, run_with_gradients
 

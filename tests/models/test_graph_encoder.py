@@ -40,7 +40,7 @@ EDGES = ((0, 1, 2), (1, 2, 0), (0, 2, 1), (0, 2, 0), (3, 3, 1), (2, 1, 1))
 
 def make_graph(num_nodes=NUM_NODES, edges=EDGES, seed=0):
   random = np.random.default_rng(seed)
-  return Graph.of(
+  return Graph.from_edges(
     random.integers(0, 2, num_nodes),
     edges,
     target=0,
@@ -70,7 +70,7 @@ OTHER_WAY = ONE._replace(
 )
 FIRST_FEATURE = np.eye(6, 1, dtype=np.float32)
 OTHER_FEATURE = ONE._replace(edge_features=ONE.edge_features + FIRST_FEATURE)
-NO_EDGE = Graph.of(
+NO_EDGE = Graph.from_edges(
   ONE.nodes,
   [],
   target=0,
@@ -152,7 +152,7 @@ def test_a_pairs_features_are_the_mean_of_its_edges_in_each_direction(
   ends = ((0, 1, 0), (1, 0, 0), (1, 2, 0), (1, 2, 1), (3, 3, 2))
   features = [[1.0], [5.0], [2.0], [4.0], [6.0]]
   no_features = np.zeros((NUM_NODES, 2))
-  graph = Graph.of(
+  graph = Graph.from_edges(
     [0] * NUM_NODES,
     ends,
     target=0,

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.evaluation.tables import markdown_table, rewrite_blocks
+from experiments.evaluation.tables import markdown_table, rewrite_sections
 from experiments.files import write_whole
 from experiments.training.environment import environment
 
@@ -521,7 +521,7 @@ def record(request):
     file = pathlib.Path(folder, "cpu.json")
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, content)
-    rewrite_blocks(PAGE, {"published": table(where, results)})
+    rewrite_sections(PAGE, {"published": table(where, results)})
 
 
 HEADER = [

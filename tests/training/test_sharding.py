@@ -9,7 +9,11 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from experiments.errors import InputError
-from experiments.training.sharding import _arranged, make_mesh, parameter_sharding
+from experiments.training.sharding import (
+  _arrange_devices,
+  make_mesh,
+  parameter_sharding,
+)
 from experiments.training.step import init_state, inverse_sqrt
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 
@@ -25,13 +29,13 @@ class Chip:
 
 def test_slices_of_tpus_are_parts_of_the_batch():
   chips = [Chip(id, id // 4) for id in range(8)]
-  assert [chip.id for chip in _arranged((8, 1, 1, 1), chips).flat] == [*range(8)]
-  for part in _arranged((2, 2, 1, 2), chips[::2] + chips[1::2]):
+  assert [chip.id for chip in _arrange_devices((8, 1, 1, 1), chips).flat] == [*range(8)]
+  for part in _arrange_devices((2, 2, 1, 2), chips[::2] + chips[1::2]):
     assert len({chip.slice_index for chip in part.flat}) == 1
   with pytest.raises(
     InputError, match=r"mesh\.data is 1: give a multiple of 2, the slices"
   ):
-    _arranged((1, 1, 1, 8), chips)
+    _arrange_devices((1, 1, 1, 8), chips)
 
 
 def specs(mesh, **values) -> dict[str, PartitionSpec]:
