@@ -190,7 +190,9 @@ def gather_inputs(
     scale=sizes.width**-0.5 if scale is None else scale,
     soft_cap=logits_soft_cap,
     sinks=_check_sinks(sinks, sizes),
-    silu_divisor=_check_divisor(weights, divisor, sizes.keys),
+    silu_divisor=_check_divisor(
+      weights, divisor, sizes.keys, sinks=sinks, return_residual=return_residual
+    ),
     is_causal=bool(is_causal),
     window=_check_window(local_window_size),
     linear_positions=not has_positions,
@@ -208,8 +210,6 @@ def gather_inputs(
     return_residual=return_residual,
     explicit=(),
   )
-  if inputs.silu_divisor is not None and (sinks is not None or return_residual):
-    raise ValueError('weights="silu" have no sum, and so no sinks and no residual')
   if inputs.relations:
     _warn(inputs, is_located=has_positions or query_offset is not None)
   inputs = align_manual_axes(inputs)  # before the names of axes, which it cannot take
@@ -251,11 +251,13 @@ def check_tensors(
     raise ValueError(
       f"key has shape {key.shape}; want {want} for query of shape {query.shape}"
     )
-  if not heads or not width:
-    raise ValueError(f"query has shape {query.shape}; want heads of some width")
-  if not key.shape[-2] or heads % key.shape[-2]:
+  key_heads = key.shape[-2]
+  if 0 in (heads, key_heads, width):
+    shapes = f"{query.shape} and {key.shape}"
+    raise ValueError(f"query and key have shapes {shapes}; want heads of some width")
+  if heads % key_heads:
     raise ValueError(
-      f"key has {key.shape[-2]} heads; want a divisor of the query's {heads} heads"
+      f"key has {key_heads} heads; want a divisor of the query's {heads} heads"
     )
   if value.shape[:-1] != key.shape[:-1]:
     want = shape_text(*key.shape[:-1], "V")
@@ -308,7 +310,12 @@ def _check_sinks(sinks: ArrayLike | None, sizes: Sizes) -> Float[Array, " N"] | 
 
 
 def _check_divisor(
-  weights: str, divisor: ArrayLike | None, num_keys: int
+  weights: str,
+  divisor: ArrayLike | None,
+  num_keys: int,
+  *,
+  sinks: ArrayLike | None,
+  return_residual: bool,
 ) -> ArrayLike | None:
   """Returns n of SiLU(logit) / n; None for a softmax."""
   if weights == "softmax":
@@ -317,6 +324,8 @@ def _check_divisor(
     return None
   if weights != "silu":
     raise ValueError(f"weights is {weights!r}; want softmax or silu")
+  if sinks is not None or return_residual:
+    raise ValueError('weights="silu" have no sum, and so no sinks and no residual')
   if divisor is None:
     return num_keys
   if jnp.ndim(divisor):

@@ -94,7 +94,7 @@ def test_small_mistakes_are_named():
     dot_product_attention(query, query, query, local_window_size=-1)
   with pytest.raises(ValueError, match="want heads of some width"):
     dot_product_attention(query[..., :0], query[..., :0], query)
-  with pytest.raises(ValueError, match="key has 0 heads"):
+  with pytest.raises(ValueError, match="want heads of some width"):
     dot_product_attention(query, query[:, :, :0], query[:, :, :0])
   with pytest.raises(ValueError, match="want one or more"):
     LinearBias.alibi(0)
