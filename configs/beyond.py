@@ -1,10 +1,10 @@
 """Compares two rules for distances beyond k: clip to the last row, or add no term.
 
   python -m experiments.sweep --config=configs/beyond.py
-  python -m experiments.sweep --config=configs/beyond.py:published  # a recipe of multi30k.py
+  python -m experiments.sweep --config=configs/beyond.py:published  # see multi30k.py
 
-Shaw et al. 2018 clip; Huang et al. 2018 add no term. On Multi30k, most sentences of which have
-fewer than 16 tokens.
+Shaw et al. 2018 clip; Huang et al. 2018 add no term. The sweep trains on Multi30k. Most
+of its sentences have fewer than 16 tokens.
 """
 
 from configs import multi30k

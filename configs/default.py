@@ -1,4 +1,4 @@
-"""Defines every value of an experiment, by default of the paper's base model.
+"""Defines the values of a config, with the paper's base model as the default.
 
 Change a value on the command line with `--config.model.max_distance=4`, or write a
 config of your own, in any folder:
@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-MOST_STEPS = 2**31 - 1  # of an int32
-LARGEST = 2**24  # size of an axis
+MOST_STEPS = 2**31 - 1  # the state counts steps in int32
+LARGEST = 2**24  # for the size of an axis
 
 
 class Limited(NamedTuple):
-  """A default value, with the values that are allowed in its place."""
+  """Holds a default value, and a check of the values that may replace it."""
 
   default: Any
   allows: Callable[[Any], bool]
@@ -34,7 +34,7 @@ class Limited(NamedTuple):
 
 
 def one_of(default: str, *others: str) -> Limited:
-  """Allows these words."""
+  """Allows the default and the other words."""
   words = (default, *others)
   return Limited(default, words.__contains__, f"choose one of {', '.join(words)}")
 
@@ -58,10 +58,10 @@ def positive(default: float, below: float = float("inf")) -> Limited:
 
 
 def choose(argument: str, *groups: Collection[str]) -> list[str]:
-  """Returns the word of each group that is in a config's argument.
+  """Parses a config's argument; returns one word of each group.
 
-  The default is a group's first word. Raises ValueError for an unknown word, and for
-  several of a group.
+  The default is the first word of a group. Raises ValueError for an unknown word, and
+  for several words of one group.
   """
   words = list(filter(None, argument.split(",")))
   known = list(itertools.chain(*groups))
@@ -78,7 +78,7 @@ def choose(argument: str, *groups: Collection[str]) -> list[str]:
 
 
 def get_config(task: str = "translation") -> ConfigDict:
-  """Returns the values of a task: translation, music or graphs."""
+  """Returns the default config of a task: translation, music or graphs."""
   config = ConfigDict(dict(task=task))
   for group in (_COMMON, TASKS[task]):
     config.update(_defaults(group))
@@ -86,7 +86,7 @@ def get_config(task: str = "translation") -> ConfigDict:
 
 
 def limits(task: str) -> dict[str, Limited]:
-  """Returns the limits of a task's values by dotted key."""
+  """Returns the limits of a task's values, by dotted key."""
   return _limits(_COMMON) | _limits(TASKS[task])
 
 
@@ -111,25 +111,24 @@ def _limits(group: Mapping[str, Any], prefix: str = "") -> dict[str, Limited]:
   return limited
 
 
-# What all tasks have.
+# The values that all tasks have.
 _COMMON = dict(
   name="default",  # the run directory is runs/NAME unless --workdir is given
-  seed=number(0, 0, 2**32 - 1),  # for parameters, order of batches, dropout
+  seed=number(0, 0, 2**32 - 1),  # for parameters, batches and dropout
   # Devices along each axis of the mesh; one may be -1: all remaining devices.
   mesh=dict(
     data=-1,  # batches
     fsdp=1,  # batches and parameters
     tensor=1,  # heads and the feed-forward's hidden width
     sequence=1,  # tokens of each sequence
-    ring=False,  # keys of a sequence go round its devices, instead of being gathered
+    ring=False,  # passes keys round a sequence's devices, instead of gathering them
   ),
   training=dict(
-    num_steps=number(100_000, 0, MOST_STEPS),  # or 0, and num_epochs
-    # Passes over the training data; the other numbers here remain updates.
+    num_steps=number(100_000, 0, MOST_STEPS),  # 0: num_epochs counts instead
+    # Passes over the training data. All other numbers here are updates.
     num_epochs=number(0, 0, MOST_STEPS),
-    # paper: learning_rate * width**-0.5 * min(step**-0.5, step *
-    # warmup_steps**-1.5); inverse_sqrt: learning_rate at the end of the warmup, the
-    # same shape.
+    # paper: learning_rate * width**-0.5 * min(step**-0.5, step * warmup_steps**-1.5).
+    # inverse_sqrt: the same shape, with learning_rate at the end of the warmup.
     schedule=one_of("paper", "inverse_sqrt"),
     learning_rate=positive(1.0),
     warmup_steps=number(4000, 1, MOST_STEPS),
@@ -137,27 +136,27 @@ _COMMON = dict(
     eval_every=number(2000, 1, MOST_STEPS),
     save_every=number(2000, 1, MOST_STEPS),
     keep_checkpoints=number(20, 1, MOST_STEPS),
-    # Consecutive non-finite steps that end the run.
+    # So many non-finite steps in a row end the run.
     max_skipped=number(10, 1, MOST_STEPS),
   ),
-  # At most so many are averaged: the last ones, in the last fifth of the steps and
-  # after the warmup. Earlier parameters make the mean worse: after 500 steps of
-  # music.py the valid loss is 0.90; of the mean of the last 8, 1.32; of the 3 of
-  # them in the last fifth, 0.85.
+  # Averages the last N checkpoints, but only those in the last fifth of the steps and
+  # after the warmup. Earlier parameters make the mean worse. After 500 steps of
+  # music.py the validation loss is 0.90. The mean of the last 8 checkpoints has 1.32,
+  # the mean of the 3 in the last fifth 0.85.
   decoding=dict(average_checkpoints=number(1, 1, MOST_STEPS)),
 )
 
 # The layers of a model of sequences.
 _LAYERS = dict(
-  num_layers=number(6, 1, 1000),  # each is traced
+  num_layers=number(6, 1, 1000),  # at most 1000, because each is traced
   width=number(512, 1),
   num_heads=number(8, 1),
-  feed_forward=number(1024, 1),  # as printed; the code of the time had 2048
-  # relative, sinusoidal, both, none, t5, alibi, rotary, xl, content or deberta; or
-  # module:Class of your own: docs/positions.md
+  feed_forward=number(1024, 1),  # as in the paper; its code had 2048
+  # relative, sinusoidal, both, none, t5, alibi, rotary, xl, content or deberta, or your
+  # own module:Class: see docs/positions.md
   positions="relative",
-  max_distance=number(16, 0),  # at which positions are clipped
-  # Distance on the left; -1: max_distance, which may be 0 in causal models.
+  max_distance=number(16, 0),  # positions are clipped at this distance
+  # The same on the left; -1: max_distance. Causal models may have max_distance=0.
   left=number(-1, -1),
   tables_per_head=True,
   tables_per_layer=True,
@@ -175,7 +174,7 @@ _LAYERS = dict(
 NO_DROPOUT = {key: 0.0 for key in _LAYERS if key.endswith("dropout_rate")}
 _TRANSLATION = dict(
   data=dict(
-    # Each source has options of its own below.
+    # Each source has its own options below.
     source=one_of("embedded", "multi30k", "pairs", "scan", "wmt14"),
     languages="en-de",  # from-to
     moses=False,  # normalise and tokenise as Moses does, before the vocabulary
@@ -183,53 +182,54 @@ _TRANSLATION = dict(
     embedded=dict(train_size=number(20_000, 1, 20_000)),  # the first pairs of 20,000
     multi30k=dict(
       path="",  # a folder of the captions' files; empty: download them
-      prepared=False,  # the published baseline's files: Moses tokens, lower case, BPE
+      prepared=False,  # the published baseline's text: Moses tokens, lower case, BPE
     ),
     # A folder of the files of SCAN's length split; empty: download them.
     scan=dict(path=""),
     wmt14=dict(),
-    # Each "source_file,target_file", "file.tsv", or two columns of several,
-    # "file.tsv:1,3". Several test sets have names: "NAME=FILES;NAME=FILES".
+    # Each is "source_file,target_file", "file.tsv", or "file.tsv:1,3" for two of more
+    # columns. Give several test sets by name: "NAME=FILES;NAME=FILES".
     pairs=dict(train="", valid="", test=""),
   ),
   vocabulary=dict(  # one for both languages
     kind=one_of("bpe", "words"),  # words: for tokenised text
-    size=number(32_768, 5),  # the special tokens and one word at least
+    size=number(32_768, 5),  # at least the special tokens and one word
   ),
   batches=dict(
-    # Of a batch, by the longer side of each pair, padding included.
+    # Tokens of a batch on one side, with both sides padded to the longer one.
     tokens=number(4096, 1),
-    # Pairs with a longer side are dropped; of valid also those longer than any in
-    # training.
+    # Training leaves out pairs with a longer side. Validation also leaves out pairs
+    # longer than any in training.
     max_length=number(128, 1),
     num_shapes=number(6, 1),  # each is compiled once
   ),
   model=dict(
     **_LAYERS,
     share_embeddings=True,
-    positions_in="all",  # or encoder, decoder: the other has none
+    positions_in="all",  # or encoder or decoder; the other then has none
   ),
   training=dict(
     label_smoothing=rate(0.1),
-    # Valid sentences translated greedily at each evaluation.
+    # Validation sentences that each evaluation translates greedily.
     num_samples=number(100, 1),
-    # And as many of each test set, longer than in training if it has any.
+    # Also translates as many of each test set, longer than in training if there are
+    # any.
     score_tests=False,
   ),
   decoding=dict(
     beam_size=number(4, 1, 1024),
     length_penalty=number(0.6, 0),
-    # bound: as in the paper's code, which takes more steps; see `beam_search`.
+    # bound is the rule of the paper's code; it takes more steps. See `beam_search`.
     stop=one_of("present", "bound"),
-    extra_length=number(50, 0),  # maximum tokens of a translation beyond its source's
+    extra_length=number(50, 0),  # largest length of a translation beyond its source's
   ),
   evaluation=dict(
-    # Those of sacreBLEU that need no download; none where data.moses is on.
+    # sacreBLEU's tokenisers that need no download. Give none with data.moses.
     tokenize=one_of("13a", "intl", "zh", "char", "ja-mecab", "ko-mecab", "none"),
     lowercase=False,
-    # Ends a subword in the data, such as @@; words are joined before scoring.
+    # Ends a subword in the data, such as @@. Subwords are joined before scoring.
     subword_mark="",
-    # Scores NAME_given too: translations with the length of the reference.
+    # Also scores NAME_given: translations with the length of their reference.
     given_lengths=False,
   ),
 )
@@ -238,19 +238,19 @@ _MUSIC = dict(
     source=one_of("chorales", "midi"),  # each with its own options below
     chorales=dict(path=""),  # a folder of the chorales' file; empty: download it
     midi=dict(
-      # A folder of MIDI files; sub-folders train, valid and test are the splits.
+      # A folder of MIDI files; its sub-folders train, valid and test are the splits.
       path="",
-      # events: any music; voices: four, on a grid of 16th notes.
+      # events: any music. voices: four voices on a grid of 16th notes.
       codec=one_of("events", "voices"),
     ),
-    # Training pieces, by up to this many semitones, drawn in each epoch.
+    # Transposes training pieces by up to so many semitones, drawn in each epoch.
     transpose=number(0, 0, 127),
   ),
   batches=dict(
-    tokens=number(8192, 1),  # of a batch, padding included
+    tokens=number(8192, 1),  # of a batch, including padding
     max_length=number(2048, 1),  # longer pieces are split
-    cut_anew=False,  # split at other positions in each epoch
-    # Longer valid pieces are split during training, not when scored.
+    cut_anew=False,  # splits at other places in each epoch
+    # Longer validation pieces are split for the loss, but not for the final scores.
     valid_length=number(4096, 1),
     num_shapes=number(4, 1),  # each is compiled once
   ),
@@ -265,18 +265,18 @@ _GRAPHS = dict(
       valid_share=positive(0.1, below=1),  # share of the distinct training graphs
     ),
     tu=dict(
-      name="MUTAG",  # or Mutagenicity, or the prefix of the files in `path`, or nothing
-      # A folder or .zip in TU format, a file of graphs in JSON, or a folder of the
-      # molecules' archives; empty: download them
+      name="MUTAG",  # or Mutagenicity, or the prefix of the files in `path`, or ""
+      # Your own graphs: a folder or .zip in TU format, or a JSON file. For molecules,
+      # the folder of their archives; empty: download them.
       path="",
       num_folds=number(10, 3),  # stratified
-      # For testing; the next one validates; -1: chosen by the seed.
+      # The fold for testing; the next one validates. -1: the seed chooses.
       fold=number(-1, -1),
     ),
   ),
   batches=dict(
-    tokens=number(640, 1),  # nodes of a batch, padding included
-    max_length=number(64, 1),  # larger graphs do not train
+    tokens=number(640, 1),  # nodes of a batch, including padding
+    max_length=number(64, 1),  # training leaves out graphs with more nodes
     num_shapes=number(1, 1),  # each is compiled once
   ),
   model=dict(
@@ -284,8 +284,8 @@ _GRAPHS = dict(
     width=number(64, 1),
     num_heads=number(4, 1),
     feed_forward=number(128, 1),
-    sees="all",  # nodes that a node attends to; or neighbours
-    reverse_edges="own_label",  # label of reversed edges; or none
+    sees="all",  # the nodes that a node attends to; or neighbours
+    reverse_edges="own_label",  # label of reversed edges; none: adds no such edges
     relative_keys=True,  # labels of edges on keys
     relative_values=True,
     tables_per_head=True,
@@ -297,7 +297,7 @@ _GRAPHS = dict(
     attention_dropout_rate=rate(0.0),
     feed_forward_dropout_rate=rate(0.0),
     dtype="float32",  # or bfloat16; parameters stay float32
-    # Of attention; empty: the fastest; edge_list: large sparse graphs.
+    # Of attention. empty: the fastest; edge_list: for large sparse graphs.
     implementation="",
   ),
   training=dict(label_smoothing=rate(0.0)),

@@ -8,13 +8,18 @@ r"""Classifies labelled graphs (Shaw et al. 2018, section 3.1): kinship, molecul
   python -m experiments.train --config=configs/graph.py:tu --workdir=runs/mine \
       --config.data.tu.path=FOLDER --config.data.tu.name=""
 
-Arguments, separated by commas: a source and a system. Sources: `clutrr`, trained on chains of 2 to
-4 relations and scored on 2 to 10; `tu`, the molecules MUTAG or a folder in TU format, where seeds 0
-to 9 test on one of ten folds each; `mutagenicity`, more molecules. Systems: keys_values, keys,
-values, none, unstructured; see `_SYSTEMS`.
+Arguments are a source and a system, separated by commas. The sources are:
 
-A folder's NAME_node_attributes.txt and NAME_edge_attributes.txt are optional inputs beside the
-labels: scale them. Systems without edge labels ignore those of edges.
+- `clutrr`: kinship. Trains on chains of 2 to 4 relations, scores chains of 2 to 10.
+- `tu`: the molecules MUTAG, or a folder in TU format. Each of the seeds 0 to 9 tests on
+  another of ten folds.
+- `mutagenicity`: more molecules.
+
+The systems are keys_values, keys, values, none and unstructured: see `_SYSTEMS`.
+
+NAME_node_attributes.txt and NAME_edge_attributes.txt in a folder are optional features
+beside the labels. Scale them first. Systems without edge labels ignore features of
+edges, too.
 """
 
 from configs import default
@@ -27,13 +32,13 @@ _SYSTEMS = {
   "none": dict(_BLIND, sees="neighbours"),  # attention to neighbours, without labels
   "unstructured": dict(_BLIND, sees="all"),  # ignores edges
 }
-# 128 chains a batch and about ten epochs, chosen on the valid split.
+# 128 chains a batch and about ten epochs, chosen on the validation split.
 _CLUTRR = dict(
   batches=dict(tokens=640, max_length=5, num_shapes=1),
   training=dict(num_steps=1030, warmup_steps=200, eval_every=206, save_every=206),
 )
-# 40 epochs, after which MUTAG's valid loss only rises: 120 to 160 updates, by the fold.
-# A bond is two edges in the files.
+# 40 epochs, after which MUTAG's validation loss only rises: 120 to 160 updates,
+# depending on the fold. No reverse edges: in the files a bond is two edges already.
 _TU = dict(
   data=dict(source="tu"),
   batches=dict(tokens=1024, max_length=128, num_shapes=1),
@@ -42,7 +47,7 @@ _TU = dict(
     num_steps=0, num_epochs=40, warmup_steps=40, eval_every=40, save_every=40
   ),
 )
-# 20 epochs, about 2,320 updates: after ten the valid loss still falls.
+# 20 epochs, about 2,320 updates: after ten the validation loss still falls.
 _MUTAGENICITY = dict(
   data=dict(tu=dict(name="Mutagenicity")),
   batches=dict(num_shapes=4),

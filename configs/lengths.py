@@ -4,19 +4,21 @@
   python -m experiments.sweep --config=configs/lengths.py:embedded --seeds=5
   python -m experiments.sweep --config=configs/lengths.py --only="relative, k=16"
 
-`scan`, the default, is the length split of SCAN (Lake and Baroni 2018): at most 22 actions in
-training, 24 to 48 in the split `test`. `embedded` is the quickstart with pairs of at most 16
-tokens: 16,423 of 20,000. Longer are 81 of 500 test pairs, up to 33, and all 200 of the split
-`long`, from 36 on. Both decode greedily, score samples of the test sets at each evaluation, and all
-of them at the end, with EOS free and with the reference's length given. For local files of
-SCAN give --config.data.scan.path=FOLDER.
+`scan`, the default, is the length split of SCAN (Lake and Baroni 2018). Outputs have at
+most 22 actions in training, and 24 to 48 in the split `test`. `embedded` is the
+quickstart with pairs of at most 16 tokens: 16,423 of 20,000. Longer are 81 of 500 test
+pairs, up to 33 tokens, and all 200 of the split `long`, from 36 tokens on.
+
+Both decode greedily. Each evaluation scores a sample of the test sets. The end scores
+all of them twice, with EOS free and with the reference's length given. For files of
+SCAN on this machine, give --config.data.scan.path=FOLDER.
 """
 
 from configs import default, positions, quickstart
 
 
 def get_config(argument: str = ""):
-  """Returns the base cell, with Shaw's positions, by data; by default SCAN's."""
+  """Returns the config with Shaw's positions for a corpus; the default is SCAN."""
   (data,) = default.choose(argument, ("scan", "embedded"))
   config = quickstart.get_config()
   config.name = f"lengths-{data}"
@@ -47,5 +49,5 @@ def sweep():
   yield from others
   for stack in ("encoder", "decoder"):
     yield f"relative, {stack} only", {"model.positions_in": stack}
-    for row in ("sinusoidal", "rotary", "xl"):
-      yield f"{row}, {stack} only", dict(others)[row] | {"model.positions_in": stack}
+    for name in ("sinusoidal", "rotary", "xl"):
+      yield f"{name}, {stack} only", dict(others)[name] | {"model.positions_in": stack}

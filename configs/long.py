@@ -2,22 +2,23 @@ r"""Trains a decoder on performances of 131,072 events, sharded over sixteen chi
 
   python -m experiments.plan --config=configs/long.py --topology=v5e:4x4
 
-`plan` estimates memory and time per chip before you rent one. Parameters are replicated. Each chip
-computes the queries and logits of its 8,192 tokens; in each layer it gathers the keys and values of
-the full sequence. With more chips, raise the batch: --config.batches.tokens=2097152 for v5e:16x16.
+`plan` estimates memory and time per chip before you rent one. Parameters are
+replicated. Each chip computes the queries and logits of its 8,192 tokens. In each layer
+it gathers the keys and values of the full sequence. With more chips, raise the batch:
+--config.batches.tokens=2097152 for v5e:16x16.
 
-A million events on 256 chips need a ring: gathered keys do not fit a chip's memory.
+A million events on 256 chips need a ring, because gathered keys do not fit into memory:
 
   python -m experiments.plan --config=configs/long.py --topology=v5e:16x16 --effort=least \
-    --config.mesh.sequence=256 --config.mesh.ring=True \
-    --config.batches.tokens=1048576 --config.batches.max_length=1048576
+    --config.mesh.sequence=256 --config.mesh.ring=True \ --config.batches.tokens=1048576
+    --config.batches.max_length=1048576
 """
 
 from configs import default
 
 
 def get_config():
-  """Returns four layers as wide as the paper's base, without dropout."""
+  """Returns a model with four layers of the paper's base width, without dropout."""
   config = default.get_config("music")
   config.name = "long"
   config.data.source = "midi"

@@ -4,21 +4,25 @@
   python -m experiments.train --config=configs/multi30k.py:sinusoidal --workdir=runs/sinusoidal
   python -m experiments.train --config=configs/multi30k.py:sinusoidal,published,prepared
 
-Multi30k (Elliott et al. 2016). Arguments, separated by commas: positions (relative, sinusoidal,
-both, none), a recipe, `prepared`. Recipes: `short` trains in minutes on four CPU cores; `brief`,
-for sweeps, takes a fifth of the updates, with pre-norm and without dropout; `published`, for an
-accelerator, is that of the published baseline (GitHub LividWo/Revisit-MMT: 41.02 BLEU with
-sinusoids) and averages the checkpoints of the last 10 epochs. The baseline's 2,568,192 parameters
-are 6,144 more than ours: it has biases in the attention projections.
+Multi30k is from Elliott et al. 2016. Arguments, separated by commas, are positions
+(relative, sinusoidal, both, none), a version, and `prepared`. The versions are:
 
-`prepared` uses that repository's text and vocabulary (9,712 entries) instead of the captions: Moses
-tokens, lower case, BPE. For local files give --config.data.multi30k.path=FOLDER.
+- `short`: trains in minutes on four CPU cores.
+- `brief`: for sweeps. Takes a fifth of the updates, with pre-norm and without dropout.
+- `published`: for an accelerator. Trains as the published baseline (GitHub
+  LividWo/Revisit-MMT: 41.02 BLEU with sinusoids), and averages the checkpoints of the
+  last 10 epochs. The baseline's 2,568,192 parameters are 6,144 more than ours, because
+  its attention projections have biases.
+
+`prepared` uses the text and the vocabulary (9,712 entries) of that repository instead
+of the captions: Moses tokens, lower case, BPE. For files on this machine, give
+--config.data.multi30k.path=FOLDER.
 """
 
 from configs import default
 
 _POSITIONS = ("relative", "sinusoidal", "both", "none")
-_RECIPES = dict(
+_VERSIONS = dict(
   short=dict(),
   brief=dict(
     model=dict(norm="pre", embedding_dropout_rate=0.0, dropout_rate=0.0),
@@ -37,9 +41,12 @@ _RECIPES = dict(
 
 
 def get_config(argument: str = ""):
-  """Returns a config by positions, recipe and text; by default relative, short and captions."""
-  positions, recipe, text = default.choose(
-    argument, _POSITIONS, _RECIPES, ("captions", "prepared")
+  """Returns a config by positions, version and text.
+
+  The defaults are relative, short and the captions.
+  """
+  positions, version, text = default.choose(
+    argument, _POSITIONS, _VERSIONS, ("captions", "prepared")
   )
   config = default.get_config()
   config.name = f"multi30k-{argument}".replace(",", "-").strip("-")
@@ -57,7 +64,7 @@ def get_config(argument: str = ""):
   )
   config.decoding.update(beam_size=5, average_checkpoints=5)
   config.evaluation.tokenize = "none"
-  config.update(_RECIPES[recipe])
+  config.update(_VERSIONS[version])
   if text == "prepared":
     config.data.update(moses=False, lowercase=False)
     config.data.multi30k.prepared = True
@@ -67,8 +74,8 @@ def get_config(argument: str = ""):
 
 
 def get_base(name: str, argument: str = ""):
-  """Returns the base cell of a sweep: relative positions, k = 16, by default in `brief`."""
-  has_recipe = not _RECIPES.keys().isdisjoint(argument.split(","))
-  config = get_config(argument if has_recipe else f"{argument},brief")
+  """Returns the config of a sweep: relative positions, k = 16, by default `brief`."""
+  has_version = not _VERSIONS.keys().isdisjoint(argument.split(","))
+  config = get_config(argument if has_version else f"{argument},brief")
   config.name = f"{name}-{argument}".replace(",", "-").strip("-")
   return config

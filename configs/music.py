@@ -6,17 +6,26 @@ r"""Models Bach's chorales with a decoder: Music Transformer (Huang et al. 2018)
   python -m experiments.sweep --config=configs/music.py:long --only=relative
   python -m experiments.sample --workdir=runs/music --prime=mine.mid --out=more.mid
   python -m experiments.train --config=configs/music.py --config.data.source=midi \
-      --config.data.midi.path=FOLDER --workdir=runs/mine  # with sub-folders train and valid
+      --config.data.midi.path=FOLDER --workdir=runs/mine
 
-Arguments, separated by commas: positions and a recipe. Positions: `relative`, per-head tables on
-keys, zero beyond the last distance, with sinusoids; `clipped`, on keys and values up to distance
-16, as in Shaw et al. 2018; `sinusoidal`; `none`. Recipes: `brief`, a small model for CPUs (`sweep
---parallel=4` makes the best use of four cores); `long`, 8,000 updates of it in place of 3,000;
-`published`, the baseline's 5 layers of width 256, for an accelerator. All transpose by up to 5
-semitones and average the last checkpoints.
+Arguments, separated by commas, are positions and a version. The positions are:
 
-The data are the JSB chorales on a grid of 16th notes, the four voices of a step in turn, with the
-published splits. For a local file give --config.data.chorales.path=FOLDER.
+- `relative`: tables per head on keys, zero beyond the last distance, with sinusoids.
+- `clipped`: tables on keys and values up to distance 16, as in Shaw et al. 2018.
+- `sinusoidal` and `none`.
+
+The versions are:
+
+- `brief`: a small model for CPUs. `sweep --parallel=4` uses four cores best.
+- `long`: the same with 8,000 updates in place of 3,000.
+- `published`: the baseline's 5 layers of width 256, for an accelerator.
+
+All transpose by up to 5 semitones and average the last checkpoints.
+
+The data are the JSB chorales in their published splits. The tokens are the four voices
+of each 16th note in turn. For a file on this machine, give
+--config.data.chorales.path=FOLDER.
+A folder of MIDI files may have the sub-folders train, valid and test.
 """
 
 from configs import default
@@ -47,25 +56,25 @@ _PUBLISHED = dict(
   training=dict(learning_rate=0.001, warmup_steps=1000, num_steps=6000, save_every=100),
 )
 _LONG = _BRIEF | dict(training=_BRIEF["training"] | dict(num_steps=8000))
-_RECIPES = dict(brief=_BRIEF, long=_LONG, published=_PUBLISHED)
+_VERSIONS = dict(brief=_BRIEF, long=_LONG, published=_PUBLISHED)
 
 
 def get_config(argument: str = ""):
-  """Returns a config by positions and recipe; by default relative and brief."""
-  positions, recipe = default.choose(argument, _POSITIONS, _RECIPES)
+  """Returns a config by positions and version; the defaults are relative and brief."""
+  positions, version = default.choose(argument, _POSITIONS, _VERSIONS)
   config = default.get_config("music")
   config.name = f"music-{argument}".replace(",", "-").strip("-")
   config.data.transpose = 5
-  # The rows of a batch hold the longest training piece and its end: no piece is sliced.
+  # As long as the longest training piece with its end, so that no piece is sliced.
   config.batches.update(max_length=2112, num_shapes=5)
   config.training.update(schedule="inverse_sqrt", eval_every=500, keep_checkpoints=8)
   config.decoding.average_checkpoints = 8
-  config.update(_RECIPES[recipe])
+  config.update(_VERSIONS[version])
   config.model.update(_POSITIONS[positions])
   return config
 
 
 def sweep():
   for name, changes in _POSITIONS.items():
-    # The first is the base cell.
+    # `relative` is the config itself.
     yield name, {f"model.{key}": x for key, x in changes.items() if name != "relative"}

@@ -3,17 +3,17 @@
   python -m experiments.sweep --config=configs/positions.py:multi30k
   python -m experiments.sweep --config=configs/positions.py:chorales
 
-`multi30k` is `brief` of `configs/multi30k.py`; `chorales` trains two layers on slices of 512 tokens
-and scores whole pieces, of about 1,000. All rows of a corpus have the same updates and the same
-model but for the positions. `configs/lengths.py` scores the same schemes on longer sequences than
-those of training.
+`multi30k` is the version `brief` of `configs/multi30k.py`. `chorales` trains two layers
+on slices of 512 tokens, and scores whole pieces of about 1,000. The configurations of a
+corpus differ in the positions alone. `configs/lengths.py` scores the same schemes on
+sequences that are longer than in training.
 """
 
 from configs import default, multi30k, music
 
 
 def get_config(argument: str = ""):
-  """Returns the base cell, with Shaw's positions, by corpus; by default multi30k."""
+  """Returns the config with Shaw's positions for a corpus; the default is multi30k."""
   (corpus,) = default.choose(argument, ("multi30k", "chorales"))
   if corpus == "multi30k":
     config = multi30k.get_base("positions", "")
@@ -34,7 +34,7 @@ def sweep():
   yield "relative", {}  # Shaw et al. 2018
   for positions in ("both", "sinusoidal", "none", "alibi", "rotary"):
     yield positions, {"model.positions": positions}
-  # T5's reach, and its biases shared by the layers; translation has no longer sentence.
+  # As in T5: distances up to 128, and biases that layers share.
   yield (
     "t5",
     {

@@ -15,7 +15,7 @@ def get_config():
   config.vocabulary.size = 6_000
   config.batches.update(tokens=1024, max_length=64, num_shapes=4)
   config.model.update(num_layers=2, width=128, num_heads=4, feed_forward=256)
-  # Within so few updates, dropout costs more than it saves.
+  # With so few updates, dropout does more harm than good.
   config.model.update(default.NO_DROPOUT)
   config.training.update(schedule="inverse_sqrt", learning_rate=0.004, warmup_steps=300)
   config.training.update(

@@ -1,10 +1,10 @@
 """Compares tables per head and layer with tables that heads or layers share.
 
   python -m experiments.sweep --config=configs/sharing.py
-  python -m experiments.sweep --config=configs/sharing.py:published  # a recipe of multi30k.py
+  python -m experiments.sweep --config=configs/sharing.py:published  # see multi30k.py
 
-Shaw et al. 2018, section 3.3, share tables between heads; their code for the base model does not.
-On Multi30k.
+Shaw et al. 2018, section 3.3, share tables between heads; their code for the base model
+does not. The sweep trains on Multi30k.
 """
 
 from configs import multi30k

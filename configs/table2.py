@@ -1,7 +1,7 @@
 """Repeats Table 2 of Shaw et al. 2018 on Multi30k: the clipping distance k.
 
 python -m experiments.sweep --config=configs/table2.py
-python -m experiments.sweep --config=configs/table2.py:published  # a recipe of multi30k.py
+python -m experiments.sweep --config=configs/table2.py:published  # see multi30k.py
 """
 
 from configs import multi30k

@@ -1,7 +1,7 @@
 """Repeats Table 3 of Shaw et al. 2018 on Multi30k: keys, values, both, neither.
 
 python -m experiments.sweep --config=configs/table3.py
-python -m experiments.sweep --config=configs/table3.py:published  # a recipe of multi30k.py
+python -m experiments.sweep --config=configs/table3.py:published  # see multi30k.py
 """
 
 from configs import multi30k

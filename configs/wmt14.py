@@ -4,13 +4,14 @@
   python -m experiments.train --config=configs/wmt14.py:big,enfr,sinusoidal --workdir=DIR
   python -m experiments.plan --config=configs/wmt14.py:base,ende,relative --topology=v5e:2x4
 
-Arguments, separated by commas: base or big; ende or enfr; relative or sinusoidal; v1 or v2. For
-eight accelerators with 4,096 tokens each.
+Arguments, separated by commas, are base or big; ende or enfr; relative or sinusoidal;
+v1 or v2. The batch is for eight accelerators with 4,096 tokens each.
 
-The paper does not say which of two recipes its code used. v1 (September 2017): post-norm, dropout
-on embeddings and sub-layers, warmup 4,000, rate 1. v2 (October 2017): pre-norm, dropout also on
-attention weights and after the ReLU, warmup 8,000, rate 2. The feed-forward width of base is 1,024
-as printed; the code had 2,048. Big averages its last 20 checkpoints, in the paper 10 minutes apart:
+The paper does not say which of two versions of the code it used. v1 (September 2017)
+has post-norm, dropout on embeddings and sub-layers, warmup 4,000 and rate 1. v2
+(October 2017) has pre-norm, dropout also on attention weights and after the ReLU,
+warmup 8,000 and rate 2. The feed-forward width of base is 1,024 as printed; the code
+had 2,048. Big averages its last 20 checkpoints. In the paper they are 10 minutes apart:
 600 updates of one second each (Vaswani et al. 2017, section 5.2).
 """
 
@@ -20,8 +21,8 @@ _CHOICES = ("base", "big"), ("ende", "enfr"), ("relative", "sinusoidal"), ("v1",
 
 
 def get_config(argument: str = ""):
-  """Returns the paper's values; by default base, ende, relative and v1."""
-  size, languages, positions, recipe = words = default.choose(argument, *_CHOICES)
+  """Returns the paper's config; the defaults are base, ende, relative and v1."""
+  size, languages, positions, version = words = default.choose(argument, *_CHOICES)
   config = default.get_config()
   config.name = "-".join(["wmt14", *words])
   config.data.update(source="wmt14", languages=f"en-{languages[2:]}")
@@ -36,7 +37,7 @@ def get_config(argument: str = ""):
     )
     config.training.update(num_steps=300_000, save_every=600, keep_checkpoints=20)
     config.decoding.average_checkpoints = 20
-  if recipe == "v1":
+  if version == "v1":
     config.model.update(
       norm="post", attention_dropout_rate=0.0, feed_forward_dropout_rate=0.0
     )

@@ -1,11 +1,11 @@
-"""Commands that train, evaluate and measure: `python -m experiments.NAME --help`."""
+"""Trains, evaluates and measures models: `python -m experiments.NAME --help`."""
 
 import importlib.util
 import signal
 import sys
 
 if sys.argv[:1] == ["-m"]:  # Python is importing a command
-  # Ctrl-C ends it without a traceback of that import. `command.run` handles it later.
+  # Until `command.run` handles Ctrl-C, it kills: no traceback of a half-done import.
   if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -1,4 +1,4 @@
-"""Parses flags, prints help and one-line errors, and locks folders for every command."""
+"""Parses flags, prints help, reports errors in one line, and locks folders."""
 
 import ast
 import contextlib
@@ -23,11 +23,11 @@ from experiments.config import check_keys
 from experiments.errors import InputError
 from experiments.files import (
   Path,
-  bucket_lock,
   check_writable,
+  explain_write_error,
   in_bucket,
+  lock_in_bucket,
   to_path,
-  write_refusal,
 )
 
 _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
@@ -40,12 +40,19 @@ _DEFINE = {
 
 
 class Flag(NamedTuple):
-  """A flag of a command, with the type of its default."""
+  """Describes a flag of a command; its default gives its type.
 
-  default: str | int | float | bool | None  # None: a required str
+  Attributes:
+    default: None makes the flag a required string.
+    help: the text that `--help` shows.
+    is_path: the value is a path, on this machine or in a bucket.
+    least, most: the limits of a number.
+  """
+
+  default: str | int | float | bool | None
   help: str
-  is_path: bool = False  # of a local folder or file, or of one in a bucket
-  least: float | None = None  # of a number
+  is_path: bool = False
+  least: float | None = None
   most: float | None = None
 
 
@@ -53,21 +60,26 @@ CONFIG = Flag(
   None, "the experiment, FILE.py[:ARGUMENT]; --config.KEY=VALUE changes one value"
 )
 SWEEP = Flag(
-  None, "the sweep, FILE.py[:ARGUMENT]; --config.KEY=VALUE changes a value of all cells"
+  None, "the sweep, FILE.py[:ARGUMENT]; --config.KEY=VALUE changes a value of all runs"
 )
 WORKDIR = Flag(None, "the folder of a training run", is_path=True)
-AVERAGE = Flag(
-  0, "largest number of checkpoints averaged; 0: as in the run's config", least=0
-)
+AVERAGE = Flag(0, "averages the last N checkpoints; 0 uses the run's config", least=0)
 
 
 class ConfigFile(NamedTuple):
-  """The value of a `SWEEP` flag: FILE.py[:ARGUMENT], its module, its config, the changed keys."""
+  """Holds a config file that a command has loaded: the value of a `SWEEP` flag.
+
+  Attributes:
+    name: FILE.py[:ARGUMENT], as the user gave it.
+    module: the loaded file.
+    config: its config, with the changes of the command line.
+    changed_keys: the dotted keys that the command line changed.
+  """
 
   name: str
   module: types.ModuleType
   config: ConfigDict
-  given: tuple[str, ...] = ()
+  changed_keys: tuple[str, ...] = ()
 
 
 def run(
@@ -77,17 +89,20 @@ def run(
 ) -> None:
   """Calls `main` with the values of `flags` by name, and exits.
 
-  The exit status is 0; 2 after an `InputError` or a full disk, in one line; 130 after
-  Ctrl-C; 141 if the reader of stdout, such as `head`, has closed it. Other exceptions
-  keep their traceback. `--help` prints the docstring of `main`'s module and the flags.
-  `main` gets a `ConfigDict` for `CONFIG` and a `ConfigFile` for `SWEEP`. Most commands
-  import JAX inside of `main`, so that a wrong flag is told at once.
+  Exits with status 0 on success. An `InputError` or a full disk is reported in one
+  line, with status 2. Ctrl-C exits with 130, and a reader that closed stdout, such as
+  `head`, with 141. Other exceptions keep their traceback.
+
+  `--help` prints the docstring of `main`'s module, and the flags. `main` receives a
+  `ConfigDict` for `CONFIG` and a `ConfigFile` for `SWEEP`. Most commands import JAX
+  within `main`, so that a wrong flag is reported without waiting for the import.
   """
   argv = list(sys.argv[1:] if argv is None else argv)
   absl_flags.FLAGS.mark_as_parsed()  # libraries read the global flags
   for stream in (sys.stdout, sys.stderr):
     if isinstance(stream, io.TextIOWrapper):
-      # Whatever the locale is. A log of a killed process has what it printed.
+      # UTF-8 in every locale. By lines, so that the log of a killed process is
+      # complete.
       stream.reconfigure(encoding="utf-8", line_buffering=True)
   with contextlib.redirect_stderr(sys.stderr and DisplayStream(sys.stderr)):
     sys.exit(_run(main, flags, argv))
@@ -96,15 +111,15 @@ def run(
 def _run(
   main: Callable[..., None], flags: Mapping[str, Flag], argv: Sequence[str]
 ) -> int:
-  """Calls `main` with the values of its flags, or prints help; returns the exit status."""
+  """Calls `main` with its flags, or prints help; returns the exit status."""
   try:
-    with signals.raising_interrupts():
+    with signals.raise_interrupts():
       if {"--help", "-help", "-h"} & {*argv}:
         print(_help(main, flags))
       else:
         values = parse(flags, argv)
-        _keep_compiled()
-        _keep_freed_memory()
+        _enable_compilation_cache()
+        _configure_malloc()
         main(**values)
       if sys.stdout:
         sys.stdout.flush()
@@ -118,7 +133,7 @@ def _run(
     DisplayStream(sys.stdout).flush()  # Python flushes it at exit
     return 141
   except OSError as error:
-    if not (refusal := write_refusal(error, error.filename or "the output")):
+    if not (refusal := explain_write_error(error, error.filename or "the output")):
       raise
     DisplayStream(sys.stdout).flush()
   print(f"error: {refusal}", file=sys.stderr)
@@ -126,10 +141,10 @@ def _run(
 
 
 class DisplayStream:
-  """Writes to a text stream, and drops all text once the stream cannot be written.
+  """Writes to a text stream, and drops all text once the stream fails.
 
-  It is for progress and notes, which must not end what they tell of: the reader of a
-  pipe may die, a terminal may be closed, a disk may be full.
+  Progress and notes use it. They must not end a training when the reader of a pipe
+  dies, the terminal is closed or the disk is full.
   """
 
   def __init__(self, stream: Any):
@@ -152,53 +167,53 @@ class DisplayStream:
       self._drop()
 
   def _drop(self) -> None:
-    """Has all of the process write to the null device instead, also what is buffered."""
+    """Redirects the stream and its buffer, for the whole process, to the null device."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, self._stream.fileno())
     os.close(null)
 
 
-def _keep_compiled() -> None:
-  """Has JAX keep compiled programs for the next command, unless its variables say otherwise."""
+def _enable_compilation_cache() -> None:
+  """Turns on JAX's cache of compiled programs, unless its variables are set."""
   if {"JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"} & os.environ.keys():
     return
   import jax
 
   folder = os.path.expanduser("~/.cache/relpos_jax")
-  with contextlib.suppress(OSError):  # a home that is not writable
+  with contextlib.suppress(OSError):  # the home may be read-only
     os.makedirs(folder, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_compilation_cache_max_size", 2**30)  # bytes
 
 
-def _keep_freed_memory() -> None:
-  """Has glibc's malloc keep freed memory for the next step, on machines without
-  accelerators.
+def _configure_malloc() -> None:
+  """Makes glibc's malloc reuse freed memory, on machines without accelerators.
 
-  On a CPU, XLA allocates the temporary memory of each call. Pages that malloc has given
-  back must be mapped again. If a variable such as MALLOC_ARENA_MAX sets options of
-  malloc, it is left as it is. Call it before JAX starts its threads: they keep the
-  arenas that they have.
+  On a CPU, XLA allocates temporary memory in each call. By default malloc returns it to
+  the system, and every step has to map its pages again. Nothing changes if a variable
+  such as MALLOC_ARENA_MAX already sets options of malloc. Call this before JAX starts
+  its threads: a running thread keeps its arena.
   """
   if has_accelerator() or any(name.startswith("MALLOC_") for name in os.environ):
     return
-  with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
+  with contextlib.suppress(AttributeError, OSError, TypeError):  # no glibc
     mallopt = ctypes.CDLL(None).mallopt
-    # M_ARENA_MAX: other arenas map large blocks whatever the next option says.
+    # M_ARENA_MAX: only the main arena obeys the next option.
     mallopt(-8, 1)
-    mallopt(-4, 0)  # M_MMAP_MAX: no large block is a mapping of its own
-    mallopt(-1, -1)  # M_TRIM_THRESHOLD: the end of the heap is not given back
+    mallopt(-4, 0)  # M_MMAP_MAX: never map a large block by itself
+    mallopt(-1, -1)  # M_TRIM_THRESHOLD: never shrink the heap
 
 
 def has_accelerator() -> bool:
-  """Returns whether the machine has a device file of a GPU or TPU."""
+  """Checks for the device file of a GPU or TPU."""
   names = "nvidia[0-9]*", "kfd", "dxg", "accel[0-9]*", "vfio/[0-9]*"
   return any(any(pathlib.Path("/dev").glob(name)) for name in names)
 
 
 def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
-  """Returns the values of `flags` in the arguments `argv`; those of paths as paths,
-  unless empty.
+  """Parses the arguments `argv`; returns the values of `flags` by name.
+
+  A flag with `is_path` gives a path, or "" if it is empty.
 
   Raises InputError: a flag, config file or config key is unknown, missing or of the
   wrong type.
@@ -235,7 +250,7 @@ def _define(name: str, flag: Flag, values: absl_flags.FlagValues) -> None:
 
 
 def _value(name: str, flag: Flag, value: Any, file: ConfigFile | None) -> Any:
-  """Returns the value of a flag as its command gets it."""
+  """Checks a flag's value and converts it to the type that `main` takes."""
   if flag.default is None and value in (None, ""):
     raise InputError(f"missing --{name}: {flag.help}")
   if isinstance(value, float) and not math.isfinite(value):
@@ -247,9 +262,9 @@ def _value(name: str, flag: Flag, value: Any, file: ConfigFile | None) -> Any:
 
 def _read_config_file(argv: list[str], flag: Flag) -> tuple[ConfigFile, list[str]]:
   """Loads the config file that `argv` names; returns it and the other arguments."""
-  first = absl_flags.FlagValues()
-  name = absl_flags.DEFINE_string("config", None, "", flag_values=first)
-  argv = first(argv, known_only=True)
+  config_flag = absl_flags.FlagValues()
+  name = absl_flags.DEFINE_string("config", None, "", flag_values=config_flag)
+  argv = config_flag(argv, known_only=True)
   known = ", ".join(_configs())
   if not name.value:
     raise InputError(f"missing --config: {flag.help}: there are {known}")
@@ -273,7 +288,7 @@ def _read_config_file(argv: list[str], flag: Flag) -> tuple[ConfigFile, list[str
 
 
 def make_folder(folder: Path, flag: str) -> pathlib.Path:
-  """Makes the folder that a flag names; raises InputError if it cannot be made or written."""
+  """Makes the folder that a flag names; raises InputError unless it is writable."""
   if in_bucket(folder):
     raise InputError(f"--{flag}={folder}: give a local folder")
   try:
@@ -288,17 +303,17 @@ def make_folder(folder: Path, flag: str) -> pathlib.Path:
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, flag: str) -> Iterator[None]:
-  """Locks the folder that a flag names; makes it if missing, and removes it if left
-  empty.
+  """Locks the folder that a flag names.
 
-  The lock is released when its process ends, even if it is killed; in a bucket, see
-  `bucket_lock`.
+  Makes the folder if it is missing, and removes it again if it stays empty. The lock is
+  released when its process ends, even if it is killed. `lock_in_bucket` does the same
+  for a bucket.
 
   Raises InputError: another process holds the lock, or the folder cannot be written or
   locked.
   """
   if in_bucket(folder):
-    with bucket_lock(folder, flag):
+    with lock_in_bucket(folder, flag):
       yield
     return
   is_new = not folder.exists()
@@ -316,7 +331,7 @@ def lock_folder(folder: Path, flag: str) -> Iterator[None]:
   try:
     yield
   finally:
-    with contextlib.suppress(OSError):  # on a disk that is read-only by now
+    with contextlib.suppress(OSError):  # the disk may have become read-only
       file.unlink()
     lock.release()
     if is_new:
@@ -325,7 +340,7 @@ def lock_folder(folder: Path, flag: str) -> Iterator[None]:
 
 
 def _configs() -> dict[str, str]:
-  """Returns the first line of the docstring of each of the project's configs."""
+  """Returns the first docstring line of every config in configs/, by file name."""
   lines = {}
   for path in sorted(_CONFIGS.glob("*.py")):
     docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
@@ -341,5 +356,8 @@ def _help(main: Callable[..., None], flags: Mapping[str, Flag]) -> str:
   if {CONFIG, SWEEP} & {*flags.values()}:
     lines += ["", "Configs:"]
     lines += [f"  {name:22} {line}" for name, line in _configs().items()]
-    lines += ["", "configs/default.py explains every KEY; the others, their ARGUMENTs."]
+    lines += [
+      "",
+      "configs/default.py explains every KEY; the other files explain their ARGUMENTs.",
+    ]
   return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Values of configs: defaults, differences from them, and checks by dotted key."""
+"""Compares configs with their defaults, and checks their values by dotted key."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ from experiments.errors import InputError
 
 
 def defaults(config: Mapping[str, Any]) -> ConfigDict:
-  """Returns the default values for the task of a config, by default translation."""
+  """Returns the default config of a config's task; without a task, translation."""
   task = config.get("task", "translation")
   tasks = list(default.TASKS)
   if task not in tasks:
@@ -20,7 +20,7 @@ def defaults(config: Mapping[str, Any]) -> ConfigDict:
 
 
 def changes(config: ConfigDict, base: ConfigDict) -> dict[str, object]:
-  """Returns the values of `config`, by dotted key, that differ from those of `base`."""
+  """Returns the values of `config` that differ from `base`, by dotted key."""
   values_before = flatten(base)
   changed = {}
   for key, value in flatten(config).items():
@@ -30,7 +30,10 @@ def changes(config: ConfigDict, base: ConfigDict) -> dict[str, object]:
 
 
 def own_values(config: ConfigDict) -> dict[str, object]:
-  """Returns the values that define a run: changed ones, and a task but translation."""
+  """Returns the values that define a run: all that differ from the defaults.
+
+  They include the task, unless it is translation.
+  """
   values = changes(config, defaults(config))
   if config.get("task", "translation") == "translation":
     return values
@@ -48,7 +51,7 @@ def check_values(config: ConfigDict) -> None:
 
 
 def check_keys(keys: Iterable[str], config: ConfigDict) -> None:
-  """Raises InputError for a dotted key that a config lacks; suggests one like it."""
+  """Raises InputError for an unknown dotted key; suggests a similar one."""
   known = list(flatten(config))
   for key in keys:
     if any(f"{other}.".startswith(f"{key}.") for other in known):
@@ -61,7 +64,7 @@ def check_keys(keys: Iterable[str], config: ConfigDict) -> None:
 
 
 def check_form(values: Mapping[str, Any] | ConfigDict, config: ConfigDict) -> None:
-  """Raises InputError for None, and for a value where a config has a group."""
+  """Raises InputError for None, and for a value in the place of a group."""
   known = flatten(config)
   for key, value in flatten(values).items():
     is_group = known.get(key, {}) == {}
@@ -74,7 +77,7 @@ def check_form(values: Mapping[str, Any] | ConfigDict, config: ConfigDict) -> No
 def flatten(
   config: Mapping[str, Any] | ConfigDict, prefix: str = ""
 ) -> dict[str, object]:
-  """Returns every value by its dotted key; an empty group is a value {}."""
+  """Returns every value by its dotted key; an empty group gives {}."""
   flat = {}
   for key, value in config.items():
     if isinstance(value, dict | ConfigDict):

@@ -1,8 +1,8 @@
-"""The one exception for a user's mistake."""
+"""Defines the exception for mistakes of the user."""
 
 
 class InputError(ValueError):
-  """Bad input: the message is one line that names the thing and the remedy.
+  """Reports a user's mistake in one line that names the problem and the remedy.
 
-  The commands print the message and exit with status 2; no traceback is shown.
+  Commands print the message without a traceback, and exit with status 2.
   """

@@ -4,19 +4,20 @@
   python -m experiments.evaluate --workdir=runs/quickstart --pairs=news.en,news.de
   python -m experiments.evaluate --workdir=runs/quickstart --pairs=news.tsv --hypotheses=theirs.de
 
-Prints a table and samples, and draws the learning curves. For translation, the scores are BLEU by
-sacreBLEU and as in the paper, chrF, and the percentage of translations that equal the reference; an
-attention map is drawn. Writes results.json, the pictures and the translations of each split into
-the run directory. If the training is finished and its last checkpoint is good, also writes
-record.json, the run's line in the results of a sweep.
+Prints a table and samples, and draws the learning curves. Translation has four scores:
+BLEU by sacreBLEU, BLEU as in the paper, chrF, and the percentage of translations that
+equal the reference. It also draws an attention map. The run directory receives
+results.json, the pictures and the translations of each split. Once the training is
+finished and its last checkpoint is intact, it also receives record.json, the run's line
+in the results of a sweep.
 
-With --pairs, writes into the folder `pairs` of the run directory, and no record. With --hypotheses,
-scores a file of translations instead, a line for each pair, and writes nothing. The lines of pairs
-with an empty side are skipped. Translations must be in the form of the run's own, in Moses tokens
-or lower case where `config.data` says so.
+--pairs writes into the folder `pairs` of the run directory, and writes no record.
+--hypotheses scores a file of translations, one line for each pair, and writes nothing.
+Pairs with an empty side are skipped. The translations must have the form of the run's
+own: Moses tokens or lower case, if `config.data` says so.
 
-The data must be those that the run was started with, by their digests in digests.json;
---pairs are not compared.
+The test data must not have changed since the run was started: digests.json holds their
+digests. --pairs are not checked.
 """
 
 import os
@@ -29,7 +30,7 @@ FLAGS = dict(
   workdir=command.WORKDIR,
   pairs=command.Flag("", "other pairs to score: source_file,target_file or file.tsv"),
   hypotheses=command.Flag(
-    "", "a file of translations of --pairs, in the form of the run's own", is_path=True
+    "", "a file of translations of --pairs, tokenised as the run's own", is_path=True
   ),
   average_checkpoints=command.AVERAGE,
 )
@@ -38,7 +39,7 @@ FLAGS = dict(
 def main(
   workdir: Path, pairs: str, hypotheses: Path | str, average_checkpoints: int
 ) -> None:
-  """Repeats the evaluation at the end of training, or scores other files."""
+  """Evaluates as training does at its end, or scores other files."""
   from experiments.systems import find_system, load_config
 
   if hypotheses:
@@ -64,7 +65,7 @@ def _score_pairs(workdir: Path, pairs: str, average_checkpoints: int) -> None:
 
   folder = workdir / "pairs"
   is_other = os.path.islink(folder) or (folder.exists() and not folder.is_dir())
-  if is_other:  # others may have put a link there, to what is not theirs
+  if is_other:  # another user's link may lead to files that are not theirs
     raise InputError(f"{folder} is a link or a file: delete it")
   corpus = read_splits(dict(pairs=pairs))
   config = load_config(workdir, "translation", average_checkpoints)
@@ -77,7 +78,7 @@ def _score_pairs(workdir: Path, pairs: str, average_checkpoints: int) -> None:
 
 
 def _score_hypotheses(workdir: Path, pairs: str, hypotheses: Path) -> str:
-  """Returns the table of the scores of a file of translations, as those of a run are scored."""
+  """Scores a file of translations as a run's own; returns the table of scores."""
   from experiments.systems import load_config
   from experiments.translation.corpus import read_lines, read_splits
   from experiments.translation.data import normalize
@@ -92,7 +93,8 @@ def _score_hypotheses(workdir: Path, pairs: str, hypotheses: Path) -> str:
   number = len(corpus.splits["pairs"]) + len(skipped)
   if len(lines) != number:
     raise InputError(
-      f"{hypotheses} has {len(lines)} lines and {pairs} {number}: give a translation of each"
+      f"{hypotheses} has {len(lines)} lines and {pairs} {number}: "
+      "give a translation of each"
     )
   for index in reversed(skipped):
     del lines[index]

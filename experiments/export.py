@@ -6,12 +6,14 @@ r"""Exports a trained translator for CTranslate2, which runs in C++ on CPUs and 
   python -m experiments.export --workdir=runs/shared --out=translator
   ct2-translator --model translator --beam_size 4 < tokens.en > tokens.de
 
-The vocabulary is in the model; tokenizer.json of the run's folder splits lines into its
-tokens, to which </s> is appended. CTranslate2 has relative positions that are clipped,
-as many on the left as on the right, and shared by heads: train with
---config.model.tables_per_head=False. Greedy translations are those of this project, up
-to rounding. In beam search the length penalty is another: CTranslate2 divides by
-length**alpha, this project by ((5 + length) / 6)**alpha.
+The exported model contains the vocabulary. Its input is a line in tokens: split it with
+the run's tokenizer.json, and append </s>.
+
+CTranslate2's relative positions are clipped at one distance on both sides, and all
+heads share a table: train with --config.model.tables_per_head=False. Greedy
+translations equal this project's, up to rounding. Beam search has another length
+penalty: CTranslate2 divides by length**alpha, this project by
+((5 + length) / 6)**alpha.
 """
 
 import importlib.util
@@ -36,7 +38,7 @@ FLAGS = dict(
   out=command.Flag(None, "the folder to write to, which must not exist", is_path=True),
 )
 
-# What CTranslate2 knows of config.model.
+# The values of config.model that CTranslate2 supports.
 _NEEDED = dict(
   positions="relative",
   positions_in="all",
@@ -64,7 +66,7 @@ def main(workdir: Path, out: Path) -> None:
 
 
 def check_exportable(config: ConfigDict) -> None:
-  """Raises InputError if CTranslate2 lacks what a config needs, or is not installed."""
+  """Raises InputError unless CTranslate2 is installed and supports a config."""
   for key, needed in _NEEDED.items():
     value = config.model[key]
     if value != needed:
@@ -75,7 +77,7 @@ def check_exportable(config: ConfigDict) -> None:
 
 
 def ctranslate2_spec(run: "Run") -> Any:
-  """Returns the specification of a CTranslate2 model with the parameters of a run."""
+  """Converts the model of a run to a specification of CTranslate2."""
   from ctranslate2.specs import common_spec, transformer_spec
   from flax import nnx
 
@@ -104,7 +106,7 @@ def ctranslate2_spec(run: "Run") -> Any:
 
 
 def _stack(spec: Any, stack: "nnx.Module") -> None:
-  if hasattr(spec, "layer_norm"):  # a post-norm stack has none
+  if hasattr(spec, "layer_norm"):  # post-norm stacks have no final norm
     _norm(spec.layer_norm, stack.norm)
   for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
     _layer(layer_spec, layer)
@@ -130,11 +132,11 @@ def _linear(spec: Any, projection: "nnx.Linear") -> None:
 
 
 def _attention(spec: Any, layer: "MultiHeadAttention", *together: list[str]) -> None:
-  """Sets the weights of projections, each list of names as one, and of the output."""
-  for theirs, names in zip(spec.linear, together, strict=False):
+  """Copies the projections of attention; `together` lists those that are one matrix."""
+  for linear, names in zip(spec.linear, together, strict=False):
     kernels = [_array(getattr(layer, name).kernel) for name in names]
     flat = [kernel.reshape(len(kernel), -1) for kernel in kernels]
-    theirs.weight = np.ascontiguousarray(np.concatenate(flat, axis=1).T)
+    linear.weight = np.ascontiguousarray(np.concatenate(flat, axis=1).T)
   kernel = _array(layer.out.kernel)
   spec.linear[-1].weight = np.ascontiguousarray(kernel.reshape(-1, kernel.shape[-1]).T)
 

@@ -1,4 +1,4 @@
-"""Reads files, writes them whole, also in buckets, and locks folders of buckets."""
+"""Reads and atomically writes files, on disks and in buckets, and locks buckets."""
 
 import bz2
 import contextlib
@@ -29,28 +29,29 @@ from experiments.errors import InputError
 
 _GZIP, _XZ, _ZIP = b"\x1f\x8b", b"\xfd7zXZ", b"PK\x03\x04"
 _BZIP2 = re.compile(rb"BZh[1-9]1AY&SY")
-_PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}  # that serve the schemes of buckets
+_PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}  # fsspec's package for each scheme
 _FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
-_RENEW_SECONDS = 10.0  # of a lock in a bucket
+_RENEW_SECONDS = 10.0  # the interval at which a bucket's lock is renewed
 
 Path = pathlib.Path | epath.Path  # local, or in a bucket
 
 
 def to_path(name: str | os.PathLike) -> Path:
-  """Returns a local path, or one in a bucket, as in gs://bucket/runs/mine or s3://bucket/mine.
+  """Converts a name to a path on this machine or in a bucket.
 
-  Expands ~, which shells leave as it is in --workdir=~/run.
+  Buckets have names such as gs://bucket/runs/mine or s3://bucket/mine. A leading ~ is
+  expanded, because shells leave it as it is in --workdir=~/run.
 
-  Raises InputError: the name has another scheme, or the package that serves it is not
-  installed, or there is no such home.
+  Raises InputError: the scheme is unknown, its package is not installed, or the home
+  folder does not exist.
   """
-  start = re.match("([a-z0-9]+):/", os.fspath(name))
-  if not start:
+  prefix = re.match("([a-z0-9]+):/", os.fspath(name))
+  if not prefix:
     try:
       return pathlib.Path(name).expanduser()
     except RuntimeError as error:
       raise InputError(f"cannot use {name}: {error}") from None
-  scheme = start[1]
+  scheme = prefix[1]
   package = _PACKAGES.get(scheme)
   if not package or not os.fspath(name).startswith(f"{scheme}://"):
     raise InputError(
@@ -58,21 +59,24 @@ def to_path(name: str | os.PathLike) -> Path:
     )
   if not importlib.util.find_spec(package):
     raise InputError(f"cannot use {name}: pip install {package}")
-  # Others write into the same folders, which makes a listing that is kept wrong.
+  # Other processes write into the same folders: a cached listing would be outdated.
   fsspec.config.conf.setdefault(scheme, {})["use_listings_cache"] = False
-  # The same code with and without TensorFlow.
+  # Otherwise epath uses TensorFlow's file system wherever TensorFlow is installed.
   os.environ.setdefault("EPATH_USE_TF", "false")
   return epath.Path(name)
 
 
 def in_bucket(path: Path) -> bool:
-  """Returns whether a path is in a bucket, where files appear whole and do not grow."""
+  """Checks whether a path is in a bucket, where files cannot be appended to."""
   return isinstance(path, epath.Path)
 
 
 @contextlib.contextmanager
-def checking_bucket(path: Path) -> Iterator[None]:
-  """Raises InputError for every error of a bucket: each service has its own."""
+def explain_bucket_errors(path: Path) -> Iterator[None]:
+  """Turns every error of a bucket into an InputError.
+
+  Each service has exceptions of its own, so all of them are caught.
+  """
   try:
     yield
   except Exception as error:
@@ -85,9 +89,9 @@ def checking_bucket(path: Path) -> Iterator[None]:
 
 
 def list_folder(folder: Path) -> list[Path]:
-  """Lists a folder, which may be missing; raises InputError if a bucket fails."""
-  with checking_bucket(folder), contextlib.suppress(FileNotFoundError):
-    # A bucket's empty folder holds itself.
+  """Lists a folder, or [] if it is missing; raises InputError if a bucket fails."""
+  with explain_bucket_errors(folder), contextlib.suppress(FileNotFoundError):
+    # The listing of an empty folder in a bucket contains the folder itself.
     return sorted(path for path in folder.iterdir() if path != folder)
   return []
 
@@ -95,21 +99,24 @@ def list_folder(folder: Path) -> list[Path]:
 def check_writable(
   folder: Path, remedy: str = "give a --workdir that you may write to"
 ) -> None:
-  """Raises InputError unless the folder is writable; in a bucket, by writing a file."""
+  """Raises InputError unless the folder is writable.
+
+  In a bucket, only writing a file can tell.
+  """
   if in_bucket(folder):
     new = folder / f".{time.time_ns()}"
-    with checking_bucket(folder):
+    with explain_bucket_errors(folder):
       new.write_bytes(b"")
       new.unlink(missing_ok=True)
   elif not os.access(folder, os.W_OK):
     raise InputError(f"cannot write into {folder}: {remedy}")
 
 
-def write_refusal(error: BaseException, what: object) -> InputError | None:
-  """Returns the error of a write to a full or read-only disk; None for another."""
+def explain_write_error(error: BaseException, what: object) -> InputError | None:
+  """Returns an InputError if the disk is full or read-only; otherwise None."""
   for code in (*_FULL, errno.EROFS):
     reason = os.strerror(code)
-    # Orbax says it in a message.
+    # Orbax raises other errors, with the reason in their message.
     if getattr(error, "errno", None) == code or reason in str(error):
       remedy = "free disk space" if code in _FULL else "make the disk writable"
       return InputError(
@@ -119,39 +126,39 @@ def write_refusal(error: BaseException, what: object) -> InputError | None:
 
 
 def upload(folder: pathlib.Path, target: Path) -> None:
-  """Copies a local folder, with its sub-folders, into a folder of a bucket."""
-  with checking_bucket(target):
+  """Copies a local folder and its sub-folders into a bucket."""
+  with explain_bucket_errors(target):
     fs, name = fsspec.url_to_fs(str(target))
     fs.put(f"{folder}/", f"{name}/", recursive=True)
 
 
 def download(folder: Path, target: pathlib.Path) -> None:
-  """Copies a folder of a bucket, with its sub-folders, if it is there, to a local one."""
-  with checking_bucket(folder), contextlib.suppress(FileNotFoundError):
+  """Copies a folder of a bucket to this machine; a missing one gives nothing."""
+  with explain_bucket_errors(folder), contextlib.suppress(FileNotFoundError):
     fs, name = fsspec.url_to_fs(str(folder))
     fs.get(f"{name}/", f"{target}/", recursive=True)
 
 
 def move(folder: Path, new: Path) -> None:
-  """Moves a folder; in a bucket, copies its files and then deletes them."""
+  """Moves a folder; in a bucket, copies its files and deletes the old ones."""
   if not in_bucket(folder):
     folder.rename(new)
     return
-  with checking_bucket(folder):
+  with explain_bucket_errors(folder):
     fs, name = fsspec.url_to_fs(str(folder))
-    # With folders in its list, as epath has it, s3:// refuses to copy.
+    # Not epath's copy: it also lists folders, which s3:// refuses to copy.
     files = fs.find(name)
     fs.copy(files, [f"{new}{file.removeprefix(name)}" for file in files])
     fs.rm(name, recursive=True)
 
 
 @contextlib.contextmanager
-def bucket_lock(folder: Path, flag: str) -> Iterator[None]:
-  """Locks the folder in a bucket that a flag names.
+def lock_in_bucket(folder: Path, flag: str) -> Iterator[None]:
+  """Locks a folder in a bucket; `flag` names it in errors.
 
-  The lock is an object that a thread renews. One that does not change during three
-  intervals was left by a process that was killed. Processes that start within a second
-  may both get the lock.
+  The lock is an object that a thread renews. If it does not change for three intervals,
+  its process was killed, and the lock is taken over. Two processes that start within a
+  second of each other may both get the lock.
 
   Raises InputError: another process holds the lock, or the bucket cannot be used.
   """
@@ -160,13 +167,13 @@ def bucket_lock(folder: Path, flag: str) -> Iterator[None]:
 
   def renew() -> None:
     while not released.wait(_RENEW_SECONDS):
-      with contextlib.suppress(Exception):  # the bucket may be out of reach for a while
+      with contextlib.suppress(Exception):  # the network may fail for a while
         write()
 
   def write() -> None:
     path.write_text(f"{holder}, {datetime.datetime.now(datetime.UTC).isoformat()}")
 
-  with checking_bucket(folder):
+  with explain_bucket_errors(folder):
     before = _read_lock(path)
     if before:
       seconds = 3 * _RENEW_SECONDS
@@ -198,20 +205,21 @@ def _read_lock(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-  """Opens a new file that replaces `path` at the end of the block.
+def replace_file(path: Path) -> Iterator[BinaryIO]:
+  """Opens a new file; at the end of the block, it replaces `path` atomically.
 
   If the block raises or the process is killed, `path` keeps its content. A link at
-  `path` is replaced, not followed. Several processes may write one file: the last one
-  stays, whole. A killed process leaves a hidden file, which nothing reads.
+  `path` is replaced, not followed. If several processes write one file, the last one
+  wins, and the file is complete. A killed process leaves a hidden file behind, which
+  nothing reads.
   """
   if in_bucket(path):
     content = io.BytesIO()
     yield content
-    with checking_bucket(path):
+    with explain_bucket_errors(path):
       path.write_bytes(content.getvalue())
     return
-  # Not by `tempfile`, whose files only their owner may read.
+  # Not `tempfile`: only the owner may read its files.
   new = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
   try:
     with open(new, "xb") as file:
@@ -221,28 +229,28 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     new.unlink(missing_ok=True)
 
 
-def with_digest(content: bytes) -> bytes:
-  """Returns the content and its SHA-256."""
+def append_digest(content: bytes) -> bytes:
+  """Appends the SHA-256 of the content."""
   return content + hashlib.sha256(content).digest()
 
 
-def without_digest(content: bytes) -> bytes:
-  """Inverts `with_digest`; raises ValueError if the content is damaged."""
+def remove_digest(content: bytes) -> bytes:
+  """Removes and checks the SHA-256; raises ValueError if it does not match."""
   size = hashlib.sha256().digest_size
   content, digest = content[:-size], content[-size:]
   if hashlib.sha256(content).digest() != digest:
-    raise ValueError("the content is not that of its digest")
+    raise ValueError("the content does not match its digest")
   return content
 
 
 def write_whole(path: Path, text: str) -> None:
-  """Writes a text file as UTF-8; see `whole_file`."""
-  with whole_file(path) as file:
+  """Writes a text file atomically, as UTF-8; see `replace_file`."""
+  with replace_file(path) as file:
     file.write(text.encode())
 
 
 def read_content(path: pathlib.Path) -> bytes:
-  """Reads a file, plain or packed by gzip, bzip2 or xz.
+  """Reads a file, plain or compressed by gzip, bzip2 or xz.
 
   Raises InputError: the file is missing, unreadable, damaged or a zip archive.
   """
@@ -261,7 +269,7 @@ def read_content(path: pathlib.Path) -> bytes:
 
 
 def _unpack(content: bytes) -> bytes:
-  """Decompresses content that starts as gzip, bzip2 or xz do, and returns any other."""
+  """Decompresses gzip, bzip2 or xz; returns other content unchanged."""
   if content.startswith(_GZIP):
     return gzip.decompress(content)
   if content.startswith(_XZ):

@@ -1,19 +1,19 @@
 #!/bin/bash
-# Everything that waits for an accelerator, the most valuable first.
+# Runs every measurement that needs an accelerator, the most valuable ones first.
 #
-#   experiments/first_device.sh                     # all pieces that are not done yet
-#   experiments/first_device.sh attention table1    # these
-#   experiments/first_device.sh --out=runs/device   # writes there instead of to results/
-#   TOY=1 experiments/first_device.sh               # tries each piece on a CPU, in runs/toy
+#   experiments/first_device.sh                    # all pieces that are not done yet
+#   experiments/first_device.sh attention table1   # only these two
+#   experiments/first_device.sh --out=runs/device  # writes there, not to results/
+#   TOY=1 experiments/first_device.sh              # tries them on a CPU, in runs/toy
 #
-# A piece is stopped after LIMIT seconds (570; 0: never). Sweeps go on at the next call; tests and
-# timings, which take minutes, start anew. A piece that is done has left
-# OUT/first_device/PIECE.log, any other PIECE.failed; after it the next piece runs all the same. The
-# exit status is 0 when all are done.
+# A piece is stopped after LIMIT seconds (default 570; 0: never). The next call resumes
+# its sweep; tests and timings take minutes and start again. A finished piece leaves
+# OUT/first_device/PIECE.log, a stopped or failed one PIECE.failed. The pieces after it
+# run in any case. The exit status is 0 once all are done.
 #
-# Before: pip install -e '.[test,gpu]' or '.[test,tpu]', and for PyTorch's attention a torch for the
-# GPU's CUDA. DATA is a folder with multi30k/raw, jsb and scan; without it the corpora are
-# downloaded. PARALLEL trainings share a GPU.
+# First install '.[test,gpu]' or '.[test,tpu]', and for PyTorch's attention a torch that
+# matches the GPU's CUDA. DATA names a folder with multi30k/raw, jsb and scan; without
+# it the corpora are downloaded. PARALLEL sets how many trainings share a GPU.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 toy=${TOY:-} out=results
@@ -45,7 +45,7 @@ if [[ ${platform:-cpu} == cpu && ! $toy ]]; then
   exit 2
 fi
 
-piece() {  # NAME COMMAND...: runs the command if the piece is asked for and not done
+piece() {  # NAME COMMAND...: runs the command unless it is done or not asked for
   local log=$logs/$1 name=$1 status
   shift
   names+=("$name")
@@ -67,12 +67,12 @@ tests() {  # NAME EXPRESSION
     --no-header -m device -rA -n "$workers" -k "$2" tests/attention/test_on_device.py
 }
 
-benchmark() {  # NAME COMMAND FLAG...: compiles itself, since it reports memory too
+benchmark() {  # NAME COMMAND FLAG...: without the cache, to report memory
   piece "$1" env -u JAX_COMPILATION_CACHE_DIR \
     python -m experiments.benchmark "$2" --out="$out" "${@:3}"
 }
 
-sweep() {  # NAME CONFIG FLAG...: in toys the first cell of all
+sweep() {  # NAME CONFIG FLAG...: with TOY only the first run
   local words=(python -m experiments.sweep --config="configs/$2" --results="$out" "${@:3}")
   if [[ $toy ]]; then
     words+=(--dry_run --seeds=1 --out="$out/sweeps" "${small[@]}" --config.training.num_steps=2)

@@ -1,13 +1,14 @@
-r"""Estimates the memory, operations and time of a training step on TPU chips, without the chips.
+r"""Estimates memory and time of a training step on TPU chips that you need not have.
 
   pip install -e '.[tpu]'
   python -m experiments.plan --config=configs/wmt14.py:base,ende,relative --topology=v5e:2x4
   python -m experiments.plan --config=configs/long.py --topology=v5e:4x4
 
-The TPU's own compiler compiles the training step for all chips of the topology; no TPU is needed
-and nothing runs. The batch is of the longest examples. Times are estimates from the chip's peak
-figures: a step takes the longer of computing and memory traffic if they overlap, and their sum if
-they do not. What chips send one another is left out.
+The TPU's compiler compiles the training step for all chips of the topology. It needs no
+TPU, and nothing runs. The batch holds the longest examples. Times are estimates from
+the chip's peak figures, by computation and by memory traffic: a step takes the longer
+of the two if they overlap, and their sum if they do not. Communication between chips is
+left out.
 """
 
 import importlib.util
@@ -28,17 +29,17 @@ if TYPE_CHECKING:
 FLAGS = dict(
   config=command.CONFIG,
   topology=command.Flag(
-    "v5e:2x4", "the kind of chip and the shape in which chips are connected"
+    "v5e:2x4", "kind of chip, and the shape in which the chips are connected"
   ),
   effort=command.Flag(
-    "full", "the compiler's: full, as in training, or least, which is quick"
+    "full", "the compiler's effort: full, as in training, or least, to be quick"
   ),
 )
 _EFFORTS = dict(full=0.0, least=-1.0)  # JAX's exec_time_optimization_effort
 _OUT_OF_MEMORY = (
   r"Used [\d.]+\w* of [\d.]+\w* \w+|HLO temporaries \S+ exceeds available HBM \S+\)"
 )
-# Makes libtpu and JAX, which read these when they are loaded, look for no TPU.
+# libtpu and JAX read these when they are loaded, and then do not look for a TPU.
 NO_TPU = dict(
   JAX_PLATFORMS="cpu",
   TPU_SKIP_MDS_QUERY="1",
@@ -49,7 +50,7 @@ NO_TPU = dict(
 
 
 class Chip(NamedTuple):
-  """Peak figures of one chip; rates are per second."""
+  """Holds the peak figures of one chip; rates are per second."""
 
   flops: float  # bfloat16
   hbm: float  # bytes
@@ -80,7 +81,7 @@ def main(config: ConfigDict, topology: str, effort: str) -> None:
   chip, num_chips = parse(topology)
   use_compiler()
   config = parse_config(config, num_chips)
-  # A chip of v4 has two cores, which are one device as Cloud TPU sets it up.
+  # Cloud TPU presents the two cores of a v4 chip as one device.
   options = {"chip_config_name": "megacore"} if chip == "v4" else {}
   description = topologies.get_topology_desc(topology, platform="tpu", **options)
   mesh = make_mesh(**config.mesh, devices=description.devices)
@@ -100,21 +101,22 @@ def main(config: ConfigDict, topology: str, effort: str) -> None:
 
 
 def parse(name: str) -> tuple[str, int]:
-  """Reads the kind of chip and the number of chips from a topology: v5e and 8 from v5e:2x4."""
-  found = re.fullmatch(r"(\w+):([1-9]\d*(?:x[1-9]\d*)+)", name)
-  if not found or found[1] not in CHIPS:
+  """Parses a topology: v5e:2x4 gives the kind of chip, v5e, and their number, 8."""
+  match = re.fullmatch(r"(\w+):([1-9]\d*(?:x[1-9]\d*)+)", name)
+  if not match or match[1] not in CHIPS:
     known = ", ".join(CHIPS)
     raise InputError(
       f"--topology={name}: give one of {known} and a shape, such as v5e:2x4"
     )
-  chip, shape = found.groups()
+  chip, shape = match.groups()
   return chip, math.prod(map(int, shape.split("x")))
 
 
 def use_compiler() -> None:
-  """Makes JAX compute on the CPU and libtpu look for no TPU.
+  """Makes JAX compute on the CPU, and keeps libtpu from looking for a TPU.
 
-  Call it before any computation. Raises InputError: libtpu, the TPU's compiler, is missing.
+  Call it before any computation. Raises InputError: libtpu, the TPU's compiler, is
+  missing.
   """
   if not importlib.util.find_spec("libtpu"):
     raise InputError("no libtpu, the TPU's compiler: pip install -e '.[tpu]'")
@@ -127,7 +129,7 @@ def use_compiler() -> None:
 def compile_step(
   config: ConfigDict, mesh: "Mesh", shape: tuple[int, ...]
 ) -> "Compiled":
-  """Compiles the training step for batches of a shape."""
+  """Compiles the training step for batches of this shape."""
   import jax
 
   from experiments.systems import find_system
@@ -139,16 +141,16 @@ def compile_step(
   system = find_system(config.task)
   steps = system.build(config, system.mock_vocabulary(config), mesh)
   batch = jax.tree.map(shape_of, system.empty_batch(shape))
-  # Attention is chosen for the platform of the mesh.
+  # The mesh in context tells the operator to choose TPU implementations.
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
     return steps.train.lower(steps.shapes, batch).compile()
 
 
 def figures(chip: Chip, step: "Compiled", num_steps: int) -> dict[str, str]:
-  """Returns the memory, work and times of a step on a chip, as text by name.
+  """Estimates memory, operations and times of a step; returns texts by name.
 
-  A roofline (Williams et al. 2009). The compiler counts one pass of each loop, and
-  takes the Pallas kernels' own estimates.
+  The times follow the roofline model (Williams et al. 2009). The compiler counts one
+  iteration of each loop. For Pallas kernels it uses the estimates that they declare.
   """
   memory, cost = step.memory_analysis(), step.cost_analysis()
   flops, traffic = cost["flops"], cost["bytes accessed"]
@@ -161,7 +163,7 @@ def figures(chip: Chip, step: "Compiled", num_steps: int) -> dict[str, str]:
     updates = f"{hours * low:.1f} to {hours * high:.1f} h"
   return {
     "memory": f"{_gigabytes(memory.peak_memory_in_bytes)} of {_gigabytes(chip.hbm)}",
-    "of which state and batch": _gigabytes(memory.argument_size_in_bytes),
+    "memory of state and batch": _gigabytes(memory.argument_size_in_bytes),
     "10^12 operations": f"{flops / 1e12:.2f}",
     "memory traffic": _gigabytes(traffic),
     "time of compute": f"{1000 * compute_time:.1f} ms",

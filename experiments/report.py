@@ -4,10 +4,11 @@ r"""Writes the tables and pictures of the results pages from the records of runs
   python -m experiments.report --results=mine
 
 Each file RESULTS/runs/*.jsonl (or .jsonl.xz) holds the records of one sweep, as
-`python -m experiments.sweep` writes them. The command rewrites the blocks between
-<!-- begin NAME --> and <!-- end NAME --> in RESULTS/report.md (translation), graphs.md and
-music.md, in positions.md and lengths.md for sweeps NAME-... of these configs, and the pictures of
-these pages; it keeps the text around the blocks.
+`python -m experiments.sweep` writes them. The command rewrites one section for each
+sweep, between <!-- begin NAME --> and <!-- end NAME -->, and draws its pictures. The
+text around the sections stays. The pages in RESULTS are report.md (translation),
+graphs.md and music.md. Sweeps that are named positions-... or lengths-... have pages of
+their own.
 """
 
 import importlib
@@ -22,8 +23,8 @@ from experiments import command
 from experiments.config import flatten
 from experiments.errors import InputError
 from experiments.evaluation.records import (
-  Rows,
-  group_rows,
+  Records,
+  group_records,
   read_records,
   record_files,
   runs_folder,
@@ -31,42 +32,42 @@ from experiments.evaluation.records import (
 
 FLAGS = dict(
   results=command.Flag(
-    "results", "the folder of runs/*.jsonl and of the pages", is_path=True
+    "results", "the folder of the pages, with records in runs/", is_path=True
   )
 )
-_OWN = ("positions", "lengths")  # sweeps with pages of their own
+_OWN_PAGES = ("positions", "lengths")  # starts of the names of such sweeps
 
 
 def main(results: pathlib.Path) -> list[pathlib.Path]:
-  """Rewrites the blocks of each page with records; prints and returns the pages.
+  """Rewrites the section of each sweep with records; prints and returns the pages.
 
   Raises InputError: there are no records, or a damaged one.
   """
-  # Here, as the systems' libraries take a second.
-  from experiments.evaluation.tables import rewrite_blocks
-  from experiments.sections import block_of
+  # Imported here because the systems' libraries take a second to load.
+  from experiments.evaluation.tables import rewrite_sections
+  from experiments.sections import make_section
 
   pages: dict[pathlib.Path, dict[str, str]] = defaultdict(dict)
   for sweep, file in sorted(record_files(runs_folder(results)).items()):
-    task, rows = _read_rows(file)
-    folder = results / _page_name(sweep, task)
+    task, records = _read_records(file)
+    folder = results / _choose_page(sweep, task)
     folder.mkdir(exist_ok=True)
-    section = block_of(task, sweep, rows, folder)
+    section = make_section(task, sweep, records, folder)
     page = folder.with_suffix(".md")
-    pages[page][sweep] = f"{repetition(sweep, rows)}\n\n{section}"
+    pages[page][sweep] = f"{describe_repetition(sweep, records)}\n\n{section}"
   if not pages:
     raise InputError(
       f"no records in {results}/runs/*.jsonl: run a sweep first, with "
       f"python -m experiments.sweep --config=configs/table1.py --results={results}"
     )
   for page, sections in pages.items():
-    rewrite_blocks(page, sections)
+    rewrite_sections(page, sections)
     print(page)
   return [*pages]
 
 
-def _read_rows(file: pathlib.Path) -> tuple[str, Rows]:
-  """Returns the task and the rows of a results file, each record with its whole config."""
+def _read_records(file: pathlib.Path) -> tuple[str, Records]:
+  """Reads a results file; returns its task, and its records with complete configs."""
   records = read_records(file)
   if not records:
     raise InputError(f"{file} has no record: restore or delete it")
@@ -74,55 +75,59 @@ def _read_rows(file: pathlib.Path) -> tuple[str, Rows]:
   defaults = flatten(default.get_config(task))
   for record in records:
     record["config"] = defaults | record["config"]
-  return task, group_rows(file, records)
+  return task, group_records(file, records)
 
 
-def _page_name(sweep: str, task: str) -> str:
-  own, _, rest = sweep.partition("-")
-  if own in _OWN and rest:
-    return own
+def _choose_page(sweep: str, task: str) -> str:
+  start, _, rest = sweep.partition("-")
+  if start in _OWN_PAGES and rest:
+    return start
   return "report" if task == "translation" else task
 
 
-def repetition(sweep: str, rows: Rows) -> str:
-  """Returns the command that repeats a sweep, and how many minutes its trainings took.
+def describe_repetition(sweep: str, records: Records) -> str:
+  """Returns the command that repeats a sweep, and the minutes that it took.
 
-  There is no command for a sweep whose config or rows are not in configs/.
+  The command is left out if the sweep is not in configs/, or has configurations that
+  are not there.
   """
-  runs = [run for runs in rows.values() for run in runs]
+  runs = [run for runs in records.values() for run in runs]
   minutes = sum(run["budget"]["minutes"] for run in runs)
   plural = "s" if len(runs) > 1 else ""
   text = f"{len(runs)} training{plural}, {minutes:,.0f} minutes in all."
   source = _find_config(sweep)
   changes = dict(source.module.sweep()) if source else {}
-  if not rows.keys() <= changes.keys():
+  if not records.keys() <= changes.keys():
     return text
-  command_line = _command(source, changes, rows)
+  command_line = _make_command(source, changes, records)
   lines = [shlex.join(command_line)]
-  if rows.keys() != changes.keys():
-    lines = [shlex.join([*command_line, f"--only={row}"]) for row in rows]
+  if records.keys() != changes.keys():
+    lines = [
+      shlex.join([*command_line, f"--only={configuration}"])
+      for configuration in records
+    ]
   return "\n".join(["```", *lines, "```", "", text])
 
 
-def _command(
-  source: command.ConfigFile, changes: Mapping[str, Mapping[str, Any]], rows: Rows
+def _make_command(
+  source: command.ConfigFile, changes: Mapping[str, Mapping[str, Any]], records: Records
 ) -> list[str]:
-  """Returns the command that trains all rows of a sweep, with what its runs changed."""
-  seeds = {run["seed"] for runs in rows.values() for run in runs}
+  """Returns the command that trains a whole sweep, with the flags of its runs."""
+  seeds = {run["seed"] for runs in records.values() for run in runs}
   num_seeds = max(seeds) - min(seeds) + 1
-  row, runs = next(iter(rows.items()))
+  configuration, runs = next(iter(records.items()))
   config = runs[0]["config"] | {"seed": min(seeds)}
-  values = flatten(source.config) | changes[row]
+  values = flatten(source.config) | changes[configuration]
   words = ["python", "-m", "experiments.sweep"]
   words += [f"--config={source.name}", f"--seeds={num_seeds}"]
   for key, value in config.items():
     if key != "name" and value != values.get(key):
       words.append(f"--config.{key}={value}")
-  return [*words, "--results=mine"]  # where no records are
+  return [*words, "--results=mine"]  # a folder without records, so that it trains
 
 
 def _find_config(sweep: str) -> command.ConfigFile | None:
-  """Returns the file and argument in configs/ whose config has the name of a sweep, if any."""
+  """Finds the file and argument in configs/ for a sweep's name, if there are any."""
   for file in sorted(pathlib.Path(default.__file__).parent.glob("*.py")):
     stem = file.stem
     if not f"{sweep}-".startswith(f"{stem}-"):
@@ -132,7 +137,7 @@ def _find_config(sweep: str) -> command.ConfigFile | None:
     module = importlib.import_module(f"configs.{stem}")
     try:
       config = module.get_config(*arguments)
-    except ValueError:  # the sweep has a name of its own
+    except ValueError:  # the rest of the name is not an argument of this file
       continue
     if config.name == sweep and hasattr(module, "sweep"):
       name = ":".join([f"configs/{file.name}", *arguments])

@@ -1,13 +1,15 @@
-r"""Samples music from a trained model, after a prime or from the beginning: MIDI or sound.
+r"""Samples music from a trained model; writes it as MIDI or as sound.
 
   python -m experiments.sample --workdir=runs/music --prime=mine.mid --out=more.mid
   python -m experiments.sample --workdir=runs/music --out=new.mid --seed=3 --top_p=0.95
   python -m experiments.sample --workdir=runs/music --out=new.wav --seed=3 --top_p=0.95
 
-A model of chorales reads and writes four voices, one track or channel each. The same seed gives the
-same piece as MIDI, for a sequencer, and as WAV, to listen to. A piano roll is drawn next to it
-(more.png): the prime on grey, and what the model attends to at the end. The command overwrites
-neither file.
+The model continues a prompt, the file --prime, or starts a piece of its own. A model of
+chorales reads and writes four voices, in one track or channel each. The same seed gives
+the same piece as MIDI, for a sequencer, and as WAV, to listen to.
+
+The command also draws a piano roll (more.png). It shows the prompt on grey, and what
+the model attends to at the end. Existing files are not overwritten.
 """
 
 import os
@@ -23,18 +25,18 @@ FLAGS = dict(
   workdir=command.WORKDIR,
   out=command.Flag(None, "the file to write: NAME.mid or NAME.wav", is_path=True),
   prime=command.Flag(
-    "", "a MIDI file to continue; without one, a new piece begins", is_path=True
+    "", "the prompt: a MIDI file to continue; empty: a new piece", is_path=True
   ),
   prime_tokens=command.Flag(
-    0, "number of tokens of the prime to read; 0 reads all", least=0
+    0, "length of the prompt: the file's first N tokens; 0: all", least=0
   ),
   num_tokens=command.Flag(512, "largest number of new tokens", least=1),
   temperature=command.Flag(
-    1.0, "below 1 favours likely tokens; 0 takes the likeliest", least=0
+    1.0, "below 1 favours likely tokens; 0 always takes the likeliest", least=0
   ),
-  top_k=command.Flag(0, "samples from the k likeliest tokens; 0 from all", least=0),
+  top_k=command.Flag(0, "samples from the k likeliest tokens; 0: from all", least=0),
   top_p=command.Flag(
-    1.0, "the likeliest tokens of this probability; 0: the likeliest", least=0, most=1
+    1.0, "samples from the likeliest tokens of this total probability", least=0, most=1
   ),
   seed=command.Flag(0, "seed of the samples"),
   average_checkpoints=command.AVERAGE,
@@ -70,20 +72,20 @@ def main(
   from relpos_jax.decoding.sampling import SamplingParams
 
   config = load_config(workdir, "music", average_checkpoints)
-  begun = np.empty(0, int)
+  prompt = np.empty(0, int)
   if prime:
-    begun = choose_codec(config).read(prime)[: prime_tokens or None]
+    prompt = choose_codec(config).read(prime)[: prime_tokens or None]
   run = load_run(config, workdir)
   options = dict(num_tokens=num_tokens, seed=seed, sampling=SamplingParams(**sampling))
-  (piece,) = sample_pieces(run.graphdef, run.params, [begun], **options)
+  (piece,) = sample_pieces(run.graphdef, run.params, [prompt], **options)
   if out.suffix == ".wav":
     write_wav(run.vocabulary.decode_score(piece), out)
   else:
     run.vocabulary.write(piece, out)
   print(
-    f"wrote {out}: {len(begun)} tokens of the prime and {len(piece) - len(begun)} more"
+    f"wrote {out}: {len(prompt)} tokens of prompt and {len(piece) - len(prompt)} more"
   )
-  print(f"drew {draw(run, piece, picture, prime=len(begun))}")
+  print(f"drew {draw(run, piece, picture, prompt_length=len(prompt))}")
 
 
 if __name__ == "__main__":

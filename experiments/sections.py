@@ -1,4 +1,4 @@
-"""Tables and pictures of the sweeps of each task, from their records."""
+"""Writes the section of each sweep: its tables and pictures, from its records."""
 
 import itertools
 import json
@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from experiments.errors import InputError
 from experiments.evaluation.pictures import SpreadPanel, small_multiples, spread_curves
-from experiments.evaluation.records import Record, Rows
+from experiments.evaluation.records import Record, Records
 from experiments.evaluation.tables import (
   format_interval,
   mean_and_interval,
@@ -51,48 +52,52 @@ _PAPER = {
     }
   },
 }
-# The numbers of distinct graphs in the test splits of CLUTRR, by length.
+# The number of distinct graphs in each test split of CLUTRR, by length.
 _DISTINCT = {2: 2, 3: 7, 4: 36, 5: 185, 6: 105, 7: 155, 8: 135, 9: 124, 10: 122}
 _GUESS = "most frequent class in training"
-_MOST_PAIRED = 8  # rows in a table of all pairs
-_MOST_BANDS = 6  # in a picture: more have a small one each
+_MOST_PAIRED = 8  # configurations in a table of all pairs: more are too wide
+_MOST_SHADED = 6  # curves with spread in one picture: more hide each other
 
-Table = dict[str, dict[str, object]]  # cells by row and column
+Table = dict[str, dict[str, object]]  # cells by configuration and column
 
 
-def block_of(task: str, sweep: str, rows: Rows, folder: pathlib.Path) -> str:
-  """Returns the section of a sweep for its page, and draws its picture in `folder`."""
-  config = _first(rows)["config"]
+def make_section(task: str, sweep: str, records: Records, folder: pathlib.Path) -> str:
+  """Returns the section of a sweep for its page; draws its picture in `folder`."""
+  config = _first(records)["config"]
   if task == "music":
-    return _music(sweep, rows, folder)
+    return _describe_music(sweep, records, folder)
   if task == "translation" and config["evaluation.given_lengths"]:
-    return _lengths(sweep, rows, folder)
+    return _describe_lengths(sweep, records, folder)
   if task == "translation":
-    return _translation(sweep, rows, folder)
-  if config["data.source"] == "clutrr":
-    return _chains(sweep, rows, folder)
-  return _folds(sweep, rows)
+    return _describe_translation(sweep, records, folder)
+  if task == "graphs" and config["data.source"] == "clutrr":
+    return _describe_chains(sweep, records, folder)
+  if task == "graphs":
+    return _describe_folds(sweep, records)
+  raise InputError(f"no table for runs of {task}: add one to {__name__}.make_section")
 
 
 # All tasks
 # --------------------------------------------------------------------------------------
 
 
-def _first(rows: Rows) -> Record:
-  return next(iter(rows.values()))[0]
+def _first(records: Records) -> Record:
+  return next(iter(records.values()))[0]
 
 
-def _section(rows: Rows, parts: Sequence[str], facts: Mapping[str, object]) -> str:
-  """Returns a sweep's section: its parts, what its rows differ in, how they were run."""
-  facts = {**facts, **_run_facts(rows)}
+def _join_parts(
+  records: Records, parts: Sequence[str], facts: Mapping[str, object]
+) -> str:
+  """Joins a sweep's tables with a table of its configs, and facts about its runs."""
+  facts = {**facts, **_collect_facts(records)}
   lines = [f"- {name}: {value}" for name, value in facts.items()]
-  parts = [*parts, _config_table(rows), "\n".join(lines)]
+  parts = [*parts, _tabulate_configs(records), "\n".join(lines)]
   return "\n\n".join(filter(None, parts))
 
 
-def _run_facts(rows: Rows) -> dict[str, str]:
-  """Returns the budget, machine, code and versions of the runs."""
-  runs = list(itertools.chain(*rows.values()))
+def _collect_facts(records: Records) -> dict[str, str]:
+  """Collects the budget, machine, code and versions of the runs."""
+  runs = list(itertools.chain(*records.values()))
   minutes = statistics.median(run["budget"]["minutes"] for run in runs)
   values: dict[str, set[str]] = defaultdict(set)
   for run in runs:
@@ -115,32 +120,34 @@ def _run_facts(rows: Rows) -> dict[str, str]:
   return {name: ", ".join(sorted(texts)) for name, texts in values.items()}
 
 
-def _config_table(rows: Rows) -> str:
-  """Returns a table of the config values, but for the seed, that differ between rows."""
-  configs = {row: runs[0]["config"] for row, runs in rows.items()}
+def _tabulate_configs(records: Records) -> str:
+  """Tabulates the config values that differ between configurations, except the seed."""
+  configs = {
+    configuration: runs[0]["config"] for configuration, runs in records.items()
+  }
   table: Table = defaultdict(dict)
   for key in sorted(set().union(*configs.values()) - {"seed"}):
     cells = {}
-    for row, config in configs.items():
-      cells[row] = _format_value(config[key]) if key in config else "-"
+    for configuration, config in configs.items():
+      cells[configuration] = _format_value(config[key]) if key in config else "-"
     if len(set(cells.values())) > 1:
-      for row, cell in cells.items():
-        table[row][key] = cell
+      for configuration, cell in cells.items():
+        table[configuration][key] = cell
   return row_table("config", table) if table else ""
 
 
 def _format_value(value: object) -> str:
-  """Formats a value of a config; 0 and 0.0 are the same value."""
+  """Formats a value of a config; 0 and 0.0 look the same."""
   is_word = isinstance(value, str) and value
   return f"`{value if is_word else json.dumps(value).removesuffix('.0')}`"
 
 
-def _mean(runs: Sequence[Record], score: Callable, digits: int = 2) -> str:
-  """Formats the mean of a score over the seeds, and its interval."""
+def _format_mean(runs: Sequence[Record], score: Callable, digits: int = 2) -> str:
+  """Formats the mean of a score over the seeds, with its interval."""
   return mean_and_interval([*map(score, runs)], digits)
 
 
-def _seeds(runs: Sequence[Record]) -> str:
+def _list_seeds(runs: Sequence[Record]) -> str:
   return ", ".join(str(run["seed"]) for run in runs)
 
 
@@ -148,42 +155,49 @@ def _last_loss(run: Record) -> float:
   return run["curve"][-1][1]
 
 
-def _begin_table(rows: Rows) -> Table:
-  """Returns the first columns of a sweep's table: seeds, and the last valid loss."""
+def _begin_table(records: Records) -> Table:
+  """Returns the first columns of a sweep's table: seeds and last validation loss."""
   table: Table = defaultdict(dict)
-  for row, runs in rows.items():
-    table[row] = {"seeds": _seeds(runs), "valid loss": _mean(runs, _last_loss, 3)}
+  for configuration, runs in records.items():
+    table[configuration] = {
+      "seeds": _list_seeds(runs),
+      "valid loss": _format_mean(runs, _last_loss, 3),
+    }
   return table
 
 
-def _differences(
+def _tabulate_differences(
   title: str,
-  rows: Rows,
+  records: Records,
   score: Callable[[Record], float],
   digits: int = 2,
   is_paired: bool = False,
 ) -> str:
-  """Returns the table of differences between rows, if there are several.
+  """Tabulates the differences between configurations, if there are several.
 
-  Runs that diverged are left out. More than 8 rows are compared with the first one only.
+  Runs that diverged are left out. More than 8 configurations are only compared with the
+  first one.
   """
-  if len(rows) < 2:
+  if len(records) < 2:
     return ""
-  scores = {row: _finite_scores(runs, score) for row, runs in rows.items()}
-  others = [*rows] if len(rows) <= _MOST_PAIRED else [*rows][:1]
+  scores = {
+    configuration: _finite_scores(runs, score)
+    for configuration, runs in records.items()
+  }
+  others = [*records] if len(records) <= _MOST_PAIRED else [*records][:1]
   table: Table = defaultdict(dict)
-  for row, other in itertools.product(rows, others):
+  for configuration, other in itertools.product(records, others):
     cell = "-"
-    if row != other:
-      cell = _difference(scores[row], scores[other], digits, is_paired)
-    table[row][other] = cell
+    if configuration != other:
+      cell = _format_difference(scores[configuration], scores[other], digits, is_paired)
+    table[configuration][other] = cell
   return row_table(f"{title}, row - column", table)
 
 
 def _finite_scores(
   runs: Sequence[Record], score: Callable[[Record], float]
 ) -> dict[int, float]:
-  """Returns the scores by seed."""
+  """Returns the finite scores by seed."""
   scores = {}
   for run in runs:
     value = score(run)
@@ -192,16 +206,16 @@ def _finite_scores(
   return scores
 
 
-def _difference(
+def _format_difference(
   scores: Mapping[int, float],
   others: Mapping[int, float],
   digits: int,
   is_paired: bool,
 ) -> str:
-  """Formats the difference of two rows' scores by seed; a significant one (95%) is bold.
+  """Formats the difference of two configurations; bold if it is significant (95%).
 
-  If `is_paired`, the interval is that of the differences at the seeds that both have.
-  Otherwise it is that of the difference of two means.
+  Both scores are by seed. If `is_paired`, the interval is of the differences at common
+  seeds. Otherwise it is of the difference of two means.
   """
   samples = [[*scores.values()], [*others.values()]]
   if is_paired:
@@ -217,10 +231,10 @@ def _difference(
   return f"**{text}**"
 
 
-def _picture_title(rows: Rows) -> str:
-  """Names the data and the number of seeds."""
-  source = _first(rows)["config"]["data.source"]
-  counts = [len(runs) for runs in rows.values()]
+def _title_picture(records: Records) -> str:
+  """Makes a picture's title: the data and the number of seeds."""
+  source = _first(records)["config"]["data.source"]
+  counts = [len(runs) for runs in records.values()]
   fewest, most = min(counts), max(counts)
   if most == 1:
     return f"{source}, 1 seed"
@@ -233,30 +247,38 @@ def _link(caption: str, picture: pathlib.Path) -> str:
 
 
 def _draw_curves(
-  sweep: str, rows: Rows, measures: list[str], folder: pathlib.Path, start: float = 0
+  sweep: str,
+  records: Records,
+  measures: list[str],
+  folder: pathlib.Path,
+  start: float = 0,
 ) -> str:
-  """Draws the measures, columns of the curves, over updates; returns their line of a page.
+  """Draws measures over updates; returns a line of Markdown with the picture.
 
-  If there are many rows, draws the last of the measures alone.
+  The measures are columns of the records' curves. With many configurations, only the
+  last measure is drawn.
   """
   panels = []
   for column, measure in enumerate(measures, start=1):
-    curves = {row: _curve(runs, column, start) for row, runs in rows.items()}
+    curves = {
+      configuration: _collect_values(runs, column, start)
+      for configuration, runs in records.items()
+    }
     steps = sorted(set().union(*curves.values()))
     panel = SpreadPanel("updates", f"validation {measure}", curves, ticks=steps)
     panels.append(panel)
-  picture, title = folder / f"{sweep}-learning.png", _picture_title(rows)
-  if len(rows) > _MOST_BANDS:
+  picture, title = folder / f"{sweep}-learning.png", _title_picture(records)
+  if len(records) > _MOST_SHADED:
     small_multiples(panels[-1], picture, title=title)
   else:
     spread_curves(panels, picture, title=title)
   return _link(f"Learning curves: {sweep}", picture)
 
 
-def _curve(
+def _collect_values(
   runs: Sequence[Record], column: int, start: float
 ) -> dict[float, list[float]]:
-  """Returns the values of a column of the runs' curves by step."""
+  """Collects a column of the runs' curves; returns its values by step."""
   values: dict[float, list[float]] = defaultdict(list)
   for run in runs:
     for line in run["curve"]:
@@ -270,20 +292,23 @@ def _curve(
 # --------------------------------------------------------------------------------------
 
 
-def _translation(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
-  first = _first(rows)
+def _describe_translation(sweep: str, records: Records, folder: pathlib.Path) -> str:
+  first = _first(records)
   config, splits = first["config"], list(first["scores"])
   if "test" in splits:
     splits.remove("test")
     splits.insert(0, "test")
-  table = _begin_table(rows)
-  scores = _find_scores(rows, splits)
+  table = _begin_table(records)
+  scores = _find_scores(records, splits)
   published = _PAPER.get(sweep.partition("-")[0], {})
-  for row, cells in table.items():
+  for configuration, cells in table.items():
     for name, (split, kind) in scores.items():
-      cells[name] = _mean(rows[row], lambda run: run["scores"][split][kind])  # noqa: B023
+      cells[name] = _format_mean(
+        records[configuration],
+        lambda run: run["scores"][split][kind],  # noqa: B023
+      )
     for name, bleu in published.items():
-      cells[name] = bleu.get(row, "-")
+      cells[name] = bleu.get(configuration, "-")
   facts = {"data": f"{config['data.source']} {config['data.languages']}"}
   for split, sentences in first["sentences"].items():
     facts[f"sentences of {split}"] = f"{len(sentences):,}"
@@ -292,40 +317,44 @@ def _translation(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   facts["sacreBLEU"] = signatures["sacrebleu"]
   facts["paper's BLEU"] = signatures["paper_bleu"]
   title = f"sacreBLEU of {main_split}"
-  differences = _differences(
-    title, rows, lambda run: run["scores"][main_split]["sacrebleu"]
+  differences = _tabulate_differences(
+    title, records, lambda run: run["scores"][main_split]["sacrebleu"]
   )
-  curves = _draw_curves(sweep, rows, ["loss (nats per token)", "BLEU"], folder)
-  return _section(rows, [row_table(sweep, table), differences, curves], facts)
+  curves = _draw_curves(sweep, records, ["loss (nats per token)", "BLEU"], folder)
+  return _join_parts(records, [row_table(sweep, table), differences, curves], facts)
 
 
-def _find_scores(rows: Rows, splits: Sequence[str]) -> dict[str, tuple[str, str]]:
-  """Returns the split and kind of each column: the scores that no run lacks, as old ones do.
+def _find_scores(records: Records, splits: Sequence[str]) -> dict[str, tuple[str, str]]:
+  """Returns the split and kind of score of each column, by its title.
 
-  The paper's BLEU is shown for the first split alone.
+  Scores that an old record lacks are left out. The paper's BLEU is only shown for the
+  first split.
   """
   columns = {}
   for kind, title in translation.TITLES.items():
     for split in splits[:1] if kind == "paper_bleu" else splits:
-      if all(kind in run["scores"][split] for run in itertools.chain(*rows.values())):
+      if all(
+        kind in run["scores"][split] for run in itertools.chain(*records.values())
+      ):
         columns[title if split == splits[0] else f"{title}, {split}"] = split, kind
   return columns
 
 
-def _sentences(run: Record, splits: Sequence[str]) -> np.ndarray:
+def _join_sentences(run: Record, splits: Sequence[str]) -> np.ndarray:
   return np.concatenate([run["sentences"][split] for split in splits])
 
 
-# Valid exact matches (%) at whose first evaluation schemes are compared, by source of
-# the data.
+# Schemes are compared when their exact matches on validation (%) first reach this
+# level, by source of the data: at equal quality on short sequences, longer ones tell
+# them apart.
 _LEVELS = {"scan": 90, "embedded": 50}
-_ONLY = " only"  # ends the name of a row with positions in one stack alone
-_NUM_BOLD = 5  # curves of a picture, the best beyond the lengths of training
+_ONLY = " only"  # ends the names of configurations with positions in one stack
+_NUM_BOLD = 5  # curves drawn boldly: the best ones beyond the lengths of training
 
 
-def _lengths(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
-  """Returns exact matches at equal valid scores, and at the end by length."""
-  first = _first(rows)
+def _describe_lengths(sweep: str, records: Records, folder: pathlib.Path) -> str:
+  """Tabulates exact matches at equal validation scores, and at the end by length."""
+  first = _first(records)
   source = first["config"]["data.source"]
   splits: dict[str, list[str]] = {"EOS free": [], "length given": []}
   facts = {}
@@ -336,28 +365,28 @@ def _lengths(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
       splits["EOS free"].append(split)
       facts[f"sentences of {split}"] = f"{len(first['sentences'][split]):,}"
   facts["data"] = source
-  parts = [_at_level(sweep, rows, _LEVELS[source])]
-  for end, of_end in splits.items():
-    parts.append(_exact_by_length(f"{sweep}: {end}", rows, of_end))
-  parts.append(_draw_exact(rows, splits, folder / f"{sweep}.png"))
-  return _section(rows, parts, facts)
+  parts = [_compare_at_level(sweep, records, _LEVELS[source])]
+  for end, end_splits in splits.items():
+    parts.append(_tabulate_lengths(f"{sweep}: {end}", records, end_splits))
+  parts.append(_draw_exact(records, splits, folder / f"{sweep}.png"))
+  return _join_parts(records, parts, facts)
 
 
-def _at_level(sweep: str, rows: Rows, level: float) -> str:
-  """Returns the table of exact matches at the first step whose valid ones reach a level."""
+def _compare_at_level(sweep: str, records: Records, level: float) -> str:
+  """Tabulates exact matches when validation first reaches a level."""
   table: Table = {}
-  for row, runs in rows.items():
-    reached = [exact for exact in (_exact_at(run, level) for run in runs) if exact]
-    cells = {"seeds": _seeds(runs), "reached": f"{len(reached)} of {len(runs)}"}
+  for configuration, runs in records.items():
+    reached = [exact for exact in (_find_level(run, level) for run in runs) if exact]
+    cells = {"seeds": _list_seeds(runs), "reached": f"{len(reached)} of {len(runs)}"}
     for name in reached[0] if reached else ():
       values = [exact[name] for exact in reached]
       cells[name] = mean_and_interval(values, 0 if name == "updates" else 1)
-    table[row] = cells
+    table[configuration] = cells
   return row_table(f"{sweep}: valid first at {level}%", table)
 
 
-def _exact_at(run: Record, level: float) -> dict[str, float]:
-  """Returns the first step whose valid exact matches reach a level, and all at it."""
+def _find_level(run: Record, level: float) -> dict[str, float]:
+  """Returns the step at which validation first reaches a level, and its matches."""
   for step, valid in run["exact"]["valid"]:
     if valid >= level:
       exact = {split: dict(curve)[step] for split, curve in run["exact"].items()}
@@ -365,64 +394,71 @@ def _exact_at(run: Record, level: float) -> dict[str, float]:
   return {}
 
 
-def _exact_by_length(title: str, rows: Rows, splits: Sequence[str]) -> str:
-  """Returns the table of the exact matches (%) at the end, by length in tokens."""
-  lengths = _sentences(_first(rows), splits)[:, 0]
-  trained, *longer = _bands(rows, splits, num_trained=1, num_longer=4)
+def _tabulate_lengths(title: str, records: Records, splits: Sequence[str]) -> str:
+  """Tabulates the exact matches (%) at the end, by length in tokens."""
+  lengths = _join_sentences(_first(records), splits)[:, 0]
+  trained, *longer = _bin_lengths(records, splits, num_trained=1, num_longer=4)
   table: Table = {}
-  for row, runs in rows.items():
-    cells = table[row] = {}
-    cells["valid"] = _mean(runs, lambda run: run["exact"]["valid"][-1][1], 1)
-    for band in (trained, *longer, ~trained):
-      inside = lengths[band]
-      name = f"{inside.min()} to {inside.max()} ({len(inside):,})"
-      cells[name] = _mean(runs, _accuracy(splits, band), 1)
+  for configuration, runs in records.items():
+    cells = table[configuration] = {}
+    cells["valid"] = _format_mean(runs, lambda run: run["exact"]["valid"][-1][1], 1)
+    for inside in (trained, *longer, ~trained):
+      binned = lengths[inside]
+      name = f"{binned.min()} to {binned.max()} ({len(binned):,})"
+      cells[name] = _format_mean(runs, _accuracy(splits, inside), 1)
   return row_table(title, table)
 
 
-def _bands(
-  rows: Rows, splits: Sequence[str], num_trained: int, num_longer: int
+def _bin_lengths(
+  records: Records, splits: Sequence[str], num_trained: int, num_longer: int
 ) -> list[np.ndarray]:
-  """Returns masks of the sentences in bands of length, each with about as many.
+  """Divides the sentences into bins of length; returns a mask for each bin.
 
-  The first bands are in the lengths of training, the others are longer.
+  The first bins hold the lengths of training, the others longer ones. The bins of each
+  kind have about equally many sentences.
   """
-  first, bands = _first(rows), []
-  lengths = _sentences(first, splits)[:, 0]
-  is_longer = lengths >= first["config"]["batches.max_length"]  # EOS is a token of it
-  for side, number in ((~is_longer, num_trained), (is_longer, num_longer)):
-    shares = np.arange(1, number + 1) / number
+  first, bins = _first(records), []
+  lengths = _join_sentences(first, splits)[:, 0]
+  is_longer = (
+    lengths >= first["config"]["batches.max_length"]
+  )  # max_length includes EOS
+  for side, num_bins in ((~is_longer, num_trained), (is_longer, num_longer)):
+    shares = np.arange(1, num_bins + 1) / num_bins
     ends = np.unique(np.quantile(lengths[side], shares, method="lower"))
-    band_of = np.searchsorted(ends, lengths)
-    bands += [side & (band_of == band) for band in range(len(ends))]
-  return bands
+    bin_index = np.searchsorted(ends, lengths)
+    bins += [side & (bin_index == number) for number in range(len(ends))]
+  return bins
 
 
 def _accuracy(splits: Sequence[str], mask: Any = ...) -> Callable[[Record], float]:
-  """Returns a run's percentage of sentences that match, or of graphs classified right."""
-  return lambda run: 100 * _sentences(run, splits)[mask, -1].mean()
+  """Makes a score: the percentage of exact sentences or correct graphs."""
+  return lambda run: 100 * _join_sentences(run, splits)[mask, -1].mean()
 
 
 def _draw_exact(
-  rows: Rows, splits: Mapping[str, Sequence[str]], picture: pathlib.Path
+  records: Records, splits: Mapping[str, Sequence[str]], picture: pathlib.Path
 ) -> str:
-  """Draws exact matches over length for the rows with positions in both stacks."""
-  rows = {row: runs for row, runs in rows.items() if not row.endswith(_ONLY)}
-  longest = _first(rows)["config"]["batches.max_length"] - 0.5
-  panels, beyond = [], dict.fromkeys(rows, 0.0)
-  for end, of_end in splits.items():
-    lengths = _sentences(_first(rows), of_end)[:, 0]
+  """Draws exact matches over length; leaves out positions in one stack only."""
+  records = {
+    configuration: runs
+    for configuration, runs in records.items()
+    if not configuration.endswith(_ONLY)
+  }
+  longest = _first(records)["config"]["batches.max_length"] - 0.5
+  panels, beyond = [], dict.fromkeys(records, 0.0)
+  for end, end_splits in splits.items():
+    lengths = _join_sentences(_first(records), end_splits)[:, 0]
     curves: dict[str, dict[float, list[float]]] = defaultdict(dict)
-    for band in _bands(rows, of_end, num_trained=4, num_longer=8):
-      length = lengths[band].mean()
-      for row, runs in rows.items():
-        exact = [*map(_accuracy(of_end, band), runs)]
-        curves[row][length] = exact
-        beyond[row] += (length > longest) * statistics.fmean(exact)
+    for inside in _bin_lengths(records, end_splits, num_trained=4, num_longer=8):
+      length = lengths[inside].mean()
+      for configuration, runs in records.items():
+        exact = [*map(_accuracy(end_splits, inside), runs)]
+        curves[configuration][length] = exact
+        beyond[configuration] += (length > longest) * statistics.fmean(exact)
     mark = longest, "longest in training"
     panels.append(SpreadPanel(f"length in tokens, {end}", "exact (%)", curves, mark))
-  faint = sorted(rows, key=lambda row: -beyond[row])[_NUM_BOLD:]
-  spread_curves(panels, picture, title=_picture_title(rows), faint=faint)
+  faint = sorted(records, key=lambda configuration: -beyond[configuration])[_NUM_BOLD:]
+  spread_curves(panels, picture, title=_title_picture(records), faint=faint)
   return _link(f"Exact matches over length: {picture.stem}", picture)
 
 
@@ -430,32 +466,36 @@ def _draw_exact(
 # --------------------------------------------------------------------------------------
 
 
-def _music(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
-  first = _first(rows)
+def _describe_music(sweep: str, records: Records, folder: pathlib.Path) -> str:
+  first = _first(records)
   config, main_split = first["config"], next(iter(first["scores"]))
-  facts = {f"pieces of {split}": len(of) for split, of in first["sentences"].items()}
+  facts = {
+    f"pieces of {split}": len(rows) for split, rows in first["sentences"].items()
+  }
   for name in ("num_layers", "width", "num_heads"):
     facts[name] = config[f"model.{name}"]
-  # In a sweep of positions `relative` is another scheme.
+  # In a sweep of positions, the name `relative` means another scheme.
   is_positions = sweep.startswith("positions")
   has_published = config["data.source"] == "chorales" and not is_positions
-  table = _begin_table(rows)
-  for row, cells in table.items():
+  table = _begin_table(records)
+  for configuration, cells in table.items():
     for split in first["scores"]:
-      cells[f"{split}, a token"] = _mean(rows[row], _likelihood(split), 3)
+      cells[f"{split}, a token"] = _format_mean(
+        records[configuration], _likelihood(split), 3
+      )
     if has_published:
-      nats = music.PUBLISHED.get(row, "-")
+      nats = music.PUBLISHED.get(configuration, "-")
       cells["published (second hand), valid, a token"] = nats
-  # The fall of the loss in the first tenth of the updates would hide the rest.
+  # The loss falls so far in the first tenth of the updates that it would hide the rest.
   start = first["budget"]["updates"] / 10
   title = f"{main_split}, a token"
-  differences = _differences(title, rows, _likelihood(main_split), 3)
-  curves = _draw_curves(sweep, rows, ["loss (nats per token)"], folder, start)
-  return _section(rows, [row_table(sweep, table), differences, curves], facts)
+  differences = _tabulate_differences(title, records, _likelihood(main_split), 3)
+  curves = _draw_curves(sweep, records, ["loss (nats per token)"], folder, start)
+  return _join_parts(records, [row_table(sweep, table), differences, curves], facts)
 
 
 def _likelihood(split: str) -> Callable[[Record], float]:
-  """Returns a run's negative log likelihood of a split, in nats a token."""
+  """Makes a score: the negative log likelihood of a split, in nats a token."""
   return lambda run: run["scores"][split]["nll"]
 
 
@@ -463,13 +503,13 @@ def _likelihood(split: str) -> Callable[[Record], float]:
 # --------------------------------------------------------------------------------------
 
 
-def _add_accuracy(table: Table, name: str, rows: Rows, *splits: str) -> None:
-  """Adds a column: the accuracy of each row, and of the most frequent class."""
-  for row, runs in rows.items():
-    table[row][name] = _mean(runs, _accuracy(splits), 1)
-  runs = next(iter(rows.values()))
+def _add_accuracy(table: Table, name: str, records: Records, *splits: str) -> None:
+  """Adds a column with the accuracy of each configuration and of the majority class."""
+  for configuration, runs in records.items():
+    table[configuration][name] = _format_mean(runs, _accuracy(splits), 1)
+  runs = next(iter(records.values()))
   if runs[0]["config"]["data.source"] != "tu":
-    runs = runs[:1]  # only a fold, which is a seed, has its own most frequent class
+    runs = runs[:1]  # seeds of `tu` are folds: only these differ in the majority class
   guesses = []
   for run in runs:
     sizes = [len(run["sentences"][split]) for split in splits]
@@ -478,46 +518,52 @@ def _add_accuracy(table: Table, name: str, rows: Rows, *splits: str) -> None:
   table[_GUESS][name] = mean_and_interval(guesses, 1)
 
 
-def _chains(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
-  sentences, longest = _first(rows)["sentences"], graphs.LONGEST_TRAINED
+def _describe_chains(sweep: str, records: Records, folder: pathlib.Path) -> str:
+  sentences, longest = _first(records)["sentences"], graphs.LONGEST_TRAINED
   is_longest = np.array(sentences["valid"])[:, 0] == longest
-  of_longest = _accuracy(["valid"], is_longest)
+  longest_accuracy = _accuracy(["valid"], is_longest)
   longer = {k: f"test_{k}" for k in graphs.CTP if k > longest}
-  table = _begin_table(rows)
-  _add_accuracy(table, "valid", rows, "valid")
-  for row, runs in rows.items():
-    table[row][f"valid, {longest}"] = _mean(runs, of_longest, 1)
-  _add_accuracy(table, f"test, {longest}", rows, f"test_{longest}")
+  table = _begin_table(records)
+  _add_accuracy(table, "valid", records, "valid")
+  for configuration, runs in records.items():
+    table[configuration][f"valid, {longest}"] = _format_mean(runs, longest_accuracy, 1)
+  _add_accuracy(table, f"test, {longest}", records, f"test_{longest}")
   name = f"test, {min(longer)} to {max(longer)}"
-  _add_accuracy(table, name, rows, *longer.values())
-  by_length: Table = {row: {} for row in (*rows, graphs.NAME, _GUESS)}
+  _add_accuracy(table, name, records, *longer.values())
+  by_length: Table = {
+    configuration: {} for configuration in (*records, graphs.NAME, _GUESS)
+  }
   curves: dict[str, dict[int, list[float]]] = defaultdict(dict)
   for k, published in graphs.CTP.items():
     test = f"test_{k}"
     name = f"{k} ({len(sentences[test])}; {_DISTINCT[k]})"
-    _add_accuracy(by_length, name, rows, test)
+    _add_accuracy(by_length, name, records, test)
     by_length[graphs.NAME][name] = published
-    for row, runs in rows.items():
-      curves[row][k] = [*map(_accuracy([test]), runs)]
+    for configuration, runs in records.items():
+      curves[configuration][k] = [*map(_accuracy([test]), runs)]
   picture = folder / f"{sweep}-lengths.png"
-  graphs.draw_lengths(curves, picture, _picture_title(rows))
-  differences = _differences(f"valid, {longest}", rows, of_longest, is_paired=True)
+  graphs.draw_lengths(curves, picture, _title_picture(records))
+  differences = _tabulate_differences(
+    f"valid, {longest}", records, longest_accuracy, is_paired=True
+  )
   parts = [
     row_table(sweep, table),
     differences,
     row_table("test, relations (graphs)", by_length),
     _link("Accuracy over length", picture),
   ]
-  return _section(rows, parts, {})
+  return _join_parts(records, parts, {})
 
 
-def _folds(sweep: str, rows: Rows) -> str:
-  config = _first(rows)["config"]
+def _describe_folds(sweep: str, records: Records) -> str:
+  config = _first(records)["config"]
   table: Table = defaultdict(dict)
-  for row, runs in rows.items():
-    table[row]["seeds"] = _seeds(runs)
+  for configuration, runs in records.items():
+    table[configuration]["seeds"] = _list_seeds(runs)
   for split in ("valid", "test"):
-    _add_accuracy(table, split, rows, split)
+    _add_accuracy(table, split, records, split)
   title = f"{sweep}: {config['data.tu.name']}, {config['data.tu.num_folds']} folds"
-  differences = _differences("test", rows, _accuracy(["test"]), is_paired=True)
-  return _section(rows, [row_table(title, table), differences], {})
+  differences = _tabulate_differences(
+    "test", records, _accuracy(["test"]), is_paired=True
+  )
+  return _join_parts(records, [row_table(title, table), differences], {})

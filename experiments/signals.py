@@ -12,8 +12,10 @@ STOPPING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
 @contextlib.contextmanager
-def handling(numbers: Sequence[signal.Signals], handler: Callable) -> Iterator[None]:
-  """Handles signals inside the block; those that nohup ignores stay ignored."""
+def handle_signals(
+  numbers: Sequence[signal.Signals], handler: Callable
+) -> Iterator[None]:
+  """Handles signals inside the block; ignored ones, as under nohup, stay ignored."""
   before = {}
   for number in numbers:
     if signal.getsignal(number) is not signal.SIG_IGN:
@@ -26,16 +28,16 @@ def handling(numbers: Sequence[signal.Signals], handler: Callable) -> Iterator[N
 
 
 @contextlib.contextmanager
-def raising_interrupts() -> Iterator[None]:
+def raise_interrupts() -> Iterator[None]:
   """Makes Ctrl-C raise KeyboardInterrupt inside the block.
 
-  During an import it kills, since extensions drop exceptions. Nothing changes unless
-  SIGINT has its default action.
+  During an import, Ctrl-C kills the process instead, because extension modules would
+  drop the exception. Nothing changes unless SIGINT has its default action.
   """
   if signal.getsignal(signal.SIGINT) is not signal.SIG_DFL:
     yield
     return
-  with handling([signal.SIGINT], _interrupt):
+  with handle_signals([signal.SIGINT], _interrupt):
     yield
 
 
@@ -47,10 +49,10 @@ def _interrupt(number: int, frame: types.FrameType | None) -> None:
 
 
 def drops_exceptions(frame: types.FrameType | None) -> bool:
-  """Returns whether an exception raised in this frame is printed and dropped.
+  """Checks whether an exception raised in this frame would be printed and dropped.
 
-  Extensions do so while they are imported, and Python does in the callbacks of gc, such
-  as JAX's.
+  Extension modules drop exceptions while they are imported. Python drops them in
+  callbacks of the garbage collector, such as JAX's.
   """
   callbacks = [getattr(callback, "__code__", None) for callback in gc.callbacks]
   for outer, _ in traceback.walk_stack(frame):

@@ -1,4 +1,4 @@
-r"""Trains every row of a table with several seeds and collects the results.
+r"""Trains every configuration of a sweep with several seeds; collects the results.
 
   python -m experiments.sweep --config=configs/table2.py
   python -m experiments.sweep --config=configs/table2.py --dry_run
@@ -7,15 +7,18 @@ r"""Trains every row of a table with several seeds and collects the results.
   python -m experiments.sweep --config=configs/table2.py --only=k=16
   python -m experiments.sweep --config=configs/table2.py --dry_run | xargs -d '\n' -n1 sbatch --wrap
 
-A sweep is a config file with a generator `sweep()` of (row, changes). A cell is a row with a seed;
-it trains in OUT/SWEEP/CELL and logs to CELL.log. The same command resumes the sweep and skips cells
-that are finished, here or in another sweep. If a cell fails, CELL.error.txt keeps the end of its
-log, and the sweep continues. --dry_run prints the command of each cell that would train, a line
-each, such as for the jobs of a cluster; once these are finished, the sweep collects their results.
+A sweep is a config file with a generator `sweep()`, which yields the name of each
+configuration and the values that it changes. Each configuration is trained once with
+each seed. Such a run trains in OUT/SWEEP/RUN and logs to RUN.log. The same command
+resumes the sweep. It skips runs that are finished, here or in another sweep. If a run
+fails, RUN.error.txt holds the end of its log, and the sweep continues. --dry_run prints
+the commands of the unfinished runs, one a line, for example to make them jobs of a
+cluster. Once the jobs are finished, the sweep collects their results.
 
-RESULTS/runs/SWEEP.jsonl (or .jsonl.xz) has a line per cell; this repository has those of its own
-results. To train a cell again, delete its line and run directory, or give other --out and
---results. `python -m experiments.report` with the same --results writes the tables.
+RESULTS/runs/SWEEP.jsonl (or .jsonl.xz) has a line for each run. The results of this
+repository are there already. To train a run again, delete its line and its directory,
+or give other --out and --results. `python -m experiments.report` with the same
+--results writes the tables.
 """
 
 import collections
@@ -43,45 +46,45 @@ from experiments.evaluation.records import (
   write_records,
 )
 from experiments.files import write_whole
-from experiments.launch import dying_with_this_process
+from experiments.launch import end_with_parent
 
 FLAGS = dict(
   config=command.SWEEP,
   seeds=command.Flag(
-    3, "number of seeds per row, counted up from the config's", least=1
+    3, "number of seeds per configuration, counted up from the config's", least=1
   ),
-  only=command.Flag("", "the one row to train, by its name"),
+  only=command.Flag("", "the one configuration to train, by its name"),
   out=command.Flag("runs/sweeps", "folder of the run directories", is_path=True),
   results=command.Flag(
-    "results", "folder of the records, in its folder runs", is_path=True
+    "results", "folder of the results; records are in its folder runs", is_path=True
   ),
   parallel=command.Flag(
-    1, "number of cells at once, each with its share of the cores", least=1
+    1, "number of runs at a time, each with its share of the cores", least=1
   ),
   dry_run=command.Flag(False, "print the commands that would run, and exit"),
 )
 TRAIN = ("python", "-m", "experiments.train")
 _POLL_SECONDS = 1.0
-_SAVE_SECONDS = 60.0  # for a training to save and end
+_SAVE_SECONDS = 60.0  # that a training has to save and end
 
-Key = tuple[str, int]  # row and seed
+Key = tuple[str, int]  # configuration and seed
 
 
-class Cell(NamedTuple):
-  """One training of a sweep."""
+class PlannedRun(NamedTuple):
+  """Describes one training of a sweep: a configuration with a seed."""
 
-  row: str
+  configuration: str
   seed: int
-  digest: str  # of its config
+  digest: str  # identifies its config
   workdir: pathlib.Path
   command: tuple[str, ...]
 
   @property
   def key(self) -> Key:
-    return self.row, self.seed
+    return self.configuration, self.seed
 
   def file(self, ending: str) -> pathlib.Path:
-    """Returns the path of a file beside the run directory, such as CELL.log."""
+    """Returns the path of a file beside the run directory, such as RUN.log."""
     return self.workdir.with_name(self.workdir.name + ending)
 
 
@@ -94,28 +97,28 @@ def main(
   parallel: int,
   dry_run: bool,
 ) -> None:
-  """Runs the cells that are not finished; exits with status 1 if one failed."""
+  """Trains the unfinished runs; exits with status 1 if one failed."""
   import jax
 
-  jax.config.update("jax_platforms", "cpu")  # leaves the accelerators to the trainings
+  jax.config.update("jax_platforms", "cpu")  # the accelerators are for the trainings
   sweep = slug(config.config.name)
-  cells = plan_cells(config, seeds, out)
-  chosen = _choose(cells, only, config.name)
+  runs = plan_runs(config, seeds, out)
+  chosen = _choose(runs, only, config.name)
   path = _results_file(results, sweep)
   if dry_run:
-    waiting = _find_waiting(chosen, find_records(path, cells))
-    for cell in waiting:
-      print(shlex.join(cell.command))
+    waiting = _find_waiting(chosen, find_records(path, runs))
+    for run in waiting:
+      print(shlex.join(run.command))
     num_finished = len(chosen) - len(waiting)
     print(f"{num_finished} of {len(chosen)} are finished: {path}", file=sys.stderr)
     return
   with command.lock_folder(out / sweep, "out"):
-    waiting = _find_waiting(chosen, collect_records(path, cells))
-    with signals.handling([signal.SIGTERM, signal.SIGHUP], _stop):
-      _train(waiting, parallel, lambda: collect_records(path, cells))
+    waiting = _find_waiting(chosen, collect_records(path, runs))
+    with signals.handle_signals([signal.SIGTERM, signal.SIGHUP], _stop):
+      _train(waiting, parallel, lambda: collect_records(path, runs))
   failures = []
-  for cell in waiting:
-    file = cell.file(".error.txt")
+  for run in waiting:
+    file = run.file(".error.txt")
     if file.exists():
       failures.append(f"failed: {file}: {file.read_text().splitlines()[-1]}")
   num_finished = len(chosen) - len(failures)
@@ -124,19 +127,19 @@ def main(
     sys.exit("\n".join(failures))
 
 
-def _choose(cells: Sequence[Cell], only: str, name: str) -> Sequence[Cell]:
-  """Returns the cells of one row, or all; raises InputError if there is no such row."""
+def _choose(runs: Sequence[PlannedRun], only: str, name: str) -> Sequence[PlannedRun]:
+  """Returns the runs of the configuration `only`, or all; raises InputError."""
   if not only:
-    return cells
-  chosen = [cell for cell in cells if cell.row == only]
+    return runs
+  chosen = [run for run in runs if run.configuration == only]
   if not chosen:
-    rows = dict.fromkeys(cell.row for cell in cells)
-    raise InputError(f"--only={only}: give a row of {name}: {'; '.join(rows)}")
+    known = "; ".join(dict.fromkeys(run.configuration for run in runs))
+    raise InputError(f"--only={only}: give a configuration of {name}: {known}")
   return chosen
 
 
 def _results_file(results: pathlib.Path, sweep: str) -> pathlib.Path:
-  """Returns the results file of a sweep; raises InputError if it is in another folder."""
+  """Returns the results file of a sweep; raises InputError if it is misplaced."""
   folder = runs_folder(results)
   misplaced = record_files(results).get(sweep)
   if misplaced:
@@ -144,129 +147,135 @@ def _results_file(results: pathlib.Path, sweep: str) -> pathlib.Path:
   return record_files(folder).get(sweep, folder / f"{sweep}.jsonl")
 
 
-def _find_waiting(chosen: Sequence[Cell], records: Mapping[Key, Any]) -> list[Cell]:
-  """Returns the cells without a record, or tells how to train all anew."""
-  waiting = [cell for cell in chosen if cell.key not in records]
+def _find_waiting(
+  chosen: Sequence[PlannedRun], records: Mapping[Key, Any]
+) -> list[PlannedRun]:
+  """Returns the runs without a record; if there are none, says how to train again."""
+  waiting = [run for run in chosen if run.key not in records]
   if not waiting:
     flags = "--results=FOLDER"
-    if any(cell.workdir.exists() for cell in chosen):
+    if any(run.workdir.exists() for run in chosen):
       flags += " --out=FOLDER"
-    print(f"every cell has a record: give {flags} to train anew", file=sys.stderr)
+    print(f"every run has a record: give {flags} to train again", file=sys.stderr)
   return waiting
 
 
-def plan_cells(
+def plan_runs(
   file: command.ConfigFile, num_seeds: int, out: pathlib.Path
-) -> list[Cell]:
-  """Returns the cells in the order they run: every row with a seed, then with the next.
+) -> list[PlannedRun]:
+  """Returns the runs of a sweep in order: all with the first seed, then the next.
 
-  The first seed is the config's. Raises InputError: there is no `sweep()`, or a cell's
-  config is not valid, or all rows override a value of the command line.
+  The first seed is the config's. Raises InputError: the file has no `sweep()`, a config
+  is invalid, or every configuration overrides a value of the command line.
   """
   if not hasattr(file.module, "sweep"):
-    what = "a generator of (row, changes): see configs/table1.py"
-    raise InputError(f"{file.name} has no sweep(), {what}")
-  rows = [*file.module.sweep()]
-  for key in file.given:
-    if all(key in changes for _, changes in rows):
+    wanted = "a generator of (configuration, changes): see configs/table1.py"
+    raise InputError(f"{file.name} has no sweep(), {wanted}")
+  configurations = [*file.module.sweep()]
+  for key in file.changed_keys:
+    if all(key in changes for _, changes in configurations):
       problem = f"--config.{key} has no effect"
-      raise InputError(f"{problem}: every row of {file.name} sets it")
+      raise InputError(f"{problem}: every configuration of {file.name} sets it")
   first = file.config.seed
-  cells = []
+  runs = []
   for seed in range(first, first + num_seeds):
-    cells += [_make_cell(file, out, row, changes, seed) for row, changes in rows]
-  workdirs = {cell.workdir for cell in cells}
-  digests = {cell.digest for cell in cells}
-  if min(len(workdirs), len(digests)) < len(cells):
-    problem = f"two rows of {file.name} have the same name or config"
+    runs += [
+      _plan_run(file, out, configuration, changes, seed)
+      for configuration, changes in configurations
+    ]
+  workdirs = {run.workdir for run in runs}
+  digests = {run.digest for run in runs}
+  if min(len(workdirs), len(digests)) < len(runs):
+    problem = f"two configurations of {file.name} have the same name or config"
     raise InputError(f"{problem}: make them differ")
-  return cells
+  return runs
 
 
 def slug(text: str) -> str:
-  """Returns a text as lower-case letters, digits and single hyphens, for names of folders."""
+  """Makes a folder name of a text: lower-case letters, digits and single hyphens."""
   return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def _make_cell(
+def _plan_run(
   file: command.ConfigFile,
   out: pathlib.Path,
-  row: str,
+  configuration: str,
   changes: Mapping[str, Any],
   seed: int,
-) -> Cell:
+) -> PlannedRun:
   from experiments.systems import parse_config
 
   values = flatten(file.config)
-  values = {key: values[key] for key in file.given} | changes | {"seed": seed}
+  values = {key: values[key] for key in file.changed_keys} | changes | {"seed": seed}
   arguments = [f"--config={file.name}"]
   arguments += [f"--config.{key}={value}" for key, value in values.items()]
   try:
     config = command.parse(dict(config=command.CONFIG), arguments)["config"]
-    parse_config(config, num_devices=0)  # the cell may run elsewhere
+    parse_config(config, num_devices=0)  # it may train on another machine
   except InputError as error:
-    raise InputError(f"row {row!r}: {error}") from error
-  workdir = out / slug(file.config.name) / f"{slug(row)}-seed{seed}"
+    raise InputError(f"configuration {configuration!r}: {error}") from error
+  workdir = out / slug(file.config.name) / f"{slug(configuration)}-seed{seed}"
   words = (*TRAIN, *arguments, f"--workdir={workdir}")
-  return Cell(row, seed, digest(own_values(config)), workdir, words)
+  return PlannedRun(configuration, seed, digest(own_values(config)), workdir, words)
 
 
 def collect_records(
-  path: pathlib.Path, cells: Sequence[Cell]
+  path: pathlib.Path, runs: Sequence[PlannedRun]
 ) -> dict[Key, dict[str, Any]]:
-  """Writes the records of a sweep to its results file and returns them; see `find_records`."""
+  """Finds the records of a sweep, and writes them to its results file."""
   command.make_folder(path.parent, "results")
-  records = find_records(path, cells)
+  records = find_records(path, runs)
   if records:
     write_records(path, records.values())
   return records
 
 
 def find_records(
-  path: pathlib.Path, cells: Sequence[Cell]
+  path: pathlib.Path, runs: Sequence[PlannedRun]
 ) -> dict[Key, dict[str, Any]]:
-  """Returns the records of a sweep from its run directories and its results file.
+  """Finds the records of a sweep, by configuration and seed.
 
-  Records of equal configs in other sweeps' results count too; their names are printed.
-  Records of other rows and seeds in the results file come last.
+  They are in its run directories, in its results file, or in the results of another
+  sweep that trained the same config. The names of the last kind are printed. Records of
+  other configurations and seeds in the results file come last.
 
-  Raises InputError: a file is damaged, or the results have a record of another config.
+  Raises InputError: a file is damaged, or a record is of another config.
   """
-  collected = _read_collected(path, cells)
+  collected = _read_collected(path, runs)
   sweep = path.name.partition(".jsonl")[0]
   others = _read_others(path.parent, sweep)
   records = {}
-  for cell in cells:
-    record = collected.pop(cell.key, None)
-    for new in read_records(cell.workdir / "record.json"):
-      if new["digest"] == cell.digest:
+  for run in runs:
+    record = collected.pop(run.key, None)
+    for new in read_records(run.workdir / "record.json"):
+      if new["digest"] == run.digest:
         record = new
-    if not record and cell.digest in others:
-      file, record = others[cell.digest]
+    if not record and run.digest in others:
+      file, record = others[run.digest]
       source = f"{record['row']!r}, seed {record['seed']}, of {file.name}"
-      # On stdout --dry_run has commands.
-      print(f"{cell.workdir.name} is {source}", file=sys.stderr)
+      # On stderr, because --dry_run prints commands on stdout.
+      print(f"{run.workdir.name} is {source}", file=sys.stderr)
     if record:
-      records[cell.key] = {**record, "sweep": sweep, "row": cell.row}
+      records[run.key] = {**record, "sweep": sweep, "row": run.configuration}
   return records | collected
 
 
 def _read_collected(
-  path: pathlib.Path, cells: Sequence[Cell]
+  path: pathlib.Path, runs: Sequence[PlannedRun]
 ) -> dict[Key, dict[str, Any]]:
-  """Returns the records of a results file; raises InputError if they contradict the cells."""
+  """Reads a results file; raises InputError if a record is of another config."""
   records = {}
   for record in read_records(path):
     key = record["row"], record["seed"]
     if key in records:
-      problem = f"{path} has two lines of one row and seed"
+      problem = f"{path} has two lines of one configuration and seed"
       raise InputError(f"{problem}: delete one of them")
     records[key] = record
-  for cell in cells:
-    if cell.key in records and records[cell.key]["digest"] != cell.digest:
+  for run in runs:
+    if run.key in records and records[run.key]["digest"] != run.digest:
       raise InputError(
-        f"{path} has {cell.row!r}, seed {cell.seed}, with another config, or by "
-        "older code: delete that line, or give another --results or --config.name"
+        f"{path} has {run.configuration!r}, seed {run.seed}, with another config, or "
+        "by older code: delete that line, or give another --results or --config.name"
       )
   return records
 
@@ -274,7 +283,7 @@ def _read_collected(
 def _read_others(
   folder: pathlib.Path, sweep: str
 ) -> dict[str, tuple[pathlib.Path, dict[str, Any]]]:
-  """Returns the records of other sweeps, with their files, by digest."""
+  """Reads the records of all other sweeps; returns files and records by digest."""
   records = {}
   for name, file in sorted(record_files(folder).items()):
     if name != sweep:
@@ -284,44 +293,46 @@ def _read_others(
 
 
 def _train(
-  waiting: Sequence[Cell], parallel: int, collect: Callable[[], Mapping]
+  waiting: Sequence[PlannedRun], parallel: int, collect: Callable[[], Mapping]
 ) -> None:
-  """Trains cells on this machine; collects the records whenever a training ends."""
+  """Trains runs on this machine; calls `collect` whenever a training ends."""
   queue = collections.deque(waiting)
-  running: dict[int, tuple[Cell, subprocess.Popen]] = {}  # by share of the machine
+  running: dict[
+    int, tuple[PlannedRun, subprocess.Popen]
+  ] = {}  # by share of the machine
 
-  def report(cell: Cell, state: str) -> None:
+  def report(run: PlannedRun, state: str) -> None:
     counts = f"{len(running)} running, {len(queue)} waiting"
-    print(f"{cell.workdir.name}: {state} ({counts})", file=sys.stderr, flush=True)
+    print(f"{run.workdir.name}: {state} ({counts})", file=sys.stderr, flush=True)
 
   try:
     while queue or running:
       for share in range(parallel):
         if queue and share not in running:
-          cell = queue.popleft()
-          running[share] = cell, _start(cell, share, parallel)
-          report(cell, "running")
+          run = queue.popleft()
+          running[share] = run, _start(run, share, parallel)
+          report(run, "running")
       time.sleep(_POLL_SECONDS)
-      for share, (cell, process) in [*running.items()]:
+      for share, (run, process) in [*running.items()]:
         if process.poll() is not None:
           del running[share]
-          report(cell, _finish(cell, process.returncode, collect()))
+          report(run, _finish(run, process.returncode, collect()))
   finally:
     _end([process for _, process in running.values()])
 
 
-def _finish(cell: Cell, status: int, records: Mapping[Key, Any]) -> str:
-  """Returns how a training ended, and keeps the end of its log if it failed."""
-  if cell.key in records:
+def _finish(run: PlannedRun, status: int, records: Mapping[Key, Any]) -> str:
+  """Returns how a training ended; saves the end of its log if it failed."""
+  if run.key in records:
     return "finished"
-  log = cell.file(".log").read_text(encoding="utf-8", errors="replace").splitlines()
+  log = run.file(".log").read_text(encoding="utf-8", errors="replace").splitlines()
   lines = [f"exit status {status}", *log[-40:], ""]
-  write_whole(cell.file(".error.txt"), "\n".join(lines))
+  write_whole(run.file(".error.txt"), "\n".join(lines))
   return "failed"
 
 
 def _end(processes: Sequence[subprocess.Popen]) -> None:
-  """Has trainings save and end, and kills those that hang."""
+  """Asks trainings to save and end; kills those that hang."""
   for process in processes:
     process.terminate()
   for process in processes:
@@ -332,24 +343,24 @@ def _end(processes: Sequence[subprocess.Popen]) -> None:
 
 
 def _stop(number: int, _) -> None:
-  """Ends a sweep, and ignores other signals while its trainings save."""
+  """Ends a sweep; ignores further signals while its trainings save."""
   for other in (signal.SIGTERM, signal.SIGHUP):
     signal.signal(other, signal.SIG_IGN)
   sys.exit(128 + number)
 
 
-def _start(cell: Cell, share: int, parallel: int) -> subprocess.Popen:
+def _start(run: PlannedRun, share: int, parallel: int) -> subprocess.Popen:
   """Starts a training with its share of the cores and of a GPU's memory."""
-  cell.file(".error.txt").unlink(missing_ok=True)
-  env, words = dict(os.environ), dying_with_this_process()
+  run.file(".error.txt").unlink(missing_ok=True)
+  env, words = dict(os.environ), end_with_parent()
   if parallel > 1:
     env.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 / parallel:.3f}")
     if shutil.which("taskset"):
       cores = sorted(os.sched_getaffinity(0))
       own = cores[share::parallel] or cores
       words += ["taskset", "--cpu-list", ",".join(map(str, own))]
-  words += [sys.executable, *cell.command[1:]]
-  with open(cell.file(".log"), "wb") as log:
+  words += [sys.executable, *run.command[1:]]
+  with open(run.file(".log"), "wb") as log:
     return subprocess.Popen(
       words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env
     )

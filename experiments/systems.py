@@ -1,8 +1,9 @@
-"""The systems that can be trained: each has a folder with a train.py, named by its task.
+"""Finds the system that trains a task, and checks and loads configs.
 
-A train.py has `train` and `evaluate`, which say what happens, and the functions that
-other commands call: `check`, `load_data`, `load_run`, `build`, `make_model`, `loss`,
-`mock_vocabulary` and `empty_batch`. Copy one to make a system of your own.
+A system is a folder that is named after its task, with a train.py. Its functions
+`train` and `evaluate` say what happens, in order. Commands also call its `check`,
+`load_data`, `load_run`, `build`, `make_model`, `loss`, `mock_vocabulary` and
+`empty_batch`. Copy a folder to make a system of your own.
 """
 
 import functools
@@ -25,7 +26,7 @@ from experiments.training.workdir import read_config
 
 
 def find_system(task: str) -> ModuleType:
-  """Imports a task's train.py; the libraries of the other systems take seconds to load."""
+  """Imports a task's train.py; other systems are not loaded, which takes seconds."""
   return importlib.import_module(f"experiments.{task}.train")
 
 
@@ -35,12 +36,15 @@ def parse_config(
   changes: Mapping[str, Any] | None = None,
   is_trained: bool = False,
 ) -> ConfigDict:
-  """Returns a complete config, checked in a second and without reading any data.
+  """Completes and checks a config, in a second and without reading any data.
 
-  Missing keys get their defaults, as in runs that are older than a key; `changes`
-  replaces values by dotted key. The mesh must fit `num_devices`, by default this
-  machine's; 0 is for a config from another machine. `is_trained` skips tracing the
-  model, which takes a third of a second.
+  Missing keys get their defaults, because older runs lack newer keys. Tracing the
+  model, which takes a third of a second, is left out if `is_trained`.
+
+  Args:
+    num_devices: the mesh must fit this many devices, by default this machine's. With 0
+      it may need any number, because the config is for another machine.
+    changes: replaces values, by dotted key.
 
   Raises InputError: names the first wrong value and the remedy.
   """
@@ -76,15 +80,15 @@ def _check_steps(config: ConfigDict) -> None:
 
 def _check_average(config: ConfigDict, is_trained: bool) -> None:
   averaged = config.decoding.average_checkpoints
-  kept = config.training.keep_checkpoints
-  if averaged <= kept:
+  num_saved = config.training.keep_checkpoints
+  if averaged <= num_saved:
     return
   remedy = "raise config.training.keep_checkpoints"
   if is_trained:
-    remedy = f"give --average_checkpoints={kept} or less"
+    remedy = f"give --average_checkpoints={num_saved} or less"
   raise InputError(
-    f"config.decoding.average_checkpoints is {averaged}, but only {kept} are kept: "
-    f"{remedy}"
+    f"config.decoding.average_checkpoints is {averaged}, but only {num_saved} "
+    f"are kept: {remedy}"
   )
 
 
@@ -100,11 +104,11 @@ def _check_tensor_axis(config: ConfigDict, size: int) -> None:
 def check_model(config: ConfigDict) -> None:
   """Raises InputError if the model does not support its config.
 
-  Traces the loss of one layer in training; nothing is computed.
+  Traces the training loss of a model with one layer; nothing is computed.
   """
   config = config.copy_and_resolve_references()
   config.model.num_layers = 1
-  config.update(name="", seed=0)  # many runs of a sweep have the same model
+  config.update(name="", seed=0)  # so that the runs of a sweep share one trace
   try:
     _trace_loss(config.to_json(sort_keys=True))
   except InputError:
@@ -129,10 +133,10 @@ def _trace_loss(text: str) -> None:
 def load_config(
   workdir: Path, task: str = "", average_checkpoints: int = 0
 ) -> ConfigDict:
-  """Loads the config of the run in a folder, which may be of another machine.
+  """Loads the config of a run directory, which may be from another machine.
 
-  `average_checkpoints` replaces the config's number, unless it is 0. Raises InputError:
-  the folder holds no run, or its config is damaged, or the run is of another task.
+  `average_checkpoints` replaces the config's value, unless it is 0. Raises InputError:
+  the folder holds no run, its config is damaged, or the run is of another task.
   """
   if not (workdir / "config.json").is_file():
     raise InputError(f"no training run in {str(workdir)!r}: give its --workdir")

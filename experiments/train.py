@@ -10,17 +10,22 @@ r"""Trains a model, scores it and draws what it learned.
       --config.data.pairs.valid=valid.en,valid.de \
       --config.data.pairs.test="test.en,test.de;long=long.tsv"
 
-The folder --workdir holds the whole run; the same command resumes it from the last checkpoint.
-It may be in a bucket, gs://BUCKET/RUN or, for one process, s3://BUCKET/RUN. Only one training at a
-time may use the folder: a second one is refused. SIGTERM saves and exits with status 143, Ctrl-C
-with 130, and the SIGHUP of a closed terminal with 129; a second Ctrl-C exits at once. If its output
-can no longer be written, as after `| head -1`, the training goes on. Data are downloaded unless
-FOLDER holds them.
+The folder --workdir holds the whole run; the same command resumes it from the last
+checkpoint. The folder may be in a bucket, gs://BUCKET/RUN or s3://BUCKET/RUN; s3://
+allows one process only. A second training in the same folder is refused. Data are
+downloaded unless FOLDER holds them.
 
-TensorBoard shows the metrics, with the package xprof also a profile: tensorboard --logdir=FOLDER.
+A signal stops the training, which saves a checkpoint and exits. The status is 143 for
+SIGTERM, 130 for Ctrl-C and 129 for SIGHUP, which a closed terminal sends. A second
+Ctrl-C exits at once. If the output can no longer be written, as after `| head -1`, the
+training goes on.
 
-With several processes, start each with this command, as srun and mpirun do; experiments/launch/
-has recipes. All need the same config, code and data. Only the first process prints and writes.
+`tensorboard --logdir=FOLDER` shows the metrics, and with the package xprof also a
+profile.
+
+To train in several processes, start this command in each, as srun and mpirun do. The
+scripts in experiments/launch/ do so on clusters. All processes need the same config,
+code and data. Only the first one prints and writes.
 """
 
 import contextlib
@@ -42,12 +47,12 @@ FLAGS = dict(
     "", "the run's folder; by default runs/NAME of the config", is_path=True
   ),
   distributed=command.Flag(
-    False, "one of several processes that JAX finds: Cloud TPU VMs, GKE"
+    False, "lets JAX find the other processes, as on Cloud TPU VMs and GKE"
   ),
-  profile_steps=command.Flag(
-    "", "the first and the last step to profile, such as 10:20"
+  profile_steps=command.Flag("", "the first and last step to profile, such as 10:20"),
+  wandb=command.Flag(
+    "", "a project of Weights & Biases, which also receives the metrics"
   ),
-  wandb=command.Flag("", "the project of Weights & Biases that gets the metrics too"),
 )
 
 
@@ -58,7 +63,7 @@ def main(
   profile_steps: str,
   wandb: str,
 ) -> None:
-  """Trains to `config.training.num_steps` from the last checkpoint, if any, and evaluates."""
+  """Checks the flags, then trains from the last checkpoint, if any, and evaluates."""
   workdir = workdir or pathlib.Path("runs", config.name)
   if wandb and not importlib.util.find_spec("wandb"):
     raise InputError("--wandb needs its package: pip install wandb")
@@ -74,9 +79,9 @@ def main(
 def _train(
   config: ConfigDict, workdir: Path, distributed: bool, profile_steps: str, wandb: str
 ) -> None:
-  """Checks config and folder in all processes, and calls the system's `train`.
+  """Checks config and folder in all processes; then calls the system's `train`.
 
-  Exits if it is stopped.
+  Exits if a signal stops the training.
   """
   from experiments.systems import find_system, parse_config
   from experiments.training import processes
@@ -93,7 +98,7 @@ def _train(
       with contextlib.ExitStack() as stack:
         values = {f"config.{key}": value for key, value in flatten(config).items()}
         processes.check_same(values | code_version())
-        with processes.failing_together():
+        with processes.fail_together():
           config = parse_config(config)
           if processes.is_first():
             stack.enter_context(command.lock_folder(workdir, "workdir"))

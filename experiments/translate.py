@@ -3,7 +3,7 @@
   echo "The old teacher reads a book." | python -m experiments.translate --workdir=runs/quickstart
   python -m experiments.translate --workdir=runs/multi30k --input=captions.en > captions.de
 
-The text is UTF-8, and in subwords if the model was trained on them.
+The text must be UTF-8. If the model was trained on subwords, give it text in subwords.
 """
 
 import functools
@@ -20,17 +20,15 @@ _LINES_AT_ONCE = 1024
 
 FLAGS = dict(
   workdir=command.WORKDIR,
-  input=command.Flag(
-    "-", "a text file, plain or gzip, a sentence a line; - reads stdin"
-  ),
+  input=command.Flag("-", "a text file, plain or gzip, one sentence a line; -: stdin"),
   beam_size=command.Flag(
     0,
-    "hypotheses per sentence; 0: as in the run's config, 1: greedy",
+    "hypotheses per sentence; 1: greedy, 0: as in the run's config",
     least=0,
     most=1024,
   ),
   max_source_length=command.Flag(
-    1024, "tokens; longer lines are cut, with a warning", least=1
+    1024, "longer lines are cut to so many tokens, with a warning", least=1
   ),
   average_checkpoints=command.AVERAGE,
 )
@@ -43,7 +41,7 @@ def main(
   max_source_length: int,
   average_checkpoints: int,
 ) -> None:
-  """Writes the translation of each line; an empty line gives an empty line."""
+  """Prints the translation of each line; an empty line gives an empty line."""
   from experiments.systems import load_config
   from experiments.training.metrics import track
   from experiments.translation.corpus import read_lines
@@ -72,7 +70,10 @@ def main(
 
 
 def _warn_of_empty(lines: list[str], translations: list[str], number: int) -> None:
-  """Warns of lines, numbered from `number`, with words and an empty translation."""
+  """Warns if a line with words has an empty translation.
+
+  `number` is the number of the first line.
+  """
   empty = []
   pairs = zip(lines, translations, strict=True)
   for i, (line, translation) in enumerate(pairs, number):
@@ -87,20 +88,20 @@ def _warn_of_empty(lines: list[str], translations: list[str], number: int) -> No
 
 
 def _read(line: str, number: int, tokenizer: Any, longest: int) -> str:
-  """Returns the line, or its first tokens; warns of that, and of unknown words."""
+  """Cuts a line to the `longest` length; warns of a cut and of unknown words."""
   from experiments.data.tokenizer import UNK
 
   line = line.strip()
   encoding = tokenizer.encode(line, add_special_tokens=False)
-  if UNK in encoding.ids:  # never for subwords
+  if UNK in encoding.ids:  # only in vocabularies of words
     tokens = zip(encoding.ids, encoding.offsets, strict=True)
     words = " ".join(line[start:end] for token, (start, end) in tokens if token == UNK)
     print(f"line {number}: not in the vocabulary: {words}", file=sys.stderr)
   if len(encoding) > longest:
     line = line[: encoding.offsets[longest - 1][1]]
     print(
-      f"line {number} has {len(encoding):,} tokens: truncated to the first {longest:,}, "
-      "see --max_source_length",
+      f"line {number} has {len(encoding):,} tokens: truncated to the first "
+      f"{longest:,}, see --max_source_length",
       file=sys.stderr,
     )
   return line

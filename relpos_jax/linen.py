@@ -1,4 +1,7 @@
-"""The Linen version of `relpos_jax.nn.RelativeAttention`, with its parameter names."""
+"""The Linen version of `relpos_jax.nn.RelativeAttention`.
+
+Parameters have the same names in both.
+"""
 
 import functools
 from collections.abc import Callable
@@ -20,7 +23,7 @@ __all__ = ["RelativeAttention", "RelativePositionTables"]
 class RelativePositionTables(nn.Module):
   """Owns the trained vectors w^K and w^V: see `relpos_jax.nn.RelativePositionTables`.
 
-  Calling it with the width of a row, H, returns the relation of its tables.
+  A call with the width of a row, H, returns the relation with its tables.
 
   >>> import jax
   >>> tables = RelativePositionTables(16, num_heads=8)
@@ -49,34 +52,33 @@ class RelativePositionTables(nn.Module):
     return RelativePositions(key, value, beyond=self.beyond, left=self.left)
 
   def arguments(self, query: Array, key: Array, *_) -> dict[str, Any]:
-    """Returns the operator's query, key and relations, as NNX's `Positions` do."""
+    """Returns query, key and relations for the operator, as NNX's `Positions` do."""
     return dict(query=query, key=key, relations=self(query.shape[-1]))
 
 
 class RelativeAttention(nn.Module):
-  """The `attention_fn` of a `MultiHeadDotProductAttention` with relative positions.
+  """Adds relative positions to `MultiHeadDotProductAttention`, as its `attention_fn`.
 
-  It owns the tables: `attention_fn/tables/key` and `attention_fn/tables/value` in
-  "params" of the layer it is given to, also if it is made inside a compact method. To
-  call it yourself, or to share its tables between layers, name its parent:
-  `RelativeAttention(16, parent=self, name="relative")`.
+  It owns the tables. In the "params" of the layer they are `attention_fn/tables/key`
+  and `attention_fn/tables/value`. To call it yourself, or to share its tables between
+  layers, name its parent: `RelativeAttention(16, parent=self, name="relative")`.
 
-  Dropout and softmax are as in `relpos_jax.nn.RelativeAttention`. In cached decoding
-  the query's position is the `cache_index` of the layer it is given to; if it is shared
-  between layers, set `self_attention`. The einsums must be None.
+  Dropout and softmax are as in `relpos_jax.nn.RelativeAttention`. In cached decoding,
+  the position of the query is the `cache_index` of the layer. If layers share this
+  object, set `self_attention` instead. Flax's einsum arguments must be None.
 
   Attributes:
     max_distance: k, the distance at which positions are clipped; None with `positions`.
-    num_heads, keys, values, beyond, left, param_dtype, table_init: as of
+    num_heads, keys, values, beyond, left, param_dtype, table_init: as in
       `relpos_jax.nn.RelativePositionTables`.
-    query_positions: integers `[B, T]` or `[T]`; by default 0, 1, 2, ..., or that of the
-      cache.
+    query_positions: integers `[B, T]` or `[T]`. The default is 0, 1, 2, ..., or the
+      position in the cache.
     key_positions: integers `[B, S]` or `[S]`.
-    logits_soft_cap, implementation: of the operator.
-    self_attention: as of `relpos_jax.nn.RelativeAttention`.
-    positions: other than tables: one of `relpos_jax.nn`'s, as a Linen module. Its
-      parameters are in `attention_fn/positions`: `RelativeAttention(None,
-      positions=to_linen(T5Positions, 8))`, with `to_linen` of `flax.nnx.bridge`.
+    logits_soft_cap, implementation: as in `dot_product_attention`.
+    self_attention: as in `relpos_jax.nn.RelativeAttention`.
+    positions: None for tables, or another scheme of `relpos_jax.nn` as a Linen module.
+      For example `RelativeAttention(None, positions=to_linen(T5Positions, 8))`, with
+      `to_linen` from `flax.nnx.bridge`. The parameters are `attention_fn/positions`.
 
   >>> import jax
   >>> import jax.numpy as jnp
@@ -104,7 +106,7 @@ class RelativeAttention(nn.Module):
   def __post_init__(self) -> None:
     unspecified = self.__dataclass_fields__["parent"].default
     if self.parent is unspecified:
-      # So that the attention layer adopts it, under the name of its own attribute.
+      # Then the attention layer becomes its parent, and names it `attention_fn`.
       self.parent = None
     super().__post_init__()
 
@@ -127,7 +129,7 @@ class RelativeAttention(nn.Module):
         "flax.nnx.bridge.to_linen(AlibiPositions, num_heads)"
       )
 
-  # Not compact: flax would refuse a call by an NNX layer before it gets here.
+  # Not nn.compact, with which flax would raise before the TypeError below.
   def __call__(
     self,
     query: Float[Array, "*B T N H"],
@@ -147,11 +149,11 @@ class RelativeAttention(nn.Module):
     attn_weights_value_einsum: object = None,
     **options,
   ) -> Float[Array, "*B T N H"]:
-    """Attends as flax's `dot_product_attention`.
+    """Attends like flax's `dot_product_attention`.
 
-    Bias and mask broadcast to [*B, N, T, S]. If `module` is given, sows the weights
-    before dropout as its `attention_weights`. (Linen passes only arguments that the
-    signature names, so it names all that change the result.)
+    Bias and mask broadcast to [*B, N, T, S]. If `module` is given, it sows the weights
+    before dropout as the module's `attention_weights`. The signature names every
+    argument that changes the result, since Linen passes no others.
     """
     if self.scope is None:
       raise TypeError(
@@ -164,7 +166,7 @@ class RelativeAttention(nn.Module):
       arguments = functools.partial(self.positions, nnx_method="arguments")
     input_positions = None
     if self.query_positions is None and query.shape[-3] != key.shape[-3]:
-      # Not self.parent, which is no module within a lifted transformation.
+      # Not by self.parent, which is not a module within a lifted transformation.
       input_positions = _position_in_cache(self.scope.parent)
     tensors = query, key, value, bias, mask
     return attend_as_flax(
@@ -187,9 +189,9 @@ class RelativeAttention(nn.Module):
 
 
 def _position_in_cache(layer: Scope | None) -> Array | None:
-  """Returns the position of the query of a layer with a cache; None without one."""
+  """Returns the position of the query in the layer's cache; None without a cache."""
   if layer is None or not layer.has_variable("cache", "cache_index"):
     return None
-  # The layer has counted this query already.
+  # The layer has already counted this query in the index.
   index = layer.get_variable("cache", "cache_index")
   return index.astype(jnp.int32)[None] - 1

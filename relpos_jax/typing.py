@@ -1,11 +1,12 @@
-"""The shape alphabet.
+"""Array types, and the letters for axes.
 
-One letter means one thing in every annotation, local name and einsum.
+A letter means the same in every annotation, local name and einsum.
 
 B batch, T queries, S keys, N heads, K key heads, H head width, D model width, R
-relation rows, E edge labels, F edge features or feed-forward width, V vocabulary, L
-padded sentence length, W beam width, M edges of a list, or slots that are filled at
-once, G graphs of a row, C classes, P width of the second query of `ContentBias`.
+rows of a relation's table, E edge labels, F edge features or feed-forward width, V
+vocabulary or width of values, L padded sentence length, W beam width, M edges of a list
+or tokens read at once, G graphs of a row or query heads that share a key head, C
+classes, P width of the second query of `ContentBias`.
 """
 
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,6 +28,7 @@ __all__ = [
   "Leaf",
   "PyTree",
   "Shaped",
+  "WeightsName",
 ]
 
 if TYPE_CHECKING:
@@ -40,9 +42,11 @@ if TYPE_CHECKING:
     "chunked",
     "pallas_gpu",
   ]
+  WeightsName = Literal["softmax", "silu"]
 else:
-  # Editors say what users give. In a program, trees of shardings, axes or names have
-  # the structure of a relation, too, and the operator itself refuses another word.
+  # Type checkers get the types above. At run time, fields must take anything, since JAX
+  # builds relations with shardings, axes or names as leaves. The operator checks names.
   Leaf = Any
   Beyond = str
   ImplementationName = str
+  WeightsName = str

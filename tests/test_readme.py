@@ -22,6 +22,9 @@ FILES = [ROOT / "README.md", *ROOT.glob("docs/*.md")]
 PAGES = {file.stem: file.read_text("utf-8") for file in FILES}
 EXAMPLES = [page for page in PAGES if "```py" in PAGES[page]]
 COMMANDS = [page for page in PAGES if "python -m experiments" in PAGES[page]]
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+SETUP = configparser.ConfigParser()
+SETUP.read(ROOT / "setup.cfg")
 SCHEMES = re.findall(r"(?m)^\| (.*?) \| `(attend\(.*?\))` \|", PAGES["schemes"])
 
 
@@ -175,7 +178,36 @@ def test_the_page_of_the_package_has_no_relative_links(monkeypatch):
   assert "/raw/main/docs/idea.svg)" in page
 
 
-def test_the_readme_clones_from_the_address_of_the_package():
-  setup = configparser.ConfigParser()
-  setup.read(ROOT / "setup.cfg")
-  assert f"git clone {setup['metadata']['url']} " in PAGES["README"]
+def test_the_first_steps_clone_from_the_address_of_the_package():
+  for page in (PAGES["README"], CONTRIBUTING):
+    assert f"git clone {SETUP['metadata']['url']} " in page
+
+
+def test_the_marked_tests_are_listed():
+  markers = re.findall(r"^(\w+):", SETUP["tool:pytest"]["markers"], re.MULTILINE)
+  listed = re.findall(r"^\| `.*pytest -m (\w+)", CONTRIBUTING, re.MULTILINE)
+  assert sorted(listed) == sorted(markers)
+
+
+def test_the_version_has_a_heading_below_that_of_what_comes():
+  text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+  headings = re.findall(r"^## (.*)", text, re.MULTILINE)
+  version = SETUP["metadata"]["version"]
+  assert headings[:2] == ["Unreleased", version]
+  assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
+
+
+def test_the_laws_are_numbered_and_their_tests_exist():
+  numbers = re.findall(r"^\*\*(\d+)\. ", PAGES["laws"], re.MULTILINE)
+  assert [*map(int, numbers)] == [*range(1, len(numbers) + 1)]
+  tests = re.findall(r"^- `(.*)::(.*)`$", PAGES["laws"], re.MULTILINE)
+  assert len(tests) == PAGES["laws"].count("::") - 1 > len(numbers)  # one is a command
+  for file, name in tests:
+    assert f"\ndef {name}(" in (ROOT / file).read_text("utf-8"), f"{file}::{name}"
+
+
+def test_numbers_of_laws_in_tests_are_those_of_the_page():
+  numbers = {*re.findall(r"^\*\*(\d+)\. ", PAGES["laws"], re.MULTILINE)}
+  for file in (ROOT / "tests").rglob("test_*.py"):
+    for cited in re.findall(r"\bLaws? ([\d, and]+)", file.read_text("utf-8")):
+      assert {*re.findall(r"\d+", cited)} <= numbers, f"{file.name}: law {cited}"

@@ -1,1 +1,1 @@
-"""Benchmarks of attention and training steps."""
+"""Measures the time and memory of attention and of training steps."""

@@ -5,17 +5,18 @@ r"""Measures attention and training steps.
   python -m experiments.benchmark positions --config=configs/positions.py:chorales --length=512
   python -m experiments.benchmark pages --out=results
 
-What is compared takes turns in one process, and the order changes from round to round. All times
-are written to a folder OUT, and their tables to its pages, which say what they mean; `pages`
-measures nothing and writes the pages again. `python -m experiments.benchmark COMMAND --help` shows
-the flags of a command.
+Competing programs take turns in one process, and their order changes from round to
+round. All times are written to a folder OUT, and tables to its pages, which explain
+them. `pages` measures nothing and only writes the pages again.
+`python -m experiments.benchmark COMMAND --help` shows the flags of a command.
 
-`attention` times every implementation and its peers next to jax.nn.dot_product_attention without
-relations, in float32 on CPUs and bfloat16 elsewhere. A contestant that cannot do a call, or needs
-more memory than is free, is left out with the reason; torch_sdpa needs the extra `benchmark`.
+`attention` times every implementation, and attention of other libraries, beside
+jax.nn.dot_product_attention without relations. It computes in float32 on CPUs and in
+bfloat16 elsewhere. A function that cannot do a call, or needs more memory than is free,
+is left out, and the page gives the reason. torch_sdpa needs the extra `benchmark`.
 
-`step` compares relative positions with the same model with sinusoids, on the same batch, with
-random parameters; `positions` compares all rows of configs/positions.py.
+`step` compares relative positions with sinusoids in the same model, on the same batch,
+with random parameters. `positions` compares all configurations of configs/positions.py.
 """
 
 import importlib
@@ -25,13 +26,13 @@ from experiments import command
 
 OUT = command.Flag("", "the folder to write to; empty: only print")
 FLAGS = dict(
-  out=command.Flag("results", "the folder of raw results and pages", is_path=True)
+  out=command.Flag("results", "the folder of measurements and pages", is_path=True)
 )
 _STEP = dict(
   config=command.CONFIG,
   length=command.Flag(32, "tokens of a sentence, on either side"),
   repetitions=command.Flag(
-    42, "steps of each model; 6 n have all orders as often", least=2
+    42, "steps of each model; a multiple of 6 balances their order", least=2
   ),
   out=OUT,
 )
@@ -45,16 +46,14 @@ COMMANDS = dict(
     ),
     peers=command.Flag("all", "all, none, or some, such as cudnn,torch_sdpa"),
     masks=command.Flag("all", "all, bidirectional or causal"),
-    passes=command.Flag(
-      "all", "all, forward, or backward, which is forward and backward"
-    ),
-    repetitions=command.Flag(20, "of every pair", least=1),
-    tokens=command.Flag(4096, "of a batch, whatever the length", least=1),
-    heads=command.Flag(8, "of queries, keys and values", least=1),
-    width=command.Flag(64, "of a head", least=1),
+    passes=command.Flag("all", "all, forward, or backward, which includes forward"),
+    repetitions=command.Flag(20, "how often every pair is timed", least=1),
+    tokens=command.Flag(4096, "tokens of a batch, for every length", least=1),
+    heads=command.Flag(8, "number of heads", least=1),
+    width=command.Flag(64, "width of a head", least=1),
     max_distance=command.Flag(16, "k: tables have 2 k + 1 rows", least=0),
     out=command.Flag("runs/benchmark", "the folder to write to"),
-    name=command.Flag("", "of this machine's results; by default its device's"),
+    name=command.Flag("", "names the results; by default the device does"),
   ),
   step=_STEP,
   positions=_STEP
@@ -64,7 +63,7 @@ COMMANDS = dict(
 
 
 def run(argv: list[str]) -> None:
-  """Runs the command that the first argument names with the other arguments as flags."""
+  """Runs the command that the first argument names; the others are its flags."""
   name, *flags = argv or ["--help"]
   if name in ("--help", "-h"):
     name, flags = "pages", ["--help"]

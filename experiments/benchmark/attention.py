@@ -1,4 +1,4 @@
-"""Times every implementation of attention and its peers against jax.nn's attention."""
+"""Times implementations of attention, and other libraries', beside jax.nn's."""
 
 import functools
 import itertools
@@ -33,7 +33,7 @@ MASKS, PASSES = ("bidirectional", "causal"), ("forward", "backward")
 
 
 class Case(NamedTuple):
-  """A call to measure: B sequences of T tokens, N heads of width H, tables of 2 k + 1 rows."""
+  """Describes a call to measure; tables have 2 max_distance + 1 rows."""
 
   batch: int
   length: int
@@ -46,30 +46,30 @@ class Case(NamedTuple):
 
 
 class Contestant(NamedTuple):
-  """An attention function, and the relations that it computes."""
+  """Holds an attention function, and names the relations that it computes."""
 
   relations: str  # "keys and values", "keys" or "none"
-  # It raises RuntimeError with the reason why it cannot run.
+  # Raises RuntimeError, with the reason, if it cannot run a case.
   prepare: Callable[[Case], Program]
 
 
 def main(**values: Any) -> None:
-  """Measures all cases, writes the raw results after each, and rewrites the page."""
-  # PyTorch needs memory on the same GPU; JAX reads this when it first looks for
+  """Measures all cases, writes the results after each, and rewrites the page."""
+  # Leaves memory to PyTorch on the same GPU. JAX reads this when it first looks for
   # devices.
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   values["dtype"] = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-  cases = _cases(values)
-  contestants = _contestants(values["implementations"], values["peers"])
+  cases = _make_cases(values)
+  contestants = _choose_contestants(values["implementations"], values["peers"])
   folder = command.make_folder(pathlib.Path(values["out"], "attention"), "out")
   device = re.sub("[^a-z0-9]+", "-", jax.devices()[0].device_kind.lower()).strip("-")
   path = folder / f"{values['name'] or device}.json"
   relations = {name: {"relations": x.relations} for name, x in contestants.items()}
   measured = []
   for case in cases:
-    print(f"T = {case.length:,}, {_kind(case._asdict())}", file=sys.stderr)
+    print(f"T = {case.length:,}, {_describe_case(case._asdict())}", file=sys.stderr)
     rows, functions = prepare(case, contestants)
-    pairs = time_pairs(functions, pairs_of([*functions]), values["repetitions"])
+    pairs = time_pairs(functions, choose_pairs([*functions]), values["repetitions"])
     measured.append({**case._asdict(), "contestants": rows, "pairs": pairs})
     results = dict(
       environment=environment("torch"),
@@ -78,10 +78,10 @@ def main(**values: Any) -> None:
       contestants=relations,
     )
     write_whole(path, json.dumps(results) + "\n")
-  timing.rewrite_page(folder, draw_block)
+  timing.rewrite_page(folder, draw_section)
 
 
-def _cases(values: Mapping[str, Any]) -> list[Case]:
+def _make_cases(values: Mapping[str, Any]) -> list[Case]:
   masks = _choose("masks", values["masks"], MASKS)
   passes = _choose("passes", values["passes"], PASSES)
   tokens = values["tokens"]
@@ -99,7 +99,7 @@ def _cases(values: Mapping[str, Any]) -> list[Case]:
 
 
 def _choose(flag: str, text: str, known: Collection[str]) -> list[str]:
-  """Returns the known names that a flag gives."""
+  """Returns the names that a flag chooses among the known ones."""
   if text == "none":
     return []
   if text in ("all", "usual"):
@@ -119,7 +119,7 @@ def _choose(flag: str, text: str, known: Collection[str]) -> list[str]:
 def _compile(
   case: Case, attention: Callable, backend: str | None = None, **options: Any
 ) -> Program:
-  """Compiles attention(case, query, key, value, relations, **options)."""
+  """Compiles attention(case, query, key, value, relations, **options) for a case."""
   if backend not in (None, jax.default_backend()):
     raise NotImplementedError(f"it needs a {backend.upper()}")
   function = functools.partial(attention, case, **options)
@@ -141,7 +141,7 @@ def _with_gradients(function, cotangent, *arguments):
 
 @functools.lru_cache(maxsize=1)
 def arguments(case: Case) -> tuple:
-  """Returns random query, key, value and relations, after a cotangent if there is a backward."""
+  """Returns random query, key, value and relations; first a cotangent if backward."""
   keys = jax.random.split(jax.random.key(0), 6)
   shape = case.batch, case.length, case.heads, case.width
   num_tokens = 3 + case.backward
@@ -163,7 +163,7 @@ def _jax_nn(case, query, key, value, relations, **options):
 
 
 def _dense_bias(case, query, key, value, relations, **options):
-  """Computes the relative key term of all pairs as jax.nn's bias."""
+  """Computes the relative key term of all pairs, and passes it to jax.nn as bias."""
   inputs = gather_inputs(query, key, value, relations=relations)
   logits = skew.relative_logits(inputs, *inputs.relations) * inputs.scale
   bias = logits.astype(query.dtype)
@@ -171,8 +171,8 @@ def _dense_bias(case, query, key, value, relations, **options):
 
 
 def _torch_sdpa(case: Case) -> Program:
-  """Returns PyTorch's scaled_dot_product_attention, without relations."""
-  # Threads that wait by spinning slow the next JAX call down two to four times.
+  """Prepares PyTorch's scaled_dot_product_attention, without relations."""
+  # Otherwise waiting threads spin, and slow the next JAX call down two to four times.
   os.environ.setdefault("OMP_WAIT_POLICY", "passive")
   try:
     import torch
@@ -204,39 +204,39 @@ def _torch_sdpa(case: Case) -> Program:
       torch.cuda.synchronize()
     return result
 
-  if device == "cpu":  # it may hold the scores [B, N, T, S]
+  if device == "cpu":  # it may store all logits [B, N, T, S]
     return Program(run, None, 4 * case.batch * case.heads * case.length**2)
-  run()  # prepares the kernel
+  run()  # loads the kernel, which must not count
   torch.cuda.reset_peak_memory_stats()
   before = torch.cuda.memory_allocated()
   run()
   return Program(run, torch.cuda.max_memory_allocated() - before, 0)
 
 
-def _compiled(relations: str, attention: Callable, **options) -> Contestant:
+def _make_contestant(relations: str, attention: Callable, **options) -> Contestant:
   prepare = functools.partial(_compile, attention=attention, **options)
   return Contestant(relations, prepare)
 
 
 PEERS = dict(
-  dense_bias=_compiled("keys", _dense_bias),
-  cudnn=_compiled("none", _jax_nn, backend="gpu", implementation="cudnn"),
-  cudnn_dense_bias=_compiled(
+  dense_bias=_make_contestant("keys", _dense_bias),
+  cudnn=_make_contestant("none", _jax_nn, backend="gpu", implementation="cudnn"),
+  cudnn_dense_bias=_make_contestant(
     "keys", _dense_bias, backend="gpu", implementation="cudnn"
   ),
   torch_sdpa=Contestant("none", _torch_sdpa),
 )
 
 
-def _contestants(implementations: str, peers: str) -> dict[str, Contestant]:
-  """Returns contestants by name: jax.nn twice, ours, blockwise ones without relations, peers."""
-  stock = _compiled("none", _jax_nn)
+def _choose_contestants(implementations: str, peers: str) -> dict[str, Contestant]:
+  """Chooses the functions to compare, by name; jax.nn is there twice, for the noise."""
+  stock = _make_contestant("none", _jax_nn)
   contestants = {STOCK: stock, AGAIN: stock}
   for name in _choose("implementations", implementations, IMPLEMENTATIONS):
     options = dict(backend=IMPLEMENTATIONS[name].device, implementation=name)
-    contestants[name] = _compiled("keys and values", _ours, **options)
+    contestants[name] = _make_contestant("keys and values", _ours, **options)
     if name in BLOCKWISE:
-      bare = _compiled("none", _ours, related=False, **options)
+      bare = _make_contestant("none", _ours, related=False, **options)
       contestants[f"{name} (no relations)"] = bare
   for name in _choose("peers", peers, PEERS):
     contestants[name] = PEERS[name]
@@ -248,9 +248,10 @@ def _contestants(implementations: str, peers: str) -> dict[str, Contestant]:
 
 
 def prepare(case: Case, contestants: Mapping[str, Contestant]) -> tuple[dict, dict]:
-  """Returns a row for each contestant: its memory, or the reason that it is left out.
+  """Runs each contestant once on a case.
 
-  Also returns a function for each contestant that has run the case.
+  Returns a row for each name, with the memory, or the reason why the contestant is left
+  out. Also returns a function for each contestant that can run the case.
   """
   rows, functions = {}, {}
   for name, contestant in contestants.items():
@@ -274,10 +275,10 @@ def time_pairs(
   pairs: Sequence[tuple[str, str]],
   repetitions: int,
 ) -> list[dict[str, Any]]:
-  """Returns the seconds of both functions of each pair in every repetition.
+  """Times the two functions of each pair in every repetition, in seconds.
 
-  A machine's speed drifts, so only neighbours in time are compared; they take turns to
-  be first.
+  The speed of a machine drifts, so a pair runs at nearly the same time. Its functions
+  take turns to be first.
   """
   timed = [dict(name=a, against=b, seconds=[], against_seconds=[]) for a, b in pairs]
   for repetition in range(repetitions):
@@ -290,8 +291,8 @@ def time_pairs(
   return timed
 
 
-def pairs_of(names: Sequence[str]) -> list[tuple[str, str]]:
-  """Returns pairs of all with jax.nn, and of blockwise ones with their alternatives."""
+def choose_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
+  """Pairs all functions with jax.nn, and blockwise ones also with alternatives."""
   pairs = [(name, STOCK) for name in names if name != STOCK]
   for name in BLOCKWISE:
     for other in (f"{name} (no relations)", "per_position"):
@@ -304,13 +305,13 @@ def pairs_of(names: Sequence[str]) -> list[tuple[str, str]]:
 # --------------------------------------------------------------------------------------
 
 
-def draw_block(results: Record) -> str:
-  """Draws a picture next to the raw results, and returns their section of the page."""
+def draw_section(results: Record) -> str:
+  """Draws a picture beside the results; returns their section of the page."""
   settings, contestants = results["settings"], results["contestants"]
   cases = sorted(results["cases"], key=lambda case: case["length"])
   kinds: dict[str, list[Record]] = defaultdict(list)
   for case in cases:
-    kinds[_kind(case)].append(case)
+    kinds[_describe_case(case)].append(case)
   picture = results["path"].with_suffix(".png")
   dashed, table = [], {}
   for name, contestant in contestants.items():
@@ -320,7 +321,7 @@ def draw_block(results: Record) -> str:
     refused = [case["contestants"].get(name, {}).get("refused") for case in cases]
     reasons = "; ".join(filter(None, dict.fromkeys(refused)))
     table[name] = {"relations": relations, "reason for missing figures": reasons}
-  cost_curves(_panels(kinds, settings["tokens"]), dashed, picture)
+  cost_curves(_make_panels(kinds, settings["tokens"]), dashed, picture)
   parts = [
     timing.provenance(results, ("jax", "jaxlib", "torch")).strip(),
     f"{settings['dtype']}, N = {settings['heads']}, H = {settings['width']}, "
@@ -328,18 +329,18 @@ def draw_block(results: Record) -> str:
     f"repetitions: {settings['repetitions']}.",
     f"![Time and memory over length](attention/{picture.name})",
   ]
-  parts += _tables("Time", kinds, _times)
-  parts += _tables("Temporary memory", kinds, _memory)
+  parts += _make_tables("Time", kinds, _format_times)
+  parts += _make_tables("Temporary memory", kinds, _format_memory)
   parts += ["### Contestants", row_table("", table)]
   return "\n\n".join(parts)
 
 
-def _tables(
+def _make_tables(
   title: str,
   kinds: Mapping[str, Sequence[Record]],
   cells: Callable[[Record], dict[str, str]],
 ) -> list[str]:
-  """Returns a heading and a table of the cells of each length for each kind of case."""
+  """Makes a heading and a table for each kind of case, with a column per length."""
   parts = []
   for kind, cases in kinds.items():
     table: dict[str, dict[str, str]] = defaultdict(dict)
@@ -350,13 +351,13 @@ def _tables(
   return parts
 
 
-def _times(case: Record) -> dict[str, str]:
-  """Returns jax.nn's median time, and the median and quartiles of each pair's ratio."""
-  times, cells = _milliseconds(case), {}
+def _format_times(case: Record) -> dict[str, str]:
+  """Formats jax.nn's median time, and the median and quartiles of each ratio."""
+  times, cells = _estimate_milliseconds(case), {}
   if times:
     cells[STOCK] = f"{times[STOCK]:,.1f} ms"
   for pair in case["pairs"]:
-    low, median, high = _ratios(pair)
+    low, median, high = _compute_ratios(pair)
     name = pair["name"]
     if pair["against"] != STOCK:
       name += f" / {pair['against']}"
@@ -364,59 +365,67 @@ def _times(case: Record) -> dict[str, str]:
   return cells
 
 
-def _memory(case: Record) -> dict[str, str]:
-  """Returns temporary memory, and in brackets its ratio to jax.nn's."""
-  sizes = _mebibytes(case)
+def _format_memory(case: Record) -> dict[str, str]:
+  """Formats temporary memory, with its ratio to jax.nn's in brackets."""
+  sizes = _collect_mebibytes(case)
   return {name: f"{x:,.1f} MiB ({x / sizes[STOCK]:.3g})" for name, x in sizes.items()}
 
 
-def _kind(case: Record) -> str:
+def _describe_case(case: Record) -> str:
   passes = "forward and backward" if case["backward"] else "forward"
   mask = "causal" if case["is_causal"] else "bidirectional"
   return f"{passes}, {mask}"
 
 
-def _milliseconds(case: Record) -> dict[str, float]:
-  """Returns jax.nn's median time, and its product with each median ratio, which drifts less."""
+def _estimate_milliseconds(case: Record) -> dict[str, float]:
+  """Estimates each time as jax.nn's median time multiplied by the median ratio.
+
+  Ratios drift less than times.
+  """
   pairs = [pair for pair in case["pairs"] if pair["against"] == STOCK]
   if not pairs:
     return {}
   stock = 1e3 * float(np.median([pair["against_seconds"] for pair in pairs]))
-  return {STOCK: stock} | {pair["name"]: stock * _ratios(pair)[1] for pair in pairs}
+  return {STOCK: stock} | {
+    pair["name"]: stock * _compute_ratios(pair)[1] for pair in pairs
+  }
 
 
-def _ratios(pair: Record) -> list[float]:
+def _compute_ratios(pair: Record) -> list[float]:
   return timing.quartiles(np.divide(pair["seconds"], pair["against_seconds"]))
 
 
-def _mebibytes(case: Record) -> dict[str, float]:
+def _collect_mebibytes(case: Record) -> dict[str, float]:
   sizes = {name: row["temporary_bytes"] for name, row in case["contestants"].items()}
   return {name: size / 2**20 for name, size in sizes.items() if size and name != AGAIN}
 
 
-def _panels(
+def _make_panels(
   kinds: Mapping[str, Sequence[Record]], tokens: int
 ) -> list[list[CostPanel]]:
-  """Returns a row of panels for each mask, with the backward pass if it was measured."""
+  """Makes a row of panels for each mask; with the backward pass if it was measured."""
   panels = []
-  measures = {"milliseconds": _milliseconds, "temporary memory, MiB": _mebibytes}
+  measures = {
+    "milliseconds": _estimate_milliseconds,
+    "temporary memory, MiB": _collect_mebibytes,
+  }
   backward = any(cases[0]["backward"] for cases in kinds.values())
   for kind in sorted(kinds):
     if kinds[kind][0]["backward"] != backward:
       continue
     title, row = f"{kind}, B T = {tokens:,}", []
     for measure, values in measures.items():
-      curves = _curves(kinds[kind], values)
+      curves = _make_curves(kinds[kind], values)
       if curves:
         row.append(CostPanel(title, measure, curves))
     panels.append(row)
   return panels
 
 
-def _curves(
+def _make_curves(
   cases: Sequence[Record], values: Callable[[Record], dict[str, float]]
 ) -> dict[str, list[tuple[float, float]]]:
-  """Returns the values over the length for each contestant."""
+  """Collects each contestant's values over the length."""
   curves: dict[str, list[tuple[float, float]]] = defaultdict(list)
   for case in cases:
     for name, value in values(case).items():

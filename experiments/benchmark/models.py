@@ -23,13 +23,13 @@ from experiments.training.environment import environment
 from experiments.training.sharding import make_mesh
 
 BASELINE, AGAIN = "sinusoidal", "sinusoidal (again)"
-# Of the names of sections, by the folder of the raw results.
+# Starts of the names of sections, by the folder of the results.
 _PREFIXES = dict(steps="", positions="cost-")
 
 
 def time_steps(config: ConfigDict, length: int, repetitions: int, out: str) -> None:
-  """Times the training steps of three models in turns."""
-  relative = config.model.get("positions")  # which a config of graphs has not
+  """Times training steps with relative positions and twice with sinusoids."""
+  relative = config.model.get("positions")  # configs of graphs have none
   if relative == BASELINE:
     problem = f"config.model.positions is {BASELINE}, the baseline"
     raise InputError(f"{problem}: give relative")
@@ -39,14 +39,17 @@ def time_steps(config: ConfigDict, length: int, repetitions: int, out: str) -> N
 
 
 def time_positions(config: ConfigDict, length: int, repetitions: int, out: str) -> None:
-  """Times the training steps of a model with each scheme of positions in turns."""
-  models = {row: {"model.positions": row} | changes for row, changes in sweep()}
+  """Times training steps with each position scheme."""
+  models = {name: {"model.positions": name} | changes for name, changes in sweep()}
   models[AGAIN] = models[BASELINE]
   _time_models(config, models, length, repetitions, out, "positions")
 
 
 def _time_models(config, models, length: int, repetitions: int, out: str, kind: str):
-  """Times the training steps of a config's models, changes by name, and writes the page."""
+  """Times training steps in turns; writes the page.
+
+  `models` has the changes of the config for each model, by name.
+  """
   parse_config(config)
   if config.task == "graphs":
     raise InputError("--config is of graphs: give one of translation or music")
@@ -69,17 +72,17 @@ def _time_models(config, models, length: int, repetitions: int, out: str, kind: 
     name=config.name,
     digest=digest(own_values(config)),
   )
-  print(block_of_steps(results))
+  print(make_section(results))
   if folder:
     path = folder / f"{config.name}-{shape[0]}x{length}.json"
     write_whole(path, json.dumps(results) + "\n")
-    timing.rewrite_page(folder, block_of_steps, _PREFIXES[kind])
+    timing.rewrite_page(folder, make_section, _PREFIXES[kind])
 
 
 def make_stepper(
   config: ConfigDict, changes: Mapping[str, object], shape: tuple[int, int]
 ) -> tuple[Callable[[], object], dict[str, int]]:
-  """Returns a function that makes one step of training on the same batch [rows, tokens].
+  """Makes a function that takes one training step, always on the same random batch.
 
   Also returns the number of parameters, and the temporary memory of the compiled step.
   """
@@ -106,17 +109,17 @@ def make_stepper(
   return step, dict(parameters=parameters, temporary_bytes=temporary_bytes)
 
 
-def block_of_steps(results: timing.Record) -> str:
-  """Returns the provenance and the table of steps: medians, and ratios to the baseline."""
+def make_section(results: timing.Record) -> str:
+  """Formats a section: the provenance, median times, and ratios to the baseline."""
   (rows, length), seconds = results["shape"], results["seconds"]
   baseline = np.mean([seconds[BASELINE], seconds[AGAIN]], axis=0)
   table = {}
   for name, figures in results["models"].items():
     ratio = interval = ""
     if name == AGAIN:
-      ratio, interval = _ratio(seconds[name], seconds[BASELINE])
+      ratio, interval = _format_ratio(seconds[name], seconds[BASELINE])
     elif name != BASELINE:
-      ratio, interval = _ratio(seconds[name], baseline)
+      ratio, interval = _format_ratio(seconds[name], baseline)
     median = np.median(seconds[name])
     table[name] = {
       "parameters": f"{figures['parameters']:,}",
@@ -134,10 +137,10 @@ def block_of_steps(results: timing.Record) -> str:
   )
 
 
-def _ratio(
+def _format_ratio(
   seconds: Sequence[float], against: Sequence[float] | np.ndarray
 ) -> tuple[str, str]:
-  """Returns the median ratio of a round with its quartiles, and the median's bootstrap interval."""
+  """Formats the median ratio with its quartiles, and its bootstrap interval."""
   ratios = np.divide(seconds, against)
   low, median, high = timing.quartiles(ratios)
   rng = np.random.default_rng(12345)
@@ -150,10 +153,10 @@ def _ratio(
 
 
 def write_pages(out: pathlib.Path) -> None:
-  """Rewrites the page of each command, attention's too, that has raw results in a folder."""
-  timing.rewrite_page(out / "attention", attention.draw_block)
+  """Rewrites the page of each command that has results in a folder."""
+  timing.rewrite_page(out / "attention", attention.draw_section)
   for name, prefix in _PREFIXES.items():
-    timing.rewrite_page(out / name, block_of_steps, prefix)
+    timing.rewrite_page(out / name, make_section, prefix)
 
 
 MAINS = dict(step=time_steps, positions=time_positions, pages=write_pages)

@@ -1,4 +1,4 @@
-"""Times functions, and reads, writes and describes raw results."""
+"""Times functions, and writes pages of the results."""
 
 import json
 import pathlib
@@ -11,17 +11,18 @@ import jax
 import numpy as np
 
 from experiments.evaluation.records import Record, hardware
-from experiments.evaluation.tables import rewrite_blocks
+from experiments.evaluation.tables import rewrite_sections
 from experiments.training.environment import short_commit
 
 
 def time_rounds(
   functions: Mapping[str, Callable[[], Any]], rounds: int
 ) -> dict[str, list[float]]:
-  """Times each function once a round and returns its seconds by name.
+  """Times each function once a round; returns the seconds by name.
 
-  Of n functions, 2 n rounds have n orders and their reverses: each function is as often
-  first as any other, and as often before as after its neighbour.
+  The order changes from round to round. In 2 n rounds, n functions run in n orders and
+  their reverses. So each is equally often first, and equally often before and after
+  its neighbour.
   """
   names = list(functions)
   seconds = {name: [] for name in names}
@@ -34,19 +35,19 @@ def time_rounds(
 
 
 def run_time(function: Callable[[], Any]) -> float:
-  """Returns the seconds of one call, until all arrays that it returns are ready."""
+  """Times one call in seconds, until its arrays are ready."""
   start = time.perf_counter()
   jax.block_until_ready(function())
   return time.perf_counter() - start
 
 
 def quartiles(values: Sequence[float] | np.ndarray) -> list[float]:
-  """Returns the lower quartile, the median and the upper quartile."""
+  """Computes the lower quartile, the median and the upper quartile."""
   return np.quantile(values, (0.25, 0.5, 0.75)).tolist()
 
 
 class Program(NamedTuple):
-  """A compiled function, its temporary memory (None if unknown), and all memory that it needs."""
+  """Holds a compiled function and its memory; None means unknown."""
 
   run: Callable[..., Any]
   temporary_bytes: int | None
@@ -54,7 +55,7 @@ class Program(NamedTuple):
 
 
 def free_bytes() -> float:
-  """Returns the free memory of the first device; infinity if the machine does not report it."""
+  """Returns the free memory of the first device, or infinity if it is unknown."""
   stats = jax.devices()[0].memory_stats()
   if stats and "bytes_limit" in stats:
     return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
@@ -66,24 +67,24 @@ def free_bytes() -> float:
 
 
 def rewrite_page(
-  folder: pathlib.Path, block: Callable[[Record], str], prefix: str = ""
+  folder: pathlib.Path, make_section: Callable[[Record], str], prefix: str = ""
 ) -> None:
-  """Rewrites a section of FOLDER.md for each of the folder's raw results.
+  """Rewrites a section of FOLDER.md for each file of results in a folder.
 
-  `block` is given the results and their `path`.
+  `make_section` is called with the results, to which their "path" is added.
   """
   sections = {}
   for path in sorted(folder.glob("*.json")):
     results = json.loads(path.read_text("utf-8"))
-    sections[prefix + path.stem] = block({**results, "path": path})
+    sections[prefix + path.stem] = make_section({**results, "path": path})
   if sections:
-    rewrite_blocks(folder.with_suffix(".md"), sections)
+    rewrite_sections(folder.with_suffix(".md"), sections)
 
 
 def provenance(results: Record, packages: Sequence[str] = ("jax", "jaxlib")) -> str:
-  """Returns Markdown with the hardware, date, versions and command of a measurement."""
-  where = results["environment"]
-  facts = [hardware(where), where["date"][:10], f"Python {where['python']}"]
-  facts += [f"{name} {where['packages'][name] or 'absent'}" for name in packages]
-  facts.append(f"commit {short_commit(where['git_commit'])}")
-  return f"{', '.join(facts)}.\n\n```\n{where['command']}\n```\n"
+  """Formats hardware, date, versions and command of a measurement as Markdown."""
+  machine = results["environment"]
+  facts = [hardware(machine), machine["date"][:10], f"Python {machine['python']}"]
+  facts += [f"{name} {machine['packages'][name] or 'absent'}" for name in packages]
+  facts.append(f"commit {short_commit(machine['git_commit'])}")
+  return f"{', '.join(facts)}.\n\n```\n{machine['command']}\n```\n"

@@ -1,1 +1,1 @@
-"""Batches, tokenizers and data sets on disk; knows nothing of models."""
+"""Reads data sets, and makes tokens and batches of them, for any model."""

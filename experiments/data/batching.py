@@ -1,4 +1,4 @@
-"""Batches of examples of similar size, each determined by the seed and the step."""
+"""Makes batches of examples of similar size; seed and step determine each batch."""
 
 import functools
 import math
@@ -14,14 +14,14 @@ from relpos_jax.typing import Array, Int
 
 
 class Batch(NamedTuple):
-  """Token ids of B sentence pairs, padded to L tokens; the target ends in EOS."""
+  """Holds the token ids of B sentence pairs, padded to L tokens; targets end in EOS."""
 
   source: Int[Array | np.ndarray, "B L"]
   target: Int[Array | np.ndarray, "B L"]
 
 
 class Tokens(NamedTuple):
-  """Token ids of B sequences, padded to L tokens."""
+  """Holds the token ids of B sequences, padded to L tokens."""
 
   tokens: Int[Array | np.ndarray, "B L"]
 
@@ -29,19 +29,20 @@ class Tokens(NamedTuple):
 class Schedule:
   """Chooses examples of similar size for an endless sequence of batches.
 
-  An example goes into the bucket of the smallest boundary that holds it, and a bucket's
-  batches have budget // boundary examples (Vaswani et al. 2017, section 5.1). Each
-  epoch has every example once, shuffled within its bucket, and the batches of all
-  buckets in random order. May be read from several threads.
+  Every bucket has a boundary, its largest size. An example goes into the smallest
+  bucket that holds it, and the batches of a bucket have budget // boundary examples
+  (Vaswani et al. 2017, section 5.1). Each epoch has every example once. Examples are
+  shuffled within their bucket, and then the batches of all buckets. Several threads may
+  read a schedule.
 
   Attributes:
-    num_per_epoch: batches per epoch, the same in every epoch.
-    shapes: rows per batch and boundary of each bucket that is not empty. A step is
-      compiled once for each.
+    num_per_epoch: the number of batches per epoch, the same in every epoch.
+    shapes: the rows of a batch and the boundary, for each bucket that is not empty. A
+      step is compiled once for each shape.
     buckets: the examples of each bucket, in the order of `shapes`.
-    dropped: the number of examples larger than the last boundary, which are left out.
-    padding: the fraction of padding in an epoch, over all sides; of music's rows, whose
-      lengths change, the least.
+    dropped: the number of examples that are left out, above the last boundary.
+    padding: the fraction of padding in an epoch, over all sides. In music the lengths
+      of rows change with the epoch; then it is the smallest possible fraction.
   """
 
   def __init__(
@@ -55,12 +56,18 @@ class Schedule:
   ):
     """Sorts the examples into buckets.
 
-    A side is the sizes of all examples, in tokens or nodes; the larger side counts. The
-    examples of a bucket are padded to its boundary; `boundaries` increase. `budget` is
-    the largest size of a batch, over all devices and microbatches, before its rows and
-    their length are rounded up to multiples: of devices times microbatches, and of the
-    devices that share a row. So the examples of a step are the same for any. Without a
-    seed, buckets and examples stay in order.
+    Args:
+      sides: the sizes of all examples, in tokens or nodes. If a pair has two sides, the
+        larger one counts.
+      boundaries: the size to which each bucket's examples are padded, in increasing
+        order.
+      budget: the largest size of a batch, over all devices and microbatches, before
+        rounding. Rounding comes later so that a step has the same examples on any
+        number of devices.
+      multiple_of: the rows of a batch are a multiple of this: devices times
+        microbatches.
+      length_multiple_of: lengths are a multiple of this: the devices that share a row.
+      seed: determines the order. None keeps buckets and examples in order.
 
     Raises InputError: no example is small enough.
     """
@@ -68,14 +75,14 @@ class Schedule:
     sizes = np.maximum.reduce(sides)
     if not (sizes <= self._longest).any():
       raise InputError(
-        f"none of {len(sizes)} examples is at most {self._longest} long, as the "
-        "longest in training: train on longer ones, or give shorter ones to validate"
+        f"none of {len(sizes)} examples is at most {self._longest} long, the largest "
+        "length in training: train on longer ones, or give shorter ones for validation"
       )
-    bucket_of = np.searchsorted(boundaries, sizes)
+    bucket_index = np.searchsorted(boundaries, sizes)
     self.buckets, self._batches, shapes, num_cells = [], [], [], 0
     for index, boundary in enumerate(boundaries):
       num_rows = budget // boundary
-      examples = np.flatnonzero(bucket_of == index).astype(np.int32)
+      examples = np.flatnonzero(bucket_index == index).astype(np.int32)
       if not len(examples):
         continue
       shape = round_up(num_rows, multiple_of), round_up(boundary, length_multiple_of)
@@ -88,31 +95,31 @@ class Schedule:
     scheduled = np.concatenate(self.buckets)
     self.dropped = len(sizes) - len(scheduled)
     self.padding = float(1 - sum(side[scheduled].sum() for side in sides) / num_cells)
-    self._plan = functools.lru_cache(maxsize=1)(self._shuffled)
+    self._plan = functools.lru_cache(maxsize=1)(self._shuffle)
 
   def order(self, step: SupportsIndex) -> Int[np.ndarray, "examples"]:
-    """Returns the indices of the examples in a step's batch, row by row."""
-    return self.chosen(step)[0]
+    """Returns the example in each row of a step's batch, by index."""
+    return self.choose(step)[0]
 
-  def chosen(self, step: SupportsIndex) -> tuple[Int[np.ndarray, "examples"], int]:
-    """Returns the examples of a step's batch, and their bucket."""
+  def choose(self, step: SupportsIndex) -> tuple[Int[np.ndarray, "examples"], int]:
+    """Returns the indices of the examples in a step's batch, and their bucket."""
     epoch, index = divmod(operator.index(step), self.num_per_epoch)
     examples, order = self._plan(epoch)
     bucket, part = self._batches[order[index]]
     return examples[bucket][part], bucket
 
   def first_steps(self, start: int, stop: int) -> list[int]:
-    """Returns the first step of each shape, from `start` to `stop` - 1."""
+    """Returns the first step with each shape, from `start` to `stop` - 1."""
     steps: dict[int, int] = {}
     for step in range(start, min(stop, start + 2 * self.num_per_epoch)):
-      _, bucket = self.chosen(step)
+      _, bucket = self.choose(step)
       steps.setdefault(bucket, step)
-      if len(steps) == len(self.shapes):  # soon, as a rule
+      if len(steps) == len(self.shapes):
         break
     return [*steps.values()]
 
-  def _shuffled(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """Returns the examples of each bucket and the batches, in the order of an epoch."""
+  def _shuffle(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """Shuffles an epoch; returns each bucket's examples, and the order of batches."""
     if self._seed is None:
       return self.buckets, np.arange(self.num_per_epoch)
     key = np.array([self._seed % 2**64, epoch], np.uint64)
@@ -129,35 +136,34 @@ class Schedule:
 
 
 class Batches(Schedule):
-  """An endless sequence of batches: `batches[step]` for any step >= 0.
+  """Makes an endless sequence of batches: `batches[step]` for any step >= 0.
 
-  Examples are sentence pairs or sequences, and are scheduled by their longest side: see
-  `Schedule`. Rows of padding fill the last batch of a bucket, and every batch up to a
-  multiple of rows.
+  Examples are sentence pairs or sequences. `Schedule` chooses them by their longer
+  side. Rows of padding fill the last batch of a bucket, and round up the rows of every
+  batch.
   """
 
   def __init__(self, *sides: Any, **options: Any):
-    """Schedules the examples; the options and errors are those of `Schedule`.
+    """Schedules the examples; takes the options of `Schedule`, and raises its errors.
 
-    `sides` are sources and targets, with the same number of rows, of which a `Batch` is
-    made; or only one, for `Tokens`. Each is `Ragged`, or has `in_epoch(epoch)`, the
-    rows of an epoch as `Ragged`, and `lengths`, the largest length of each row in any
-    epoch.
+    Two `sides`, sources and targets, give a `Batch`; a single one gives `Tokens`. A
+    side is `Ragged`, or anything with two members: `in_epoch(epoch)` returns the rows
+    of an epoch as `Ragged`, and `lengths` the largest length of each row in any epoch.
     """
     self._sides = sides
     super().__init__(*(side.lengths for side in sides), **options)
 
   def __getitem__(self, step: SupportsIndex) -> Any:
-    rows, bucket = self.chosen(step)
+    rows, bucket = self.choose(step)
     epoch = operator.index(step) // self.num_per_epoch
     arrays = []
     for side in self._sides:
-      arrays.append(side.in_epoch(epoch).padded(rows, self.shapes[bucket], PAD))
+      arrays.append(side.in_epoch(epoch).pad(rows, self.shapes[bucket], PAD))
     return Batch(*arrays) if len(arrays) == 2 else Tokens(*arrays)
 
   @property
   def examples(self) -> list[np.ndarray]:
-    """Returns the rows of all sides in the first epoch, before they are batched."""
+    """Returns the rows of all sides in the first epoch, before batching."""
     arrays = []
     for side in self._sides:
       rows = side.in_epoch(0)
@@ -166,12 +172,12 @@ class Batches(Schedule):
 
 
 def round_up(number: int, multiple_of: int) -> int:
-  """Returns the smallest multiple that is at least as large as a number."""
+  """Rounds a number up to a multiple."""
   return -(-number // multiple_of) * multiple_of
 
 
 def pair_lengths(*sides: Any) -> Int[np.ndarray, "pairs"]:
-  """Returns the length of each pair: max(source, target)."""
+  """Returns the length of each pair, measured on its longer side."""
   return np.maximum.reduce([side.lengths for side in sides])
 
 
@@ -182,11 +188,11 @@ def bucket_boundaries(
   max_length: int | None = None,
   multiple_of: int = 1,
 ) -> tuple[int, ...]:
-  """Computes the boundaries, at most `number`, that need the least padding.
+  """Computes at most `number` boundaries of buckets, so that padding is minimal.
 
-  The solution is exact, by dynamic programming over the distinct lengths, in tokens or
-  nodes. Examples longer than `max_length` are ignored. Every boundary is a
-  `multiple_of` (8 suits TPUs).
+  The solution is exact, by dynamic programming over the distinct lengths. Examples
+  longer than `max_length` are ignored. Boundaries are rounded up to `multiple_of`; 8
+  suits TPUs.
 
   Raises InputError: every example is longer than max_length.
   """
@@ -201,8 +207,9 @@ def bucket_boundaries(
     )
   ends, counts = np.unique(-(-short // multiple_of) * multiple_of, return_counts=True)
   ends, num_up_to = np.append(0, ends), np.append(0, np.cumsum(counts))
-  # num_tokens[j]: the fewest, with padding, of the examples up to length ends[j]. Each
-  # iteration adds a bucket, which holds the lengths above ends[i] up to ends[j].
+  # num_tokens[j] is the smallest number of tokens, padding included, for all examples
+  # up to length ends[j]. Each iteration adds a bucket: lengths above ends[i], up to
+  # ends[j].
   in_bucket_ij = (num_up_to - num_up_to[:, None]) * ends
   in_bucket_ij = np.where(np.tri(len(ends), dtype=bool), np.inf, in_bucket_ij)
   num_tokens = np.where(num_up_to, np.inf, 0.0)
@@ -219,8 +226,8 @@ def bucket_boundaries(
 
 
 def prefetch(batches: Any, start: int, stop: int) -> Iterator[Any]:
-  """Yields `batches[start]` to `batches[stop - 1]`, made ahead in a thread."""
-  import grain  # here: translating and sampling do without
+  """Yields `batches[start]` to `batches[stop - 1]`; a thread makes them in advance."""
+  import grain  # here, because translating and sampling need no grain
 
   options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
   steps = grain.MapDataset.range(start, stop).map(batches.__getitem__)

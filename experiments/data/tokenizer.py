@@ -1,12 +1,13 @@
-"""Vocabularies: text to token ids and back.
+"""Trains vocabularies, and converts text to token ids and back.
 
-The kind "bpe" has subwords of bytes, so no text is unknown and none is lost. Encoding
-adds a space before a line and decoding removes it: a word is the same token at the
-start of a line as inside it. Tokens do not cross from letters to digits, signs or white
-space, so text that spells a special token ("</s>") becomes ordinary tokens.
+The kind "bpe" has subwords of bytes, so it represents any text without loss. Encoding
+adds a space before a line, and decoding removes it, so that a word has the same token
+at the start of a line and inside it. A token never goes on from letters to digits,
+signs or white space. So text that spells a special token ("</s>") becomes ordinary
+tokens.
 
-The kind "words" is for text in tokens separated by white space. Those that are not in
-the vocabulary, or spell a special token, are unknown.
+The kind "words" is for text in tokens that white space separates. Tokens are unknown if
+they are not in the vocabulary, or spell a special token.
 """
 
 import array
@@ -34,39 +35,40 @@ KINDS = ("bpe", "words")
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 _SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 _ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
-# GPT-2's split, with accents kept with their letter and a limit to the length of words.
+# GPT-2's pattern, except that accents stay with their letter and words are limited to
+# 64.
 _WORDS = (
   r"'(?:s|t|re|ve|m|ll|d)(?![\p{L}\p{M}])"
   r"| ?[\p{L}\p{M}]{1,N}| ?\p{N}{1,N}| ?[^\s\p{L}\p{M}\p{N}]{1,N}|\s{1,N}(?!\S)|\s"
 ).replace("1,N", "1,64")
-# Special tokens that text spells.
+# Matches special tokens that are spelled in a text.
 _SPELT = Regex(rf"(?<!\S)(?:{'|'.join(_SPECIAL)})(?!\S)")
 _LINES_AT_ONCE = 16_384
-FILE = "tokenizer.json"  # of a run directory
+FILE = "tokenizer.json"  # in a run directory
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ragged(Sequence):
-  """Rows of unequal length in one array, so that millions of sentences fit into memory.
+  """Holds rows of unequal length in one array: millions of sentences fit into memory.
 
-  Row i is `values[offsets[i] : offsets[i + 1]]` as int32.
+  Row i is `values[offsets[i] : offsets[i + 1]]`, as int32.
   """
 
   values: Integer[np.ndarray, "tokens"]
   offsets: Int[np.ndarray, "rows_and_one"]
 
   @classmethod
-  def of(cls, rows: Iterable[Sequence[int] | np.ndarray]) -> "Ragged":
-    """Concatenates rows."""
+  def from_rows(cls, rows: Iterable[Sequence[int] | np.ndarray]) -> "Ragged":
+    """Concatenates rows into one array."""
     arrays = [np.asarray(row, np.int32) for row in rows]
     values = np.concatenate([np.empty(0, np.int32), *arrays])
-    return cls.joined(values, [len(array) for array in arrays])
+    return cls.from_lengths(values, [len(array) for array in arrays])
 
   @classmethod
-  def joined(
+  def from_lengths(
     cls, values: Integer[np.ndarray, "n"], lengths: Sequence | np.ndarray
   ) -> "Ragged":
-    """Splits values into rows of these lengths."""
+    """Divides concatenated values into rows of these lengths."""
     ends = np.cumsum(lengths, dtype=np.int64)
     return cls(values, np.append(0, ends))
 
@@ -75,7 +77,7 @@ class Ragged(Sequence):
     return np.diff(self.offsets)
 
   def in_epoch(self, epoch: int) -> "Ragged":
-    """Returns itself: the rows are the same in every epoch."""
+    """Returns itself, because the rows are the same in every epoch."""
     return self
 
   def __len__(self) -> int:
@@ -85,10 +87,10 @@ class Ragged(Sequence):
     row = range(len(self))[index]
     return self.values[self.offsets[row] : self.offsets[row + 1]].astype(np.int32)
 
-  def padded(
+  def pad(
     self, rows: Int[np.ndarray, "rows"], shape: tuple[int, int], padding: int
   ) -> Int[np.ndarray, "B L"]:
-    """Returns the chosen rows in int32, padded on the right and below to a shape."""
+    """Returns some rows as an int32 array [B, L], padded on the right and below."""
     result = np.full(shape, padding, np.int32)
     starts, ends = self.offsets[rows, None], self.offsets[rows + 1, None]
     positions = starts + np.arange(shape[1])
@@ -98,14 +100,14 @@ class Ragged(Sequence):
 
 
 def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
-  """Learns a vocabulary, deterministically; for "words" in any order of the lines.
+  """Trains a vocabulary; the result is deterministic.
 
   Args:
-    lines: the text of both languages.
-    kind: "bpe" (Sennrich et al. 2016: merges in the order learned) or "words" (the most
-      frequent words, and of equally frequent ones the first by code points).
-    size: the largest number of entries, with the special tokens and, for subwords, the
-      256 bytes.
+    lines: the text of both languages. For "words" their order does not matter.
+    kind: "bpe" learns merges of bytes (Sennrich et al. 2016). "words" takes the most
+      frequent words; ties go to the first by code points.
+    size: the largest number of entries. It includes the special tokens and, for "bpe",
+      the 256 bytes.
 
   Raises InputError: the size is too small for the special tokens and the bytes.
   """
@@ -125,12 +127,12 @@ def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
       min_frequency=2, initial_alphabet=_ALPHABET, **options
     )
   learner.train_from_iterator(lines, trainer)
-  # A new pipeline: the trained one would find special tokens in text.
+  # A new pipeline, because the trained one would recognise special tokens in text.
   return _pipeline(learner.model)
 
 
 def _pipeline(model: models.Model) -> Tokenizer:
-  """Returns the tokenizer of a model: of words, or of subwords of bytes."""
+  """Builds the tokenizer for a vocabulary of words, or of subwords of bytes."""
   tokenizer = Tokenizer(model)
   tokenizer.post_processor = processors.TemplateProcessing(
     single="$A </s>", special_tokens=[("</s>", EOS)]
@@ -149,10 +151,10 @@ def _pipeline(model: models.Model) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, lines: Iterable[str]) -> Ragged:
-  """Returns the token ids of each line, with EOS and without BOS.
+  """Converts lines to token ids, with EOS and without BOS.
 
-  Lines are read lazily, and stored in two bytes per token (four if the vocabulary has
-  more than 65,536 entries). Runs on all cores unless TOKENIZERS_PARALLELISM=false.
+  Reads the lines lazily, and stores two bytes per token, or four if the vocabulary has
+  more than 65,536 entries. Uses all cores unless TOKENIZERS_PARALLELISM=false.
   """
   is_small = tokenizer.get_vocab_size() <= 2**16
   tokens = array.array("H" if is_small else "i")
@@ -162,39 +164,39 @@ def encode(tokenizer: Tokenizer, lines: Iterable[str]) -> Ragged:
     for encoding in tokenizer.encode_batch_fast(chunk):
       tokens.extend(encoding.ids)
       lengths.append(len(encoding.ids))
-  return Ragged.joined(np.asarray(tokens), lengths)
+  return Ragged.from_lengths(np.asarray(tokens), lengths)
 
 
 def encode_pairs(
   tokenizer: Tokenizer, pairs: Iterable[tuple[str, str]]
 ) -> tuple[Ragged, Ragged]:
-  """Returns the token ids of both sides, without the white space around lines."""
+  """Converts pairs to token ids; white space around a line is removed."""
   sources = encode(tokenizer, (source.strip() for source, _ in pairs))
   targets = encode(tokenizer, (target.strip() for _, target in pairs))
   return sources, targets
 
 
 def strip_special(tokens: Sequence[int] | np.ndarray) -> Int[np.ndarray, "_"]:
-  """Returns tokens without BOS and PAD, and without the first EOS and all after it."""
+  """Cuts tokens before the first EOS, and removes BOS and PAD."""
   row = np.asarray(tokens, int)
   row = row[np.cumsum(row == EOS) == 0]
   return row[(row != PAD) & (row != BOS)]
 
 
 def decode(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> str:
-  """Returns the text of the tokens before the first EOS, without PAD and BOS.
+  """Converts token ids to text, up to the first EOS and without PAD and BOS.
 
-  For subwords, decoding inverts encoding, including all spaces. Bytes that form no
-  character become U+FFFD. Words are joined by one space.
+  For "bpe", decoding inverts encoding, including all spaces. Bytes that form no
+  character become U+FFFD. Tokens of the kind "words" are joined by one space.
   """
   return tokenizer.decode(strip_special(ids).tolist(), skip_special_tokens=False)
 
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> list[str]:
-  """Returns the text of each token, for labels of plots; a space becomes "▁".
+  """Returns the text of each token, for labels of plots.
 
-  Tokens that are parts of a character become "�". Those of the kind "words" are
-  returned as they are.
+  A space becomes "▁", and a part of a character "�". Tokens of the kind "words" stay as
+  they are.
   """
   tokens = [tokenizer.id_to_token(token) for token in np.asarray(ids).tolist()]
   if isinstance(tokenizer.model, models.WordLevel):
@@ -207,13 +209,13 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> list[str]:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-  """Writes a tokenizer into a run directory, if there is none."""
+  """Writes a tokenizer into a run directory, unless it already has one."""
   if not (folder / FILE).exists():
     write_whole(folder / FILE, tokenizer.to_str())
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-  """Reads the tokenizer of a run directory. Raises InputError."""
+  """Reads the tokenizer of a run directory; raises InputError if it cannot."""
   path = folder / FILE
   if not path.exists():
     raise InputError(

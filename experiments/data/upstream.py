@@ -1,4 +1,4 @@
-"""Data sets by split, and their published files: copies of users, or downloads."""
+"""Downloads and verifies published data sets, and holds examples by split."""
 
 import contextlib
 import hashlib
@@ -9,20 +9,22 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from experiments.errors import InputError
-from experiments.files import Path, read_content, whole_file, write_whole
+from experiments.files import Path, read_content, replace_file, write_whole
 
 CACHE = "~/.cache/relpos_jax/data"
-SKIPPED = "skipped.txt"  # of a run directory
+SKIPPED = "skipped.txt"  # in a run directory
 
 
 class Corpus(NamedTuple):
-  """Examples by split, pairs of sentences or pieces of music: train, valid and test
-  sets.
+  """Holds a data set: pairs of sentences or pieces of music, by split.
 
-  A split is any random-access sequence, in memory or read from disk item by item.
-  `notes` are lines for the log. `skipped` are the indices of the pairs in a split's
-  files that are not in the split. `bad_files` has a line for each file that cannot be
-  used, with the reason.
+  Attributes:
+    splits: train, valid and test sets. A split is any random-access sequence, in memory
+      or read from disk item by item.
+    notes: lines for the log.
+    skipped: for each split, the indices of the pairs that its files have and it leaves
+      out.
+    bad_files: a line for each file that cannot be used, with the reason.
   """
 
   splits: Mapping[str, Sequence[Any]]
@@ -32,50 +34,55 @@ class Corpus(NamedTuple):
 
 
 def write_skipped(data: Any, workdir: Path) -> None:
-  """Writes the list of skipped files into a run directory, if there are any."""
-  (workdir / SKIPPED).unlink(missing_ok=True)  # of an earlier start of the run
-  lines = getattr(data, "bad_files", ())  # graphs have none
+  """Lists the skipped files in a run directory, if there are any."""
+  (workdir / SKIPPED).unlink(missing_ok=True)  # left by an earlier start of the run
+  lines = getattr(data, "bad_files", ())  # `GraphData` has no such list
   if lines:
     write_whole(workdir / SKIPPED, "".join(f"{line}\n" for line in lines))
 
 
 class Upstream(NamedTuple):
-  """A folder of published files, each known by its SHA-256."""
+  """Describes a published data set: the address and the SHA-256 of each file.
 
-  # Of the data set in `config.data`; its `path` may be a folder with the files.
+  Attributes:
+    key: the data set's key in `config.data`; its `path` may be a folder with copies.
+    where: names the published folder in messages.
+    url: the address of that folder; a file's name completes it.
+    files: the SHA-256 of each file, by name.
+  """
+
   key: str
-  where: str  # the folder in words
-  url: str  # the folder's address, which the name of a file completes
-  files: Mapping[str, str]  # SHA-256 by name
+  where: str
+  url: str
+  files: Mapping[str, str]
 
   def read(self, name: str, path: str = "") -> bytes:
-    """Returns the content of a file: of a user's copy in the folder `path`, or of a
-    download.
+    """Reads a file from the folder `path`, or downloads it if `path` is empty.
 
-    The copy may be packed as `name`.gz. Downloads are kept in `CACHE`, if it can be
-    written.
+    In the folder it may be compressed as `name`.gz. Downloads are kept in `CACHE`, if
+    that is writable.
 
     Raises InputError: the file is missing, damaged or not the published one, or there
     is no network.
     """
     if path:
-      return self._copy(pathlib.Path(path, name).expanduser())
-    kept = pathlib.Path(CACHE, self.key, name).expanduser()
+      return self._read_copy(pathlib.Path(path, name).expanduser())
+    cached = pathlib.Path(CACHE, self.key, name).expanduser()
     with contextlib.suppress(OSError):
-      content = kept.read_bytes()
+      content = cached.read_bytes()
       if _sha256(content) == self.files[name]:
         return content
     content = self._download(name)
     with contextlib.suppress(OSError):
-      kept.parent.mkdir(parents=True, exist_ok=True)
-      with whole_file(kept) as file:
+      cached.parent.mkdir(parents=True, exist_ok=True)
+      with replace_file(cached) as file:
         file.write(content)
     return content
 
-  def _copy(self, file: pathlib.Path) -> bytes:
-    packed = file.with_name(f"{file.name}.gz")
+  def _read_copy(self, file: pathlib.Path) -> bytes:
+    compressed = file.with_name(f"{file.name}.gz")
     try:
-      content = read_content(packed) if packed.exists() else file.read_bytes()
+      content = read_content(compressed) if compressed.exists() else file.read_bytes()
     except OSError as error:
       raise InputError(
         f"cannot read {file}: {error.strerror}; path must be a folder with "

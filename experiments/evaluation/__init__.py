@@ -1,1 +1,1 @@
-"""Scores, records, tables and pictures."""
+"""Computes scores; writes records, tables and pictures."""

@@ -13,7 +13,7 @@ _Lines = Sequence[str]
 
 
 class Score(NamedTuple):
-  """A score from 0 to 100, and a signature of how it was computed."""
+  """Holds a score from 0 to 100, and a signature that says how it was computed."""
 
   value: float
   signature: str
@@ -28,9 +28,9 @@ def corpus_bleu(
 ) -> Score:
   """Computes sacreBLEU (Post 2018) of sentences with one reference each.
 
-  `tokenize` is sacreBLEU's tokeniser, "none" for tokenised text; `lowercase` compares
-  lower-cased text. Raises ValueError: the numbers of hypotheses and references differ
-  or are zero.
+  `tokenize` names one of sacreBLEU's tokenisers; "none" is for tokenised text.
+  `lowercase` compares lower-cased text. Raises ValueError: the numbers of hypotheses
+  and references differ or are zero.
 
   >>> score = corpus_bleu(["Ein Hund schläft."], ["Der Hund schläft."])
   >>> f"{score.value:.1f}"
@@ -44,7 +44,7 @@ def corpus_bleu(
 def corpus_chrf(
   hypotheses: _Lines, references: _Lines, *, lowercase: bool = False
 ) -> Score:
-  """Computes chrF (Popović 2015) by characters: single words have a score too."""
+  """Computes chrF (Popović 2015); it counts characters, so single words score too."""
   from sacrebleu import CHRF
 
   return _score(CHRF(lowercase=lowercase), hypotheses, references)
@@ -53,24 +53,25 @@ def corpus_chrf(
 def paper_bleu(
   hypotheses: _Lines, references: _Lines, language: str, *, tokenized: bool = False
 ) -> Score:
-  """Computes BLEU as the paper did: Moses tokens, hyphens split, cased, not smoothed.
+  """Computes BLEU as Vaswani et al. 2017 did, for comparison with the paper alone.
 
-  Equals get_ende_bleu.sh of tensor2tensor with multi-bleu.perl. Splitting compounds
-  raises the score slightly: compare it with the paper's only, never with sacreBLEU.
-  `language` is that of the Moses tokeniser, such as "de"; if `tokenized`, the text has
-  Moses tokens.
+  The text is in Moses tokens and cased, hyphens are split, and nothing is smoothed. The
+  result equals get_ende_bleu.sh of tensor2tensor with multi-bleu.perl. Splitting
+  compounds raises the score slightly, so never compare it with sacreBLEU. `language`
+  chooses the Moses tokeniser, such as "de". `tokenized` says that the text is already
+  in Moses tokens.
 
   >>> score = paper_bleu(["Der saftig-grüne Rasen !"], ["Der saftig-grüne Rasen!"], "de")
   >>> score.signature.split("|version")[0]
   'nrefs:1|case:mixed|eff:no|tok:moses-de+hyphens|smooth:none'
   """
-  from sacremoses import MosesTokenizer  # here, as translating does without
+  from sacremoses import MosesTokenizer  # here, because translating does not need it
 
   moses = MosesTokenizer(language)
 
   def tokens(line: str) -> str:
     if not tokenized:
-      # Escaping renames tokens one to one and does not change BLEU.
+      # BLEU needs no escapes: they rename tokens one to one.
       line = moses.tokenize(line, return_str=True, escape=False)
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
 
@@ -88,12 +89,13 @@ def sentence_statistics(
   tokenize: str = "13a",
   lowercase: bool = False,
 ) -> Int[np.ndarray, "sentences 7"]:
-  """Counts tokens, the reference's tokens, and matching 1- to 4-grams by sentence.
+  """Counts, for each sentence, what its BLEU is computed from.
 
-  The last column is 1 if the sentence equals its reference but for spaces. The sums
-  over any selection of sentences determine its BLEU: see `sacrebleu.BLEU.compute_bleu`.
+  The columns are its tokens, the reference's tokens, and the matching 1- to 4-grams.
+  The last column is 1 if the sentence equals its reference up to spaces. Sums over any
+  selection of sentences determine its BLEU: see `sacrebleu.BLEU.compute_bleu`.
   """
-  # effective_order changes no counts, but sacreBLEU warns without it.
+  # effective_order changes no counts, but silences a warning.
   metric = _metric(lowercase=lowercase, tokenize=tokenize, effective_order=True)
   rows = []
   for hypothesis, reference in zip(hypotheses, references, strict=True):
@@ -106,7 +108,7 @@ def sentence_statistics(
 
 
 def join_subwords(line: str, mark: str) -> str:
-  """Joins subwords: all but the last of a word end in `mark`, such as "@@"."""
+  """Joins subwords into words: inside a word, they end in `mark`, such as "@@"."""
   return re.sub(rf"{re.escape(mark)}(?: |\Z)", "", line) if mark else line
 
 
@@ -120,7 +122,7 @@ def _metric(tokenize: str, **options) -> Any:
 
   try:
     return BLEU(force=True, tokenize=tokenize, **options)
-  except RuntimeError:  # of ja-mecab and ko-mecab
+  except RuntimeError:  # ja-mecab and ko-mecab need packages
     extra = tokenize.partition("-")[0]
     raise InputError(
       f"config.evaluation.tokenize={tokenize} needs more packages: "

@@ -1,4 +1,4 @@
-"""Pictures: learning curves, costs and scores over length, attention.
+"""Draws learning curves, costs and scores over length, and attention.
 
 The suffix of a picture's path selects its format.
 """
@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.files import Path, whole_file
+from experiments.files import Path, replace_file
 from relpos_jax.typing import ArrayLike, Float
 
-# Pictures are transparent: this grey of words and axes, and the colours of curves, are
+# Pictures are transparent. This grey, for words and axes, and the colours of curves are
 # readable on white and on dark pages.
 GREY = "#808080"
-# After Paul Tol's "bright" and "vibrant". Markers help readers who are colour-blind.
+# From Paul Tol's "bright" and "vibrant". Markers help readers who are colour-blind.
 COLOURS = (
   "#4477aa",
   "#228833",
@@ -34,7 +34,7 @@ COLOURS = (
   "#7a66cc",
 )
 _MARKERS = "osD^vPX<>*d"
-# Schemes of positions have the first colours, the same ones in all pictures.
+# Each of these position schemes has the same colour in all pictures.
 SCHEMES = (
   "relative",
   "both",
@@ -50,7 +50,7 @@ SCHEMES = (
 
 
 class CostPanel(NamedTuple):
-  """A measure, such as milliseconds, over the length T: a curve of (T, measure) for each name."""
+  """Holds curves of a measure, such as milliseconds, over the length T, by name."""
 
   title: str
   measure: str
@@ -58,7 +58,7 @@ class CostPanel(NamedTuple):
 
 
 class Panel(NamedTuple):
-  """A matrix, and the labels of its rows and columns (for attention weights, queries and keys)."""
+  """Holds attention weights, with labels for queries (rows) and keys (columns)."""
 
   title: str
   weights: Float[ArrayLike, "T S"]
@@ -67,22 +67,22 @@ class Panel(NamedTuple):
 
 
 class SpreadPanel(NamedTuple):
-  """Curves with their spread: the values at each x, for each name."""
+  """Holds curves with their spread: for each name, all values at each x."""
 
   x: str
   y: str
   curves: Mapping[str, Mapping[float, Sequence[float]]]
-  mark: tuple[float, str] | None = None  # a dotted line at this x, and its label
-  ticks: Sequence[Any] = ()  # of x; at most about five are drawn
+  mark: tuple[float, str] | None = None  # the x of a dotted line, and its label
+  ticks: Sequence[Any] = ()  # on the x axis; at most about five are drawn
 
 
 def learning_curves(
   metrics: Sequence[Mapping[str, Any]], path: Path, score: str = "BLEU", title: str = ""
 ) -> Path:
-  """Draws the losses, the score and the learning rate over the steps, and returns the path.
+  """Draws the losses, the score and the learning rate over the steps; returns the path.
 
-  `metrics` are the lines of a run's metrics.jsonl: a "step" and any of "loss",
-  "valid_loss", "learning_rate", and "valid_" with the name of the score in lower case.
+  `metrics` are the lines of a run's metrics.jsonl. A line has a "step" and any of
+  "loss", "valid_loss", "learning_rate" and the score, such as "valid_bleu" for BLEU.
   """
   measures = {
     "loss (nats)": {"training": "loss", "validation": "valid_loss"},
@@ -101,7 +101,7 @@ def learning_curves(
 def _average_segments(
   metrics: Sequence[Mapping[str, Any]], name: str
 ) -> dict[float, list[float]]:
-  """Returns the finite values in at most 40 segments, by the mean step of each."""
+  """Divides the finite values into at most 40 segments, by their mean step."""
   points = [
     (line["step"], line[name])
     for line in metrics
@@ -117,13 +117,13 @@ def _average_segments(
 def cost_curves(
   rows: Sequence[Sequence[CostPanel]], dashed: Collection[str], path: Path
 ) -> Path:
-  """Draws rows of panels on logarithmic axes, with one legend, and returns the path.
+  """Draws rows of panels on logarithmic axes with one legend; returns the path.
 
-  Curves of the names in `dashed`, the baselines, are dashed. "a (b)" has the colour of
-  "a".
+  The names in `dashed` are baselines, drawn with dashed curves. "a (b)" has the colour
+  of "a".
   """
-  names = _curve_names(itertools.chain(*rows))
-  styles = _styles(names, dashed)
+  names = _list_curves(itertools.chain(*rows))
+  styles = _choose_styles(names, dashed)
   num_columns = max(map(len, rows))
   height = 3.2 * len(rows) + 0.25 * len(names) / num_columns + 0.4
   figure = make_figure(4.2 * num_columns, height)
@@ -146,7 +146,7 @@ def _draw_costs(ax: Any, panel: CostPanel, styles: Mapping[str, Any]) -> None:
     lengths.update(x)
   ax.set(xscale="log", yscale="log", xlabel="T", ylabel=panel.measure)
   ax.set_title(panel.title, loc="left", fontsize=9, fontweight="bold")
-  ax.set_xticks(_few(sorted(lengths)))
+  ax.set_xticks(_thin_ticks(sorted(lengths)))
   ax.minorticks_off()
   ax.xaxis.set_major_formatter("{x:,.0f}")
   ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -160,15 +160,15 @@ def spread_curves(
   title: str = "",
   faint: Collection[str] = (),
 ) -> Path:
-  """Draws panels side by side with one legend, and returns the path.
+  """Draws panels side by side with one legend; returns the path.
 
-  A curve shows the means, in a band from the lowest to the highest values; the `faint`
-  curves are thin and have no band. A name has the same colour in all panels. A scheme
-  of positions, "a" or "a, b", has it in all pictures; further curves of one scheme are
-  dashed.
+  A curve shows the means, within a band from the lowest to the highest values. The
+  `faint` curves are thin and have no band. A name has the same colour in all panels. A
+  position scheme, "a" or "a, b", has the same colour in all pictures; more curves of
+  one scheme are dashed.
   """
-  names = _curve_names(panels)
-  styles = _styles(names)
+  names = _list_curves(panels)
+  styles = _choose_styles(names)
   height = 3.9 + 0.2 * len(names) / len(panels) + 0.3 * bool(title)
   figure = make_figure(max(5.5, 4.6 * len(panels)), height)
   axes = figure.subplots(1, len(panels), squeeze=False)[0]
@@ -178,7 +178,7 @@ def spread_curves(
       if is_faint:
         style = {**style, "linewidth": 0.8, "markersize": 2.5, "zorder": 2}
       _draw_spread(ax, name, values, style, has_band=not is_faint)
-    _finish(ax, panel)
+    _format_axes(ax, panel)
     ax.set(xlabel=panel.x, ylabel=panel.y)
   if title:
     figure.suptitle(title, fontsize=10)
@@ -186,14 +186,14 @@ def spread_curves(
   return _save_with_legend(figure, names, math.ceil(len(names) / num_rows), path)
 
 
-def _curve_names(panels: Iterable[CostPanel | SpreadPanel]) -> list[str]:
+def _list_curves(panels: Iterable[CostPanel | SpreadPanel]) -> list[str]:
   return list(dict.fromkeys(itertools.chain(*(panel.curves for panel in panels))))
 
 
 def small_multiples(panel: SpreadPanel, path: Path, title: str = "") -> Path:
-  """Draws a small panel for each curve, with the others thin and grey, and returns the path."""
+  """Draws a small panel for each curve, the others in thin grey; returns the path."""
   curves = panel.curves
-  styles = _styles([*curves])
+  styles = _choose_styles([*curves])
   num_columns = math.ceil(len(curves) / 2)
   figure = make_figure(1.9 * num_columns, 4.6)
   axes = figure.subplots(2, num_columns, sharex=True, sharey=True).flat
@@ -207,7 +207,7 @@ def small_multiples(panel: SpreadPanel, path: Path, title: str = "") -> Path:
     _draw_spread(ax, name, curves[name], styles[name])
     ax.set_title(name, loc="left", fontsize=9)
     ax.tick_params(labelsize=8)
-    _finish(ax, panel)
+    _format_axes(ax, panel)
   figure.suptitle(title, fontsize=10)
   figure.supxlabel(panel.x, fontsize=9)
   figure.supylabel(panel.y, fontsize=9)
@@ -221,18 +221,18 @@ def _draw_spread(
   style: Mapping[str, Any],
   has_band: bool = True,
 ) -> None:
-  """Draws the means of the values at each x, and a band from the lowest to the highest."""
+  """Draws the mean at each x, and a band from the lowest to the highest value."""
   x, samples = [*values], [*values.values()]
   if has_band:
     low, high = [*map(min, samples)], [*map(max, samples)]
     ax.fill_between(x, low, high, color=style["color"], alpha=0.22, linewidth=0)
   means = [*map(statistics.fmean, samples)]
-  # Markers at the ends of an axis are whole.
+  # Without clipping, so that markers at the ends of an axis are complete.
   ax.plot(x, means, label=name, clip_on=False, **style)
 
 
-def _finish(ax: Any, panel: SpreadPanel) -> None:
-  """Draws the mark of a panel, and its axes."""
+def _format_axes(ax: Any, panel: SpreadPanel) -> None:
+  """Draws the mark of a panel, and formats its axes."""
   from matplotlib.ticker import MaxNLocator
 
   if panel.mark:
@@ -250,11 +250,11 @@ def _finish(ax: Any, panel: SpreadPanel) -> None:
       fontsize=8,
     )
   if panel.ticks:
-    ax.set_xticks(_few(panel.ticks))
+    ax.set_xticks(_thin_ticks(panel.ticks))
   else:
     ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
   ax.xaxis.set_major_formatter("{x:,.0f}")
-  # Percentages end at 0 and 100, and so does their axis.
+  # The margins of an axis must not go beyond 0 and 100 for percentages.
   lowest, highest = ax.dataLim.intervaly
   low, high = ax.get_ylim()
   if lowest >= 0:
@@ -265,31 +265,31 @@ def _finish(ax: Any, panel: SpreadPanel) -> None:
   clean(ax)
 
 
-def _few(ticks: Sequence[Any]) -> Sequence[Any]:
-  """Returns at most about five of the ticks, the last among them."""
+def _thin_ticks(ticks: Sequence[Any]) -> Sequence[Any]:
+  """Returns about five of the ticks, including the last."""
   return ticks[:: -math.ceil(len(ticks) / 5)][::-1]
 
 
-def _kind(name: str) -> str:
-  """Returns "a" for "a (b)" and "a, b"."""
+def _name_kind(name: str) -> str:
+  """Returns the part of a name that determines its colour: "a" for "a (b)", "a, b"."""
   return name.partition(" (")[0].partition(",")[0]
 
 
-def _styles(
+def _choose_styles(
   names: Sequence[str], dashed: Collection[str] = ()
 ) -> dict[str, dict[str, Any]]:
-  """Returns the style of each curve: a colour and a marker for each kind of name.
+  """Chooses the style of each curve: names of one kind share colour and marker.
 
-  Curves of names in `dashed` are dashed, and further ones of a kind.
+  The names in `dashed` are drawn dashed, and so are all but the first of a kind.
   """
-  kinds = dict.fromkeys(map(_kind, names))
+  kinds = dict.fromkeys(map(_name_kind, names))
   numbers = {kind: SCHEMES.index(kind) for kind in kinds if kind in SCHEMES}
   free = sorted({*range(len(COLOURS))} - {*numbers.values()}) or range(len(COLOURS))
   others = [kind for kind in kinds if kind not in SCHEMES]
   numbers.update(zip(others, itertools.cycle(free), strict=False))
   styles, drawn = {}, set()
   for name in names:
-    kind = _kind(name)
+    kind = _name_kind(name)
     style = {"color": COLOURS[numbers[kind]], "marker": _MARKERS[numbers[kind]]}
     style |= {"markersize": 3.5, "linewidth": 1.8, "zorder": 3}
     if name in dashed or kind in drawn:
@@ -311,20 +311,20 @@ def _save_with_legend(
 
 
 def attention_heatmap(panels: Sequence[Panel], path: Path) -> Path:
-  """Draws matrices of attention weights side by side on one colour scale, and returns the path.
+  """Draws attention weights side by side on one colour scale; returns the path.
 
-  Up to three panels of five to forty words per axis are readable.
+  The picture is readable for up to three panels with five to forty words per axis.
   """
   longest = max(max(np.shape(panel.weights)) for panel in panels)
-  cell = float(np.clip(8.0 / longest, 0.09, 0.45))  # inches
-  fontsize = min(11.0, 0.6 * cell * 72)  # a point is 1/72 inch
-  letter = 0.6 * fontsize / 72  # the width of one, in inches
+  size = float(np.clip(8.0 / longest, 0.09, 0.45))  # of a weight, in inches
+  fontsize = min(11.0, 0.6 * size * 72)  # a point is 1/72 inch
+  letter = 0.6 * fontsize / 72  # its width in inches
   widths, label_widths, heights = [], [], []
   for panel in panels:
-    widths.append(len(panel.columns) * cell)
+    widths.append(len(panel.columns) * size)
     label_widths.append(max(map(len, panel.rows)) * letter + 0.6)
     column_labels = max(map(len, panel.columns)) * letter
-    heights.append(len(panel.rows) * cell + column_labels)
+    heights.append(len(panel.rows) * size + column_labels)
   figure = make_figure(1.0 + sum(widths) + sum(label_widths), 1.0 + max(heights))
   axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
   highest = float(max(np.max(panel.weights) for panel in panels))
@@ -342,7 +342,7 @@ def attention_heatmap(panels: Sequence[Panel], path: Path) -> Path:
 
 
 def _draw_weights(ax: Any, panel: Panel, highest: float, fontsize: float) -> Any:
-  """Draws a matrix and its labels, up to the highest weight; returns its image."""
+  """Draws attention weights with labels; the colours end at `highest`."""
   image = ax.pcolormesh(
     np.asarray(panel.weights),
     cmap="Blues",
@@ -351,7 +351,7 @@ def _draw_weights(ax: Any, panel: Panel, highest: float, fontsize: float) -> Any
     edgecolors="white",
     linewidth=0.4,
   )
-  # Dollar signs in words do not start formulas.
+  # Without parse_math, dollar signs in words would start formulas.
   text: dict[str, Any] = {"fontsize": fontsize, "parse_math": False}
   ax.set_yticks(np.arange(len(panel.rows)) + 0.5, panel.rows, **text)
   ax.set_xticks(np.arange(len(panel.columns)) + 0.5, panel.columns, rotation=90, **text)
@@ -366,8 +366,8 @@ def _draw_weights(ax: Any, panel: Panel, highest: float, fontsize: float) -> Any
 
 
 def make_figure(width: float, height: float) -> Any:
-  """Returns an empty figure of a size in inches."""
-  from matplotlib.figure import Figure  # here, as it takes a quarter of a second
+  """Makes an empty figure; width and height are in inches."""
+  from matplotlib.figure import Figure  # here, because it takes a quarter of a second
 
   return Figure((width, height), dpi=150, layout="constrained")
 
@@ -380,7 +380,7 @@ def clean(ax: Any) -> None:
 
 
 def save(figure: Any, path: Path) -> Path:
-  """Writes a transparent picture, its words and axes in grey, and returns its path."""
+  """Writes a transparent picture with grey words and axes; returns its path."""
   from matplotlib.text import Text
 
   for ax in figure.axes:
@@ -389,9 +389,9 @@ def save(figure: Any, path: Path) -> Path:
   for text in figure.findobj(Text):
     text.set_color(GREY)
   with warnings.catch_warnings():
-    # The font lacks some scripts; it draws a box for a missing glyph.
+    # The font lacks some scripts; a box stands for a missing glyph.
     warnings.filterwarnings("ignore", "Glyph .* missing from")
-    with whole_file(path) as file:
+    with replace_file(path) as file:
       options = {"bbox_inches": "tight", "pad_inches": 0.15, "transparent": True}
       figure.savefig(file, format=path.suffix[1:], **options)
   return path

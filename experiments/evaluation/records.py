@@ -1,32 +1,36 @@
-"""Records of finished runs: one line of JSON each, the source of all tables and curves.
+"""Reads and writes records of finished runs, from which tables and curves are made.
 
-A record is a dict with these values. The first score of a split is the main score of the
-task.
+A record is a line of JSON with these values:
 
-- sweep, row, seed: the run of the sweep; for a single run, "" and its config's name
-- recipe: `RECIPE` of the code, 1 if absent
-- digest: of `config` and `recipe`
-- config: the values by dotted key that differ from configs/default.py for the task, and
-  the task if it is not translation
-- commit, date: of the code, and of the last start of the run
+- sweep, row, seed: the sweep, its configuration and the seed; for a single run, "" and
+  the name of its config
+- recipe: `RECIPE` of the code; 1 if absent
+- digest: identifies `config` and `recipe`
+- config: values that differ from configs/default.py, by dotted key, and the task unless
+  it is translation
+- commit, date: the commit of the code, and the last start of the run
 - hardware, packages: a description of the machine, and versions by name
 - budget: updates, tokens_per_update, minutes, tokens_per_second
-- checkpoints: steps of the checkpoints averaged, which were scored; old records have none
-- scores: by split. Translation has sacrebleu, paper_bleu, chrf, exact and signatures; old
-  records lack chrf and exact
-- sentences: by split. Translation has a row per sentence: length (the longer of source and
-  reference in vocabulary tokens, without EOS), hyp_len, ref_len, the matches c1 to c4 of
-  `bleu.sentence_statistics`, and 1 if it equals the reference, which old records lack.
-  Graphs have a row per graph: size (nodes, or relations of a chain), and 1 if classified
-  right. Music has a row per piece: tokens, and the nats of these and of the end
-- curve: rows of step, valid_loss and valid score, null if none
-- exact: in translation by split, rows of step and exact matches (%) of a sample of valid
-  and, with `training.score_tests`, of the longer ones of each test set, or of all if none
-  is longer than in training; old records have none
+- checkpoints: steps of the checkpoints that were averaged for scoring; old records have
+  none
+- scores: by split; the first one is the main score of the task. Translation has
+  sacrebleu, paper_bleu, chrf, exact and signatures; old records lack chrf and exact
+- sentences: rows of numbers by split, described below
+- curve: rows of step, validation loss and validation score; the score may be null
+- exact: only in translation, rows of step and exact matches (%) by split. They are of a
+  sample of valid. With `training.score_tests` they are also of samples of each test
+  set, of pairs longer than in training if there are any; old records have none
 
-The rows of sentences determine BLEU and exact matches of any selection of them, such as
-those whose reference has one length (ref_len; in words if `evaluation.tokenize` is
-none). A record holds no text of the data.
+Each row of `sentences` stands for an example:
+
+- translation: the length, hyp_len, ref_len, the matches c1 to c4 of
+  `bleu.sentence_statistics`, and 1 if it equals the reference, which old records lack.
+  The length is of the longer of source and reference, in tokens without EOS
+- graphs: the size (nodes, or relations of a chain), and 1 if it is classified rightly
+- music: the tokens of a piece, and their nats, including its end
+
+The rows determine BLEU and exact matches of any selection of sentences, for example by
+the length of the reference. A record holds no text of the data.
 """
 
 import hashlib
@@ -39,13 +43,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments.errors import InputError
-from experiments.files import read_content, whole_file
+from experiments.files import read_content, replace_file
 
-# The version of the code that computes: whoever changes the numbers of a run raises it.
-# Records without one are of version 1, before dropout by a hash of the index and other
-# ends of searches.
+# The version of the computation. Raise it when a change of the code alters the numbers
+# of a run. Version 1 had other dropout masks and another rule to end beam search.
 RECIPE = 2
-# Names of runs and folders of data with verified checksums do not change a digest.
+# Keys that do not affect a digest: names, and folders of data with verified checksums.
 _UNVERSIONED = (
   "name",
   "data.multi30k.path",
@@ -53,20 +56,19 @@ _UNVERSIONED = (
   "data.clutrr.path",
   "data.chorales.path",
 )
-_VERIFIED_GRAPHS = ("MUTAG", "Mutagenicity")  # of `data.tu`; the first is the default
+_VERIFIED_GRAPHS = ("MUTAG", "Mutagenicity")  # names in `data.tu`; default first
 _TYPES = {"row": str, "seed": int, "digest": str, "config": dict}
 Record = Mapping[str, Any]
-Rows = Mapping[
-  str, Sequence[Record]
-]  # the runs of a table by row, in the order of seeds
+# The records of a sweep by configuration, in the order of seeds.
+Records = Mapping[str, Sequence[Record]]
 
 
 def digest(changes: Mapping[str, Any], recipe: int = RECIPE) -> str:
-  """Returns 12 hex digits of the SHA-256 of the recipe and the values that are not defaults.
+  """Identifies a config by 12 hex digits of a SHA-256.
 
-  Independent of names, of folders of data with verified checksums, and of the order of
-  keys. A new key whose default keeps the old behaviour does not change the digests of
-  old records.
+  `changes` are the values that differ from the defaults. So a new key does not alter
+  the digest of old records, if its default means the old behaviour. Names, the order of
+  keys, and folders of data with verified checksums have no effect.
 
   >>> digest({"seed": 1, "model.rate": 0}) == digest({"model.rate": 0.0, "seed": 1})
   True
@@ -97,13 +99,15 @@ def make_record(
   scores: Mapping[str, Any],
   sentences: Mapping[str, list[list[int | float]]],
   checkpoints: Sequence[int],
+  score: str = "",
 ) -> dict[str, Any]:
-  """Returns the record of a single run, from the contents of its files.
+  """Makes the record of a single run from the contents of its files.
 
-  `changes` are the values by dotted key that differ from the defaults; `checkpoints`
-  are the steps averaged. Scores and sentences are by split, as in the record.
+  `changes` are the values that differ from the defaults, by dotted key. `checkpoints`
+  are the steps that were averaged. Scores and sentences are by split, as in the record.
+  `score` is the metric of the curve, such as valid_bleu, if the run has one.
   """
-  curve, exact = _curves(metrics)
+  curve, exact = _extract_curves(metrics, score)
   return dict(
     sweep="",
     row=config["name"],
@@ -115,7 +119,7 @@ def make_record(
     date=environment["date"],
     hardware=hardware(environment),
     packages=dict(python=environment["python"], **environment["packages"]),
-    budget=_budget(config, metrics, checkpoints[-1]),
+    budget=_summarize_budget(config, metrics, checkpoints[-1]),
     checkpoints=[*checkpoints],
     scores=dict(scores),
     sentences=dict(sentences),
@@ -124,10 +128,10 @@ def make_record(
   )
 
 
-def _budget(
+def _summarize_budget(
   config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], updates: int
 ) -> dict[str, Any]:
-  seconds = metrics[-1]["time"] - metrics[0]["time"]  # pauses included
+  seconds = metrics[-1]["time"] - metrics[0]["time"]  # includes pauses
   speeds = [*filter(None, (line.get("tokens_per_second") for line in metrics))]
   return dict(
     updates=updates,
@@ -137,20 +141,18 @@ def _budget(
   )
 
 
-def _curves(metrics: Iterable[Mapping[str, Any]]) -> tuple[list[list], dict[str, list]]:
-  """Returns the `curve` and the `exact` of a record from the lines of metrics.jsonl."""
+def _extract_curves(
+  metrics: Iterable[Mapping[str, Any]], score: str
+) -> tuple[list[list], dict[str, list]]:
+  """Extracts a record's `curve` and `exact` from the lines of metrics.jsonl."""
   curve: list[list] = []
   exact: dict[str, list] = defaultdict(list)
   for line in metrics:
-    valid_scores = []
     for name, value in line.items():
       if name.endswith("_exact"):
         exact[name.removesuffix("_exact")].append([line["step"], value])
-      if name.startswith("valid_") and name != "valid_loss":
-        valid_scores.append(value)
     if "valid_loss" in line:
-      score = valid_scores[0] if valid_scores else None
-      curve.append([line["step"], line["valid_loss"], score])
+      curve.append([line["step"], line["valid_loss"], line.get(score)])
   return curve, exact
 
 
@@ -160,21 +162,21 @@ def hardware(environment: Mapping[str, Any]) -> str:
 
 
 def to_line(record: Mapping[str, Any]) -> str:
-  """Returns a record as a line of a results file."""
+  """Formats a record as a line of a results file."""
   return json.dumps(record, separators=(",", ":")) + "\n"
 
 
 def write_records(path: pathlib.Path, records: Iterable[Record]) -> None:
-  """Writes a results file at once, compressed if its name ends in .xz."""
+  """Writes a results file atomically; compresses it if its name ends in .xz."""
   lines = "".join(map(to_line, records)).encode()
-  with whole_file(path) as file:
+  with replace_file(path) as file:
     file.write(lzma.compress(lines) if path.suffix == ".xz" else lines)
 
 
 def runs_folder(results: pathlib.Path) -> pathlib.Path:
-  """Returns the folder of the records in a folder of results, RESULTS/runs.
+  """Returns RESULTS/runs, the folder of the records, for a folder RESULTS.
 
-  Raises InputError: the folder of the records itself is given.
+  Raises InputError: the argument is itself a folder of records.
   """
   if results.name == "runs":
     remedy = f"give --results={results.parent}: records are in its folder runs"
@@ -183,15 +185,15 @@ def runs_folder(results: pathlib.Path) -> pathlib.Path:
 
 
 def record_files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-  """Returns the results files of a folder, NAME.jsonl or NAME.jsonl.xz, by NAME."""
+  """Finds the results files of a folder, NAME.jsonl or NAME.jsonl.xz, by NAME."""
   files = [*folder.glob("*.jsonl.xz"), *folder.glob("*.jsonl")]
   return {file.name.partition(".jsonl")[0]: file for file in files}
 
 
 def read_records(path: pathlib.Path) -> list[dict[str, Any]]:
-  """Returns the records of a results file, one per line; none if there is no file.
+  """Reads the records of a results file, one per line; without a file, none.
 
-  Raises InputError: a line is no record.
+  Raises InputError: a line is not a record.
   """
   if not path.exists():
     return []
@@ -209,36 +211,39 @@ def read_records(path: pathlib.Path) -> list[dict[str, Any]]:
   return records
 
 
-def group_rows(path: pathlib.Path, records: Sequence[Record]) -> Rows:
-  """Groups the records of a results file by row, in the order of seeds.
+def group_records(path: pathlib.Path, records: Sequence[Record]) -> Records:
+  """Groups the records of a results file by configuration, in the order of seeds.
 
-  Raises InputError: two records have the same row and seed, or runs of one table, row
-  or seed differ in what they share.
+  Raises InputError: two records have the same configuration and seed, or records that
+  do not belong in one table.
   """
-  rows: dict[str, dict[int, Record]] = defaultdict(dict)
+  grouped: dict[str, dict[int, Record]] = defaultdict(dict)
   firsts: dict[Any, tuple[int, Any]] = {}
   for number, record in enumerate(records, start=1):
-    row, seed, where = record["row"], record["seed"], f"{path}, line {number}"
-    runs = rows[row]
+    configuration, seed, where = record["row"], record["seed"], f"{path}, line {number}"
+    runs = grouped[configuration]
     if seed in runs:
-      problem = f"a second record of {row!r}, seed {seed}"
+      problem = f"a second record of {configuration!r}, seed {seed}"
       raise InputError(f"{where}: {problem}: delete one of them")
     runs[seed] = record
-    for key, value in _shared(record).items():
+    for key, value in _collect_shared(record).items():
       first, expected = firsts.setdefault(key, (number, value))
       if value != expected:
         problem = f"not the same {key[0]} as line {first}, so not in one table"
         raise InputError(f"{where}: {problem}: delete one of them")
-  return {row: [runs[seed] for seed in sorted(runs)] for row, runs in rows.items()}
+  return {
+    configuration: [runs[seed] for seed in sorted(runs)]
+    for configuration, runs in grouped.items()
+  }
 
 
-def _shared(record: Record) -> dict[tuple, Any]:
-  """Returns the values that all runs of a table, of a row, or of a seed share."""
+def _collect_shared(record: Record) -> dict[tuple, Any]:
+  """Returns what the runs of one table, configuration or seed must have in common."""
   budget, config = record["budget"], dict(record["config"])
   seed = record["seed"]
   config.pop("seed", None)
   if config.get("data.source") != "tu":
-    seed = None  # of `tu` a seed is a fold, with data of its own
+    seed = None  # seeds of `tu` are folds, each with data of its own
   shared = {
     ("recipe",): record.get("recipe", 1),
     ("budget", seed): (budget["updates"], budget["tokens_per_update"]),

@@ -1,4 +1,4 @@
-"""Confidence intervals over seeds, and Markdown tables."""
+"""Computes confidence intervals over seeds, and formats Markdown tables."""
 
 import itertools
 import math
@@ -15,25 +15,26 @@ _Values = Sequence[float] | Float[np.ndarray, "_"]
 
 
 class Interval(NamedTuple):
-  """A mean and half the width of its 95% confidence interval; None for a single value."""
+  """Holds a mean and half the width of its 95% interval; None for a single value."""
 
   mean: float
   half_width: float | None
 
 
 def student_interval(values: _Values, *minus: _Values) -> Interval:
-  """Computes the mean of independent values and its 95% interval by Student's t.
+  """Computes the mean of independent values, and its 95% interval by Student's t.
 
-  With a second sample it is the difference of the means, and its interval by Welch's t.
+  With a second sample, computes the difference of the means, and its interval by
+  Welch's t.
   """
-  import scipy.stats  # here, as it takes a second
+  import scipy.stats  # here, because it takes a second
 
   samples = [values, *minus]
   mean = float(np.mean(values) - sum(map(np.mean, minus)))
   if min(map(len, samples)) < 2:
     return Interval(mean, None)
   if not any(map(np.ptp, samples)):
-    return Interval(mean, 0.0)  # scipy's would be NaN
+    return Interval(mean, 0.0)  # scipy would return NaN
   if minus:
     test = scipy.stats.ttest_ind(*samples, equal_var=False)
   else:
@@ -47,14 +48,14 @@ def student_interval(values: _Values, *minus: _Values) -> Interval:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-  """Returns a Markdown table."""
+  """Formats a Markdown table."""
   lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
   lines.insert(1, "|" + "---|" * len(header))
   return "\n".join(lines)
 
 
 def row_table(title: str, rows: Mapping[str, Mapping[str, object]]) -> str:
-  """Returns a table of rows of cells by column; a dash for a missing cell."""
+  """Formats a Markdown table of cells by row and column; missing cells are dashes."""
   columns = dict.fromkeys(itertools.chain(*rows.values()))
   lines = []
   for name, cells in rows.items():
@@ -63,7 +64,7 @@ def row_table(title: str, rows: Mapping[str, Mapping[str, object]]) -> str:
 
 
 def mean_and_interval(values: Sequence[Any] | np.ndarray, digits: int = 2) -> str:
-  """Formats the mean of the finite values, if any, and half of its 95% interval."""
+  """Formats the mean of the finite values, ± half the width of its 95% interval."""
   finite = [x for x in values if x is not None and math.isfinite(x)]
   text = format_interval(student_interval(finite), digits) if finite else "-"
   num_lost = len(values) - len(finite)
@@ -73,7 +74,7 @@ def mean_and_interval(values: Sequence[Any] | np.ndarray, digits: int = 2) -> st
 
 
 def format_interval(interval: Interval, digits: int = 2, sign: str = "") -> str:
-  """Formats a mean and half of its interval; the sign "+" is for a difference."""
+  """Formats a mean ± half the width of its interval; use sign "+" for a difference."""
   mean, half_width = interval
   text = f"{mean:{sign}.{digits}f}"
   if half_width is not None:
@@ -81,15 +82,14 @@ def format_interval(interval: Interval, digits: int = 2, sign: str = "") -> str:
   return text
 
 
-def rewrite_blocks(page: pathlib.Path, blocks: Mapping[str, str]) -> None:
-  """Replaces generated blocks of a Markdown page and keeps everything else.
+def rewrite_sections(page: pathlib.Path, sections: Mapping[str, str]) -> None:
+  """Replaces generated sections of a Markdown page; keeps everything else.
 
-  A block is between the lines `<!-- begin NAME -->` and `<!-- end NAME -->`. New blocks
-  are appended, and a missing page is created. Raises InputError: a block begins and
-  does not end.
+  A section is between the lines `<!-- begin NAME -->` and `<!-- end NAME -->`. New ones
+  are appended, and a missing page is created. Raises InputError: a section has no end.
   """
   text = page.read_text(encoding="utf-8") if page.exists() else ""
-  for name, content in blocks.items():
+  for name, content in sections.items():
     begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->\n"
     if begin not in text:
       text = f"{text.rstrip()}\n\n{begin}{end}".lstrip()
@@ -97,6 +97,6 @@ def rewrite_blocks(page: pathlib.Path, blocks: Mapping[str, str]) -> None:
     _, ended, after = rest.partition(end)
     if not ended:
       remedy = f"add the line {end.strip()}"
-      raise InputError(f"{page}: block {name!r} does not end: {remedy}")
+      raise InputError(f"{page}: section {name!r} does not end: {remedy}")
     text = f"{before}{begin}{content.strip()}\n{end}{after}"
   page.write_text(text, encoding="utf-8")

@@ -1,1 +1,1 @@
-"""Graphs with labelled edges: data, task and scores."""
+"""Classifies graphs with labelled edges: data, training and scores."""

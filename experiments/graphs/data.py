@@ -1,4 +1,4 @@
-"""Graph data sets: CLUTRR, molecules, and users' own in TU format or JSON."""
+"""Loads graph data sets: CLUTRR, molecules, and your own in TU format or JSON."""
 
 import ast
 import codecs
@@ -12,10 +12,11 @@ import json
 import pathlib
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from experiments.data.upstream import Upstream
 from experiments.errors import InputError
@@ -32,7 +33,7 @@ ANSWERS = (
   "grandfather", "grandmother", "grandson", "mother", "mother-in-law", "nephew", "niece", "sister",
   "son", "son-in-law", "uncle",
 )  # fmt: skip
-# Our splits by upstream's: a chain of test_k has k relations.
+# Our name of each upstream split; chains in test_k have k relations.
 SPLITS = {"1.2,1.3,1.4_train": "train"} | {
   f"1.{k}_test": f"test_{k}" for k in range(2, 11)
 }
@@ -45,26 +46,27 @@ CLUTRR = Upstream(
   "data/clutrr-emnlp/",
   {
     _ZIP: "52571c7feb2dc628d6cd56cc9e03f2572d343fdccbbc5c7301caa02f12f1b7bd",
-    # The same graphs without the stories.
+    # The same graphs without the stories; a smaller file.
     _GRAPHS: "e202bfa46d4759e7bca17666e24b2a73c3b88208f9e0968a0022c95400649194",
   },
 )
 
 
 def load_clutrr(path: str = "", valid_share: float = 0.1) -> GraphData:
-  """Loads chains of kinship (Sinha et al. 2019): splits train, valid, and test_2 to
-  test_10.
+  """Loads CLUTRR's chains of kinship (Sinha et al. 2019).
 
-  Nodes are persons with one common label. The label of an edge from a to b is the
-  relation of b to a; the target is the relation of the last person of the chain to the
-  first. Training chains have 2 to 4 relations (15,083 rows, 2,340 distinct graphs);
-  test_k has k. Upstream has no valid split: it is a `valid_share` of the distinct
-  training graphs, chosen by hash, and none of them remains in train. The graphs of
-  test_2 occur in train; those of the other test splits do not.
+  Nodes are persons, all with the same label. The label of an edge from a to b says what
+  b is to a. The target says what the last person of the chain is to the first. Training
+  chains have 2 to 4 relations (15,083 rows, 2,340 distinct graphs). The test splits are
+  test_2 to test_10; chains in test_k have k relations. The graphs of test_2 also occur
+  in train; graphs of the other test splits do not.
 
-  From the repository of Minervini et al. 2020 (3.1 MB), or from a file in the folder
-  `path`, as in `Upstream`: the same archive, or data_db9b8f04.graphs.jsonl.gz, its
-  graphs alone.
+  Upstream has no validation split. `valid` takes a `valid_share` of the distinct
+  training graphs, chosen by hash, and none of them remains in train.
+
+  The data are downloaded from the repository of Minervini et al. 2020 (3.1 MB). Or the
+  folder `path` holds the same archive, or its graphs alone in
+  data_db9b8f04.graphs.jsonl.gz.
 
   Raises InputError for a missing or wrong file, or no network.
   """
@@ -74,7 +76,7 @@ def load_clutrr(path: str = "", valid_share: float = 0.1) -> GraphData:
   chains = splits["train"]
   splits["train"], splits["valid"] = [], []
   for graph in chains:
-    split = "valid" if _hash(graph) < valid_share else "train"
+    split = "valid" if _hash_graph(graph) < valid_share else "train"
     splits[split].append(graph)
   counts = f"{len(splits['valid']):,} of {len(chains):,}"
   note = f"CLUTRR: {counts} training graphs are for validation"
@@ -83,11 +85,11 @@ def load_clutrr(path: str = "", valid_share: float = 0.1) -> GraphData:
 
 
 def _read_clutrr(path: str) -> Iterator[tuple[str, Graph]]:
-  """Yields upstream's split of each graph, and the graph."""
+  """Yields each graph, after the name of its upstream split."""
   if path and (pathlib.Path(path).expanduser() / f"{_GRAPHS}.gz").exists():
     for line in CLUTRR.read(_GRAPHS, path).decode().splitlines():
       row = json.loads(line)
-      graph = _graph(row["edges"], row["labels"], row["query"], row["target"])
+      graph = _make_chain(row["edges"], row["labels"], row["query"], row["target"])
       yield row["split"], graph
     return
   with zipfile.ZipFile(io.BytesIO(CLUTRR.read(_ZIP, path))) as archive:
@@ -96,19 +98,19 @@ def _read_clutrr(path: str) -> Iterator[tuple[str, Graph]]:
       for row in csv.DictReader(io.StringIO(text, newline="")):
         cells = row["story_edges"], row["edge_types"], row["query_edge"]
         edges, labels, query = map(ast.literal_eval, cells)
-        yield split, _graph(edges, labels, query, row["target"])
+        yield split, _make_chain(edges, labels, query, row["target"])
 
 
-def _graph(edges: Any, labels: Sequence[str], query: Any, target: str) -> Graph:
-  """Returns a chain of kinship."""
+def _make_chain(edges: Any, labels: Sequence[str], query: Any, target: str) -> Graph:
+  """Makes a graph of a chain of kinship."""
   relations = [RELATIONS.index(label) for label in labels]
   nodes = [0] * (int(np.max(edges)) + 1)
   rows = np.column_stack([edges, relations])
-  return Graph.of(nodes, rows, target=ANSWERS.index(target), query=query)
+  return Graph.from_edges(nodes, rows, target=ANSWERS.index(target), query=query)
 
 
-def _hash(graph: Graph) -> float:
-  """Hashes a graph to a number below 1; copies of a graph have the same."""
+def _hash_graph(graph: Graph) -> float:
+  """Hashes a graph to a number in [0, 1); copies of a graph have the same hash."""
   parts = graph.senders, graph.receivers, graph.labels, graph.query
   text = json.dumps([part.tolist() for part in parts])
   digest = hashlib.sha256(text.encode()).digest()
@@ -131,14 +133,15 @@ MOLECULES = Upstream(
 
 
 def load_tu(name: str = "MUTAG", path: str = "") -> GraphData:
-  """Loads graphs and their classes in one split, "all".
+  """Loads graphs and their classes, in one split, "all".
 
-  "MUTAG" (135 molecules) and "Mutagenicity" (3,335) are from the archives of Ivanov et
-  al. 2019, which may be in the folder `path`: see `Upstream`. Isomorphic copies are
-  removed there, so published figures for the 188 graphs of MUTAG do not apply. Any
-  other name, or "" for the only one, is a data set in TU format in the folder or zip
-  archive `path`, or in JSON in the file `path`: see `read_folder` and `read_lines`. The
-  notes say how many graphs each class has.
+  "MUTAG" (135 molecules) and "Mutagenicity" (3,335) are archives of Ivanov et al. 2019.
+  They are downloaded, or are in the folder `path`. Isomorphic copies are removed in
+  them, so published figures for the 188 graphs of MUTAG do not apply.
+
+  Any other name is a data set of your own at `path`: in TU format in a folder or zip
+  archive (`read_folder`), or in JSON in a file (`read_lines`). The name "" stands for
+  the only data set there. The notes say how many graphs each class has.
 
   Raises InputError for an unknown name, a missing or wrong file or folder, or no
   network.
@@ -166,11 +169,11 @@ def load_tu(name: str = "MUTAG", path: str = "") -> GraphData:
 
 
 def split_folds(data: GraphData, fold: int, num_folds: int) -> GraphData:
-  """Splits "all" into stratified folds: one to test, the next to validate, the others
-  to train.
+  """Splits "all" into stratified folds for training, validation and testing.
 
-  The folds are disjoint and the same for every call with the same data. The sizes of
-  two folds differ by at most one, and so do their numbers of graphs of one class.
+  Fold number `fold` is for testing, the next for validation, the others for training.
+  The folds are disjoint, and the same in every call with the same data. Their sizes
+  differ by at most one, and so do their numbers of graphs of any class.
   """
   graphs = data.splits["all"]
   if len(graphs) < num_folds:
@@ -198,7 +201,7 @@ def split_folds(data: GraphData, fold: int, num_folds: int) -> GraphData:
 
 
 _NAMED_CLASSES = 10
-_EDGES = "[!.]*_A.txt"  # not macOS's attributes of a file, ._NAME_A.txt
+_EDGES = "[!.]*_A.txt"  # not ._NAME_A.txt, where macOS keeps a file's attributes
 _WANTED = (
   "want a folder with NAME_A.txt, NAME_graph_indicator.txt and NAME_graph_labels.txt"
 )
@@ -207,17 +210,17 @@ _WANTED = (
 def read_folder(folder: pathlib.Path | zipfile.Path, name: str = "") -> GraphData:
   """Reads the graphs of a folder in TU format (Morris et al. 2020, arXiv:2007.08663).
 
-  The files are NAME_A.txt, NAME_graph_indicator.txt and NAME_graph_labels.txt, and
-  optionally NAME_node_labels.txt and NAME_edge_labels.txt with an integer per line, or
-  several as one label, and NAME_node_attributes.txt and NAME_edge_attributes.txt with
-  numbers separated by commas. Labels and classes are numbered in the order of their
-  integers. Each line of A is an edge from its first node to its second: data sets of
-  undirected graphs have two lines per edge. All graphs are in one split, "all". Without
-  a name, the folder must hold one data set.
+  NAME_A.txt, NAME_graph_indicator.txt and NAME_graph_labels.txt are required. Each line
+  of A is an edge from its first node to its second; undirected graphs have two lines
+  per edge. NAME_node_labels.txt and NAME_edge_labels.txt are optional: several integers
+  on a line are one label. So are NAME_node_attributes.txt and NAME_edge_attributes.txt,
+  with numbers separated by commas. Labels and classes are numbered in the order of
+  their integers. All graphs are in one split, "all". Without a name, the folder must
+  hold a single data set.
 
-  Raises InputError, which names the file, for lines of another form or number, numbers
-  that are not finite, an edge to an unknown node or between two graphs, a graph without
-  nodes, or fewer than two classes.
+  Raises InputError, which names the file: a line has a wrong form, or their number is
+  wrong; a number is not finite; an edge leads to an unknown node or another graph; a
+  graph has no nodes; or there are fewer than two classes.
   """
   name = name or _find_name(folder)
 
@@ -225,23 +228,23 @@ def read_folder(folder: pathlib.Path | zipfile.Path, name: str = "") -> GraphDat
     return _read_numbers(folder / f"{name}_{kind}.txt", **options)
 
   edges = read("A", columns=2) - 1
-  graph_of = read("graph_indicator", columns=1)[:, 0] - 1
-  classes = _as_labels(read("graph_labels", columns=1))
-  _check_members(edges, graph_of, len(classes), folder / name)
-  num_nodes, num_edges = len(graph_of), len(edges)
-  node_labels = _as_labels(read("node_labels", number=num_nodes), "node")
-  edge_labels = _as_labels(read("edge_labels", number=num_edges))
+  graph_index = read("graph_indicator", columns=1)[:, 0] - 1
+  classes = _make_labels(read("graph_labels", columns=1))
+  _check_members(edges, graph_index, len(classes), folder / name)
+  num_nodes, num_edges = len(graph_index), len(edges)
+  node_labels = _make_labels(read("node_labels", number=num_nodes), "node")
+  edge_labels = _make_labels(read("edge_labels", number=num_edges))
   features = (
     read("node_attributes", number=num_nodes, dtype=float),
     read("edge_attributes", number=num_edges, dtype=float),
   )
   return _make_data(
-    folder, classes, graph_of, edges, node_labels, edge_labels, *features
+    folder, classes, graph_index, edges, node_labels, edge_labels, *features
   )
 
 
 def _find_name(folder: pathlib.Path | zipfile.Path) -> str:
-  """Returns the name of the only data set in a folder."""
+  """Finds the name of the only data set in a folder."""
   names = []
   for file in folder.iterdir():
     if fnmatch.fnmatchcase(file.name, _EDGES):
@@ -256,34 +259,33 @@ def _find_name(folder: pathlib.Path | zipfile.Path) -> str:
 
 def _check_members(
   edges: Int[np.ndarray, "edges 2"],
-  graph_of: Int[np.ndarray, "nodes"],
+  graph_index: Int[np.ndarray, "nodes"],
   number: int,
   start: Any,
 ) -> None:
-  """Raises InputError unless each of a number of graphs has nodes, and each edge two of
-  one graph.
+  """Raises InputError unless every graph has nodes and every edge is within a graph.
 
-  `start` begins the files' names.
+  `number` is the number of graphs; `start` begins the names of the files.
   """
   if not number:
     raise InputError(f"{start}_graph_labels.txt has no graphs; {_WANTED}")
-  if not np.array_equal(np.unique(graph_of), np.arange(number)):
+  if not np.array_equal(np.unique(graph_index), np.arange(number)):
     raise InputError(
       f"{start}_graph_indicator.txt: want graphs from 1 to {number}, "
       "each with a node or more"
     )
-  ends = np.clip(edges, 0, len(graph_of) - 1)
-  start_graphs, end_graphs = graph_of[ends].T
+  ends = np.clip(edges, 0, len(graph_index) - 1)
+  start_graphs, end_graphs = graph_index[ends].T
   is_edge = (ends == edges).all(1) & (start_graphs == end_graphs)
   if not is_edge.all():
     raise InputError(
       f"{start}_A.txt, line {np.argmin(is_edge) + 1}: "
-      f"want two nodes of one graph, from 1 to {len(graph_of)}"
+      f"want two nodes of one graph, from 1 to {len(graph_index)}"
     )
 
 
 def _open_archive(file: pathlib.Path, name: str) -> zipfile.Path:
-  """Returns the folder of a zip archive that holds a data set; its top if none does."""
+  """Finds the folder of a zip archive that holds a data set; by default its top."""
   archive = zipfile.ZipFile(file)
   pattern = f"{glob.escape(name)}_A.txt" if name else _EDGES
   folders = set()
@@ -306,7 +308,10 @@ def _read_numbers(
   number: int | None = None,
   dtype: type = int,
 ) -> np.ndarray:
-  """Reads numbers [lines, columns]; with a known number, the file may be missing."""
+  """Reads numbers [lines, columns] from a file.
+
+  `number` is the expected number of lines. If it is given, the file may be missing.
+  """
   if number is not None and not file.exists():
     return np.empty((number, 0), dtype)
   numbers = np.empty((0, columns or 1))
@@ -328,7 +333,7 @@ def _read_numbers(
 
 
 def _check_numbers(numbers: np.ndarray, dtype: type, file: Any) -> None:
-  """Raises InputError for the first number that no float32, or no integer, can be."""
+  """Raises InputError for the first number that is not finite, or not an integer."""
   is_right = np.abs(numbers) <= np.finfo(np.float32).max  # False for NaN
   problem = "not finite in float32: replace it by a number"
   if dtype is int:
@@ -340,8 +345,8 @@ def _check_numbers(numbers: np.ndarray, dtype: type, file: Any) -> None:
     raise InputError(f"{file}, line {line + 1}: {number:g} is {problem}")
 
 
-def _as_labels(numbers: np.ndarray, default: str | None = None) -> list:
-  """Returns the integers of each line as a tuple, or the default if it has none."""
+def _make_labels(numbers: np.ndarray, default: str | None = None) -> list:
+  """Makes a label of each line: a tuple of its integers, or the default if empty."""
   return [tuple(line) or default for line in numbers.tolist()]
 
 
@@ -351,17 +356,17 @@ _WANTED_OBJECT = (
 
 
 def read_lines(file: pathlib.Path) -> GraphData:
-  """Reads the graphs of a file in JSON, an object on each line or an array of them.
+  """Reads the graphs of a file in JSON: an object on each line, or an array of objects.
 
-  As {"class": "alcohol", "nodes": ["C", "O"], "edges": [[0, 1, "single"], [1, 0,
-  "single"]]}: the labels of nodes; and edges from one node to another, counted from 0,
-  with a label or without. Labels and classes are words or integers, and are numbered in
-  alphabetical order. All graphs are in one split, "all". The file may be packed.
+  An object has a class, the labels of nodes, and edges: {"class": "alcohol", "nodes":
+  ["C", "O"], "edges": [[0, 1, "single"], [1, 0, "single"]]}. An edge leads from one
+  node to another, counted from 0, and may have a label. Labels and classes are words or
+  integers, numbered in alphabetical order. All graphs are in one split, "all". The file
+  may be compressed.
 
-  Raises InputError, which names the line, for one of another form, and for fewer than
-  two classes.
+  Raises InputError: a line has a wrong form, or there are fewer than two classes.
   """
-  classes, graph_of, node_labels, edges, edge_labels = [], [], [], [], []
+  classes, graph_index, node_labels, edges, edge_labels = [], [], [], [], []
   for place, row in _read_objects(file):
     first = len(node_labels)
     try:
@@ -370,13 +375,13 @@ def read_lines(file: pathlib.Path) -> GraphData:
       for start, end, label in _parse_edges(row["edges"], num_nodes):
         edges.append((first + start, first + end))
         edge_labels.append(label)
-      graph_of += [len(classes)] * num_nodes
+      graph_index += [len(classes)] * num_nodes
       classes.append(_to_label(row["class"]))
     except KeyError as error:
       raise InputError(f'{place}: no "{error.args[0]}"; {_WANTED_OBJECT}') from None
     except (TypeError, ValueError) as error:
       raise InputError(f"{place}: {error}; {_WANTED_OBJECT}") from None
-  members, ends = np.array(graph_of, int), np.array(edges, int).reshape(-1, 2)
+  members, ends = np.array(graph_index, int), np.array(edges, int).reshape(-1, 2)
   features = np.empty((len(members), 0)), np.empty((len(ends), 0))
   return _make_data(file, classes, members, ends, node_labels, edge_labels, *features)
 
@@ -397,7 +402,7 @@ def _parse_edges(
 
 
 def _read_objects(file: pathlib.Path) -> Iterator[tuple[str, Any]]:
-  """Yields the places of objects in JSON, in an array or on lines, and the objects."""
+  """Yields the objects of a JSON file, each after its place for error messages."""
   content = read_content(file).removeprefix(codecs.BOM_UTF8)
   if content.lstrip().startswith(b"["):
     for number, row in enumerate(_parse(content, str(file)), start=1):
@@ -417,7 +422,7 @@ def _parse(content: bytes, place: str) -> Any:
 
 
 def _to_label(value: Any) -> str:
-  """Returns a word or an integer as text, 1.0 as 1; raises ValueError for others."""
+  """Converts a word or an integer to text, and 1.0 to 1; raises ValueError."""
   if isinstance(value, float) and value.is_integer():
     value = int(value)
   if not isinstance(value, str | int):
@@ -428,28 +433,28 @@ def _to_label(value: Any) -> str:
 def _make_data(
   place: Any,
   classes: Sequence[str | tuple],
-  graph_of: Int[np.ndarray, "nodes"],
+  graph_index: Int[np.ndarray, "nodes"],
   edges: Int[np.ndarray, "edges 2"],
   node_labels: Sequence[str | tuple],
   edge_labels: Sequence[str | tuple | None],
   node_features: Float[np.ndarray, "nodes features"],
   edge_features: Float[np.ndarray, "edges F"],
 ) -> GraphData:
-  """Makes graphs from the nodes and edges of all; numbers labels in their order.
+  """Divides nodes and edges into graphs, and numbers labels in their order.
 
-  Raises InputError, which names the place, for fewer than two classes.
+  Raises InputError, which names `place`, for fewer than two classes.
   """
-  class_names, targets = _number(classes)
+  class_names, targets = _number_labels(classes)
   if len(class_names) < 2:
     raise InputError(f"{place}: want graphs of two classes or more")
-  node_names, node_numbers = _number(node_labels)
-  edge_names, edge_numbers = _number(edge_labels)
+  node_names, node_numbers = _number_labels(node_labels)
+  edge_names, edge_numbers = _number_labels(edge_labels)
   graphs = []
-  nodes_of = _members(graph_of, len(classes))
-  edges_of = _members(graph_of[edges[:, 0]], len(classes))
-  for nodes, own, target in zip(nodes_of, edges_of, targets, strict=True):
+  node_groups = _group_members(graph_index, len(classes))
+  edge_groups = _group_members(graph_index[edges[:, 0]], len(classes))
+  for nodes, own, target in zip(node_groups, edge_groups, targets, strict=True):
     ends = np.searchsorted(nodes, edges[own])
-    graph = Graph.of(
+    graph = Graph.from_edges(
       node_numbers[nodes],
       np.column_stack([ends, edge_numbers[own]]),
       target=target,
@@ -462,10 +467,10 @@ def _make_data(
   return GraphData(dict(all=graphs), names, (_count_classes(classes),))
 
 
-def _number(
+def _number_labels(
   labels: Sequence[str | tuple | None],
 ) -> tuple[tuple[str, ...], Int[np.ndarray, "labels"]]:
-  """Returns the distinct names in order, and each label's number; -1 for None."""
+  """Numbers labels; returns the distinct names in order, and each number (None: -1)."""
   distinct = sorted({*labels} - {None})
   numbers: dict[Any, int] = {None: -1}
   for number, label in enumerate(distinct):
@@ -475,12 +480,12 @@ def _number(
 
 
 def _to_text(label: str | tuple) -> str:
-  """Returns the name of a label; that of several integers has commas."""
+  """Formats a label; several integers are joined by commas."""
   return label if isinstance(label, str) else ",".join(map(str, label))
 
 
 def _count_classes(classes: Sequence[str | tuple]) -> str:
-  """Says how many graphs each class has, the most frequent first."""
+  """Describes how many graphs each class has, the most frequent first."""
   counts = collections.Counter(classes)
   texts = []
   for label, number in counts.most_common(_NAMED_CLASSES):
@@ -493,9 +498,40 @@ def _count_classes(classes: Sequence[str | tuple]) -> str:
   return f"{summary} {', '.join(texts)}"
 
 
-def _members(
-  group_of: Int[np.ndarray, "x"], num_groups: int
+def _group_members(
+  group_index: Int[np.ndarray, "x"], num_groups: int
 ) -> list[Int[np.ndarray, "members"]]:
-  """Returns the indices of each group's members, in order."""
-  order = np.argsort(group_of, kind="stable")
-  return np.split(order, np.searchsorted(group_of[order], np.arange(1, num_groups)))
+  """Returns the indices of the members of each group, in order."""
+  order = np.argsort(group_index, kind="stable")
+  return np.split(order, np.searchsorted(group_index[order], np.arange(1, num_groups)))
+
+
+# Sources of configs
+# --------------------------------------------------------------------------------------
+
+
+class Source(NamedTuple):
+  """A data source: how it is loaded, and the encoder's head for its targets."""
+
+  load: Callable[[ConfigDict], GraphData]
+  head: Literal["graph", "node", "pair"]
+
+
+def _load_clutrr(config: ConfigDict) -> GraphData:
+  return load_clutrr(**config.data.clutrr)
+
+
+def _load_tu(config: ConfigDict) -> GraphData:
+  options = config.data.tu
+  fold = options.fold
+  if fold == -1:
+    fold = config.seed % options.num_folds
+  return split_folds(load_tu(options.name, options.path), fold, options.num_folds)
+
+
+SOURCES = dict(clutrr=Source(_load_clutrr, "pair"), tu=Source(_load_tu, "graph"))
+
+
+def load_data(config: ConfigDict) -> GraphData:
+  """Loads the graphs of `config.data`: train, valid, and one or more test splits."""
+  return SOURCES[config.data.source].load(config)

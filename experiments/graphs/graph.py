@@ -1,4 +1,4 @@
-"""Labelled directed graphs: the types, data sets and batches."""
+"""Defines labelled directed graphs, and makes batches of them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, SupportsIndex
@@ -13,19 +13,19 @@ PAD = -1
 
 
 class Graph(NamedTuple):
-  """A directed graph of n nodes and m edges, with the classes to predict.
+  """Holds a directed graph with n nodes and m edges, and the class to predict.
 
-  Edges are a set of (sender, receiver, label, features). A pair of nodes may have
-  several edges with different labels or features: attention averages the features in
-  each direction. An edge may connect a node to itself.
+  Edges are a set of (sender, receiver, label, features). Two nodes may have several
+  edges with different labels or features; attention averages the features for each
+  direction. An edge may connect a node to itself.
 
   Attributes:
     nodes: the label of each node.
-    senders, receivers: the source and target node of each edge.
+    senders, receivers: the node that each edge comes from, and the one it goes to.
     labels: edge labels; -1 for an edge without a label.
     node_features, edge_features: real-valued features; width 0 if there are none.
-    target: the class of the graph or of its query.
-    query: the pair of nodes to classify; -1 if the graph itself is classified.
+    target: the class of the graph, or of the pair of nodes in its query.
+    query: the pair of nodes to classify; -1, -1 to classify the graph.
   """
 
   nodes: Int[np.ndarray, " n"]
@@ -38,13 +38,13 @@ class Graph(NamedTuple):
   query: Int[np.ndarray, "2"]
 
   @classmethod
-  def of(
+  def from_edges(
     cls, nodes, edges, *, target, query=(-1, -1), node_features=None, edge_features=None
   ) -> "Graph":
-    """Builds a graph from rows of (sender, receiver, label) and of features.
+    """Builds a graph from a list of edges (sender, receiver, label), and features.
 
-    Edges with equal rows and equal features become one edge. Raises ValueError for
-    shapes that do not fit the nodes.
+    Equal edges with equal features become one edge. Raises ValueError for shapes that
+    do not match the number of nodes.
     """
     nodes, target = np.asarray(nodes, np.int32), np.asarray(target, np.int32)
     edges = np.asarray(edges, np.int32).reshape(-1, 3)
@@ -76,9 +76,9 @@ class Graph(NamedTuple):
 
 
 class GraphNames(NamedTuple):
-  """The vocabulary of a graph data set, which fixes the sizes of a model.
+  """Holds the names of labels and classes, in the order of their numbers.
 
-  Names are in the order of their numbers.
+  They are the vocabulary of a graph data set: they fix the sizes of a model.
   """
 
   node_labels: tuple[str, ...]
@@ -89,7 +89,7 @@ class GraphNames(NamedTuple):
 
 
 class GraphData(NamedTuple):
-  """Graphs by split, the names of their labels, and notes for the log."""
+  """Holds graphs by split, the names of their labels, and notes for the log."""
 
   splits: Mapping[str, Sequence[Graph]]
   names: GraphNames
@@ -97,20 +97,19 @@ class GraphData(NamedTuple):
 
 
 class GraphBatches(Schedule):
-  """An endless sequence of batches, each determined by the seed and the step:
-  `batches[step]`.
+  """Makes an endless sequence of batches: `batches[step]` for any step >= 0.
 
-  A row holds one graph, and is scheduled by its nodes: see `Schedule`, of which the
-  options and errors are. Rows of padding fill the last batch of a bucket, and every
-  batch up to a multiple of rows.
+  A row holds one graph. `Schedule` chooses graphs by their number of nodes; it has the
+  options and errors. Rows of padding fill the last batch of a bucket, and round up the
+  rows of every batch.
 
   Attributes:
     examples: the graphs before batching.
-    shapes: all (rows, nodes, edges) that occur, one compilation of a training step
-      each.
+    shapes: all shapes (rows, nodes, edges) of batches; a step is compiled for each.
 
-  >>> triangle = Graph.of([0, 0, 0], [(0, 1, 0), (1, 2, 0), (2, 0, 1)], target=1)
-  >>> single = Graph.of([0], [], target=0)
+  >>> edges = [(0, 1, 0), (1, 2, 0), (2, 0, 1)]
+  >>> triangle = Graph.from_edges([0, 0, 0], edges, target=1)
+  >>> single = Graph.from_edges([0], [], target=0)
   >>> batches = GraphBatches([triangle, single], boundaries=(2, 4), budget=4, seed=0)
   >>> print(batches)
   shapes 2x2 1x4, batches per epoch: 2, dropped (above 4): 0, padding: 50%
@@ -122,11 +121,11 @@ class GraphBatches(Schedule):
     shapes = []
     for (rows, nodes), bucket in zip(self.shapes, self.buckets, strict=True):
       num_edges = max(len(graphs[index].senders) for index in bucket)
-      shapes.append((rows, nodes, max(1, num_edges)))  # no array has size zero
+      shapes.append((rows, nodes, max(1, num_edges)))  # arrays need a size above zero
     self.shapes = tuple(shapes)
 
   def __getitem__(self, step: SupportsIndex) -> GraphBatch:
-    chosen, bucket = self.chosen(step)
+    chosen, bucket = self.choose(step)
     first = self.examples[chosen[0]]
     widths = first.node_features.shape[1], first.edge_features.shape[1]
     batch = empty_batch(self.shapes[bucket], widths)
@@ -143,9 +142,9 @@ def num_nodes(graphs: Sequence[Graph]) -> Int[np.ndarray, "graphs"]:
 
 
 def empty_batch(shape: tuple[int, ...], widths: tuple[int, int] = (0, 0)) -> GraphBatch:
-  """Returns a batch of shape (rows, nodes, edges), a graph a row, that is all padding.
+  """Returns a batch of padding with shape (rows, nodes, edges), one graph in a row.
 
-  `widths` are those of the features of nodes and edges.
+  `widths` are the numbers of features of nodes and of edges.
   """
   rows, nodes, edges = shape
   return GraphBatch(

@@ -1,4 +1,4 @@
-"""The names of a run's labels and classes: learned, saved and compared."""
+"""Saves, loads and compares the names of a run's labels and classes."""
 
 import json
 
@@ -11,7 +11,7 @@ _NAMES_FILE = "graphs.json"
 
 
 def learn_names(data: GraphData, workdir: Path) -> GraphNames:
-  """Reads the names in the run directory, or takes those of the data.
+  """Returns the names of the run; if it has none yet, those in the data.
 
   Raises InputError if the data have other names than the run.
   """
@@ -23,7 +23,7 @@ def learn_names(data: GraphData, workdir: Path) -> GraphNames:
 
 
 def check_names(names: GraphNames, data: GraphData) -> None:
-  """Raises InputError if data have other labels or classes than the trained model."""
+  """Raises InputError unless data have the labels and classes of the trained model."""
   for kind, ours, theirs in zip(GraphNames._fields, names, data.names, strict=True):
     if ours != theirs:
       remedy = "give the data it was trained on, or another --workdir"

@@ -1,4 +1,4 @@
-"""The accuracy of classified graphs, by split and by length."""
+"""Computes the accuracy of graph classification, by split and by length."""
 
 import itertools
 import statistics
@@ -20,29 +20,28 @@ from experiments.graphs.graph import (
   GraphData,
   num_nodes,
 )
-from experiments.training.batches import batch_maker
+from experiments.training.batches import configure_batches
 from experiments.training.processes import is_first
 from experiments.training.results import Evaluation
-from experiments.training.run import Run, own_copies
+from experiments.training.run import Run, copy_to_process
 from experiments.training.sharding import put_batch
 from relpos_jax.typing import PyTree
 
-# Conditional Theorem Provers (Minervini et al. 2020), trained on chains of 2, 3 and 4
-# relations: accuracy in percent by length, one seed, from the README of
-# github.com/uclnlp/ctp.
+# Accuracy (%) by length of Conditional Theorem Provers (Minervini et al. 2020), trained
+# on chains of 2, 3 and 4 relations. From the README of github.com/uclnlp/ctp, one seed.
 CTP = dict(
   zip(
     range(2, 11), (100.0, 72.0, 74.0, 97.8, 96.2, 98.1, 97.8, 94.4, 89.3), strict=True
   )
 )
 NAME = "CTP, published"
-LONGEST_TRAINED = 4  # relations of a chain
+LONGEST_TRAINED = 4  # relations in the longest training chains
 
 
 def make_score(
   run: Run, batches: GraphBatches
 ) -> Callable[[PyTree], tuple[dict[str, float], str]]:
-  """Returns a function of parameters that computes the accuracy on batches."""
+  """Makes a function that computes the accuracy of parameters on batches."""
 
   @jax.jit
   def count(params, batch: GraphBatch):
@@ -54,7 +53,8 @@ def make_score(
     num_right = num_targets = 0
     for batch in prefetch(batches, 0, batches.num_per_epoch):
       right, targets = count(params, put_batch(batch, mesh=run.mesh))
-      # This waits for each batch. On CPUs, concurrent sums over processes may deadlock.
+      # int() waits for each batch: on CPUs, concurrent sums over processes may
+      # deadlock.
       num_right += int(right)
       num_targets += int(targets)
     return {"valid_accuracy": 100 * num_right / num_targets}, ""
@@ -63,9 +63,9 @@ def make_score(
 
 
 def evaluate(run: Run, data: GraphData, workdir: Path) -> Evaluation | None:
-  """Scores every split but train, and always predicting the most frequent class.
+  """Scores every split except train, beside always predicting the most frequent class.
 
-  Returns None in all processes but the first.
+  Only the first process returns an evaluation; the others return None.
   """
   splits = {name: graphs for name, graphs in data.splits.items() if name != "train"}
   answers, nats = predict(run, list(itertools.chain(*splits.values())))
@@ -105,7 +105,7 @@ def _draw_own_lengths(
 
 
 def predict(run: Run, graphs: Sequence[Graph]) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the predicted class of each graph, and its target's cross-entropy in nats."""
+  """Returns the predicted class of each graph, and the cross-entropy in nats."""
 
   @jax.jit
   def classify(params, batch: GraphBatch):
@@ -115,9 +115,9 @@ def predict(run: Run, graphs: Sequence[Graph]) -> tuple[np.ndarray, np.ndarray]:
     return jnp.argmax(logits, -1), nats
 
   sizes = num_nodes(graphs)
-  make = batch_maker(run.config, sizes, run.mesh, int(sizes.max()), GraphBatches)
+  make = configure_batches(run.config, sizes, run.mesh, int(sizes.max()), GraphBatches)
   batches = make(graphs, seed=None)
-  params = own_copies(run.params)
+  params = copy_to_process(run.params)
   answers = np.zeros(len(graphs), int)
   nats = np.zeros(len(graphs))
   for step in range(batches.num_per_epoch):
@@ -133,7 +133,7 @@ def predict(run: Run, graphs: Sequence[Graph]) -> tuple[np.ndarray, np.ndarray]:
 def draw_lengths(
   scores: Mapping[str, Mapping[int, Sequence[float]]], path: Path, title: str
 ) -> Path:
-  """Draws accuracies by row and length, over the runs, beside those of CTP."""
+  """Draws accuracy over length for each configuration, and for CTP."""
   curves = {**scores, NAME: {k: [accuracy] for k, accuracy in CTP.items()}}
   mark = LONGEST_TRAINED + 0.5, "longest in training"
   panel = SpreadPanel(

@@ -11,32 +11,26 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from experiments.data.upstream import write_skipped
 from experiments.errors import InputError
 from experiments.files import Path
 from experiments.graphs import graph as graph_module
 from experiments.graphs import scores
-from experiments.graphs.data import load_clutrr, load_tu, split_folds
+from experiments.graphs.data import SOURCES, load_data
 from experiments.graphs.graph import GraphBatch, GraphBatches, GraphData, GraphNames
 from experiments.graphs.names import check_names, learn_names, load_names, save_names
 from experiments.training import loop, processes, results, start
-from experiments.training.batches import batch_maker, check_batches
+from experiments.training.batches import check_batches, configure_batches
 from experiments.training.loss import Loss, cross_entropy
 from experiments.training.model import model_values
 from experiments.training.run import Run, load_average
 from experiments.training.sharding import AnyMesh, make_mesh
 from experiments.training.step import Steps, learning_rate, make_steps
 from experiments.training.workdir import (
-  check_shared,
   check_unchanged,
   data_digests,
   training_digest,
-  write_digests,
-  write_run_files,
 )
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
-
-_HEADS = dict(clutrr="pair", tu="graph")  # the encoder's head for each data source
 
 
 def train(
@@ -48,10 +42,10 @@ def train(
 ) -> None:
   """Trains from the last checkpoint in the run directory, if any, and evaluates.
 
-  The config is checked. Nothing is written before all inputs are checked, too. Raises
-  Stopped once a signal has stopped it and the state is saved.
+  The caller has checked the config. Nothing is written before all other inputs are
+  checked. After a signal, saves the state and raises Stopped.
   """
-  with processes.failing_together():
+  with processes.fail_together():
     data = load_data(config)
     for note in data.notes:
       print(note)
@@ -70,12 +64,8 @@ def train(
 
     with start.open_checkpoints(config, workdir) as checkpoints:
       state = start.restore(checkpoints, steps.shapes, workdir)
-      if processes.is_first():
-        write_run_files(workdir, config.to_dict(), num_steps)
-        save_names(names, workdir)
-        write_digests(workdir, digests)
-        write_skipped(data, workdir)
-      check_shared(workdir)
+      save = functools.partial(save_names, names, workdir)
+      start.write_start(run, workdir, num_steps, digests, save)
       checkpoints.prepare()
       loop.train(
         run,
@@ -107,19 +97,8 @@ def check(config: ConfigDict, sizes: Mapping[str, int]) -> None:
   check_batches(config, sizes)
 
 
-def load_data(config: ConfigDict) -> GraphData:
-  """Loads the graphs of `config.data`: train, valid, and one or more test splits."""
-  data = config.data
-  if data.source == "clutrr":
-    return load_clutrr(**data.clutrr)
-  fold = data.tu.fold
-  if fold == -1:
-    fold = config.seed % data.tu.num_folds
-  return split_folds(load_tu(data.tu.name, data.tu.path), fold, data.tu.num_folds)
-
-
 def mock_vocabulary(config: ConfigDict) -> GraphNames:
-  """Returns as many names as CLUTRR has."""
+  """Makes as many names as CLUTRR has, for the shapes of a model."""
   del config
   node_labels, edge_labels, classes = (
     tuple(map(str, range(number))) for number in (1, 14, 18)
@@ -130,21 +109,21 @@ def mock_vocabulary(config: ConfigDict) -> GraphNames:
 def make_batches(
   config: ConfigDict, data: GraphData, mesh: AnyMesh
 ) -> tuple[GraphBatches, GraphBatches]:
-  """Returns shuffled batches of the training split, and batches of the validation split."""
+  """Makes batches: shuffled ones for training, and ordered ones for validation."""
   train, valid = data.splits["train"], data.splits["valid"]
   sizes = graph_module.num_nodes([*train, *valid])
-  make = batch_maker(config, sizes, mesh, kind=GraphBatches)
+  make = configure_batches(config, sizes, mesh, kind=GraphBatches)
   return make(train, seed=config.seed), make(valid, seed=None)
 
 
 def empty_batch(shape: tuple[int, ...]) -> GraphBatch:
-  """Returns a batch of padding, of rows and nodes, or of rows, nodes and edges."""
+  """Returns a batch of padding with shape (rows, nodes) or (rows, nodes, edges)."""
   rows, nodes, *edges = shape
   return graph_module.empty_batch((rows, nodes, *(edges or [nodes])))
 
 
 def build(config: ConfigDict, names: GraphNames, mesh: AnyMesh) -> Steps:
-  """Builds model, optimizer and steps on a mesh; nothing is computed or compiled."""
+  """Builds model, optimizer and steps on a mesh, without computing or compiling."""
   schedule = learning_rate(config)
   return make_steps(
     config,
@@ -157,14 +136,14 @@ def build(config: ConfigDict, names: GraphNames, mesh: AnyMesh) -> Steps:
 
 
 def make_model(config: ConfigDict, names: GraphNames, rngs: nnx.Rngs) -> GraphEncoder:
-  """Returns the model of `config.model` with random parameters."""
+  """Makes the model of `config.model`, with random parameters."""
   values = GraphEncoderConfig(
     num_node_labels=len(names.node_labels),
     num_edge_labels=len(names.edge_labels),
     num_classes=len(names.classes),
     num_node_features=names.num_node_features,
     num_edge_features=names.num_edge_features,
-    head=_HEADS[config.data.source],
+    head=SOURCES[config.data.source].head,
     **model_values(config, GraphEncoderConfig),
   )
   return GraphEncoder(values, rngs=rngs)
@@ -176,13 +155,13 @@ def loss(
   rngs: nnx.Rngs | None = None,
   smoothing: float = 0.0,
 ) -> Loss:
-  """Computes the cross-entropy summed over targets: graphs or pairs of nodes."""
+  """Sums the cross-entropy over targets: graphs, or pairs of nodes."""
   logits = model(batch, rngs)
   return cross_entropy(logits, batch.target, smoothing=smoothing, pad=graph_module.PAD)
 
 
 def load_run(config: ConfigDict, workdir: Path) -> Run:
-  """Loads the trained model in a run directory on all devices."""
+  """Loads the trained model of a run directory; replicates it on all devices."""
   names = load_names(workdir)
   mesh = make_mesh()
   steps = build(config, names, mesh)
@@ -191,7 +170,7 @@ def load_run(config: ConfigDict, workdir: Path) -> Run:
 
 
 def evaluate(config: ConfigDict, workdir: Path) -> None:
-  """Scores the trained model in a run directory on the run's own data."""
+  """Scores the trained model of a run directory on the run's own data."""
   data = load_data(config)
   check_unchanged(workdir, data_digests(data.splits))
   run = load_run(config, workdir)
@@ -200,5 +179,5 @@ def evaluate(config: ConfigDict, workdir: Path) -> None:
 
 
 def score_run(run: Run, data: GraphData, workdir: Path) -> None:
-  """Scores every split but train; writes the scores and the run's record."""
+  """Scores every split except train; writes the scores and the run's record."""
   results.report(scores.evaluate(run, data, workdir), run, workdir, "accuracy")

@@ -1,8 +1,11 @@
-"""Starts runs in several processes on this machine; recipes for clusters."""
+"""Starts several processes on this machine; has scripts for clusters."""
 
 import shutil
 
 
-def dying_with_this_process() -> list[str]:
-  """Returns a command prefix that kills the child when its parent ends, where Linux has setpriv."""
+def end_with_parent() -> list[str]:
+  """Returns a prefix for a command that is killed once this process ends.
+
+  The prefix is empty where Linux has no setpriv.
+  """
   return ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []

@@ -2,15 +2,17 @@ r"""Runs a command in one or several processes on this machine, with retries.
 
   python -m experiments.launch --processes=2 -- python -m experiments.train --config=...
 
-With --processes above 1, each process gets the coordinator's address, its number, and one GPU. A
-single process can use all GPUs and is simpler; several can load data faster. If one fails, the
-others are killed. If the command exits with status 134, 137 or 143 (aborted, killed, terminated),
-it starts again, up to --retries times; a training resumes from its last checkpoint. SIGTERM, Ctrl-C
-and the SIGHUP of a closed terminal are passed on as SIGTERM and end the run; a second SIGTERM or
-Ctrl-C ends it at once. If the launcher itself is killed, so are its processes, where Linux has
-setpriv.
+A single process can use all GPUs, and is simpler; several may load data faster. With
+--processes above 1, each process gets the coordinator's address, its number, and one
+GPU. If one fails, the others are killed. If the command exits with status 134, 137 or
+143 (aborted, killed, terminated), it starts again, up to --retries times. A training
+then resumes from its last checkpoint.
 
-experiments/launch/ has recipes for Cloud TPU, GKE and SLURM.
+SIGTERM, Ctrl-C and the SIGHUP of a closed terminal reach the processes as SIGTERM, and
+end the run. A second SIGTERM or Ctrl-C ends it at once. If the launcher itself is
+killed, its processes are killed too, where Linux has setpriv.
+
+experiments/launch/ has scripts for Cloud TPU, GKE and SLURM.
 """
 
 import os
@@ -24,11 +26,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from experiments import command, signals
 from experiments.errors import InputError
-from experiments.launch import dying_with_this_process
+from experiments.launch import end_with_parent
 
 FLAGS = dict(
-  processes=command.Flag(1, "number of processes; if several, each has one GPU"),
-  retries=command.Flag(3, "number of times the command is started again"),
+  processes=command.Flag(1, "number of processes; more than one have one GPU each"),
+  retries=command.Flag(3, "how often the command is started again"),
 )
 
 _RETRIED = (134, 137, 143)
@@ -49,15 +51,15 @@ def make_main(words: Sequence[str]) -> Callable[..., None]:
 
 
 def run_with_retries(words: Sequence[str], processes: int, retries: int) -> int:
-  """Runs a command until it ends with a status that is not retried, and returns the status."""
+  """Runs a command, retries it if it was killed, and returns its last status."""
   received = []
 
   def note(number: int, _) -> None:
-    if received and number != signal.SIGHUP:  # a terminal that is closed may send two
+    if received and number != signal.SIGHUP:  # a closed terminal may send two
       raise KeyboardInterrupt
     received.append(number)
 
-  with signals.handling(signals.STOPPING, note):
+  with signals.handle_signals(signals.STOPPING, note):
     for retry in range(1, retries + 2):
       status = _run(words, processes, received)
       if status not in _RETRIED or received or retry > retries:
@@ -67,11 +69,11 @@ def run_with_retries(words: Sequence[str], processes: int, retries: int) -> int:
 
 
 def _run(words: Sequence[str], processes: int, received: Sequence[int]) -> int:
-  """Runs the command once and returns the exit status of a failed process, or 0."""
+  """Runs the command once; returns the status of a failed process, or 0."""
   running: list[subprocess.Popen] = []
   try:
     for env in environments(processes, os.environ):
-      running.append(subprocess.Popen([*dying_with_this_process(), *words], env=env))
+      running.append(subprocess.Popen([*end_with_parent(), *words], env=env))
     while _any_runs(running) and not received and not _status(running):
       time.sleep(0.1)
     if received:
@@ -84,7 +86,7 @@ def _run(words: Sequence[str], processes: int, received: Sequence[int]) -> int:
 
 
 def _terminate(processes: Sequence[subprocess.Popen]) -> None:
-  """Waits until all have saved, or one fails; a second signal interrupts."""
+  """Sends SIGTERM and waits until all have saved, or until one fails."""
   saved = {0, *(128 + number for number in signals.STOPPING)}
   for process in processes:
     process.terminate()
@@ -97,14 +99,14 @@ def _any_runs(processes: Sequence[subprocess.Popen]) -> bool:
 
 
 def _status(processes: Sequence[subprocess.Popen]) -> int:
-  """Returns the status of a failed process, preferably one that is not retried, or 0."""
+  """Returns the status of a failed process, or 0; prefers one that is not retried."""
   codes = [process.poll() or 0 for process in processes]
   failed = [code if code > 0 else 128 - code for code in codes if code]
   return min(failed, key=lambda code: code in _RETRIED, default=0)
 
 
 def environments(processes: int, env: Mapping[str, str]) -> list[dict[str, str]]:
-  """Returns the environment of each process, from which JAX reads its coordinator and GPU."""
+  """Returns the environment of each process; it tells JAX the coordinator and GPU."""
   if processes == 1:
     return [dict(env)]
   with socket.socket() as listener:

@@ -1,10 +1,10 @@
 #!/bin/bash
-# Several GPUs on one machine.
+# Trains on several GPUs of one machine.
 #
 #   bash experiments/launch/gpus.sh --config=configs/wmt14.py --workdir=runs/wmt14
 #
-# One process uses all GPUs; it is restarted if it is killed. PROCESSES=8 starts one process per GPU,
-# which can load data faster.
+# One process uses all GPUs; it is restarted if it is killed. PROCESSES=8 starts one
+# process for each of eight GPUs, which may load data faster.
 set -eu
 exec python -m experiments.launch --processes="${PROCESSES:-1}" --retries="${RETRIES:-3}" -- \
   python -m experiments.train "$@"

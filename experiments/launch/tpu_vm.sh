@@ -1,14 +1,16 @@
 #!/bin/bash
-# Cloud TPU: creates a TPU VM or slice and trains on all its workers, from your own machine.
+# Creates a Cloud TPU VM or slice from your own machine, and trains on all its workers.
 #
 #   TPU=my-tpu ZONE=us-east5-a bash experiments/launch/tpu_vm.sh \
 #     --config=configs/wmt14.py --workdir=gs://my-bucket/runs/wmt14
 #
-# TYPE (v5litepod-16) and VERSION (v2-alpha-tpuv5-lite; for v6e v2-alpha-tpuv6e) say what to ask for;
-# a spot VM unless SPOT=no. A queued resource of the name $TPU waits for capacity; a wrong zone, a
-# missing quota or an expired login ends this script. uv brings Python 3.12, since images have older
-# ones. --workdir must be in gs:// or a folder that all workers share. A preempted VM is asked for
-# again, and the training resumes. Ctrl-C here does not stop it there. The VM is yours to delete:
+# TYPE (default v5litepod-16) and VERSION (default v2-alpha-tpuv5-lite; v2-alpha-tpuv6e
+# for v6e) choose the VM. It is a spot VM unless SPOT=no. A queued resource with the
+# name $TPU waits for capacity. A wrong zone, a missing quota or an expired login ends
+# this script. uv installs Python 3.12, because the images have older versions.
+# --workdir must be in gs://, or a folder that all workers share. A preempted VM is
+# requested again, and the training resumes. Ctrl-C here does not stop the training
+# there. Delete the VM yourself:
 # gcloud compute tpus queued-resources delete $TPU --zone=$ZONE --force
 set -eu
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -26,7 +28,7 @@ install='mkdir -p relpos_jax && tar -xzf relpos_jax.tar.gz -C relpos_jax && cd r
   export PATH="$HOME/.local/bin:$PATH" &&
   { command -v uv || curl -LsSf https://astral.sh/uv/install.sh | sh; } &&
   uv venv --allow-existing --python=3.12 && uv pip install --quiet -e ".[tpu,experiments]"'
-# flock: after a broken connection the old training may still run, and the new one waits for it.
+# flock, because the old training may still run after a broken connection.
 train="cd relpos_jax && exec flock .running .venv/bin/python -m experiments.launch --retries=${RETRIES:-3} -- \
   python -m experiments.train --distributed $arguments"
 
@@ -47,7 +49,7 @@ while true; do
   status=0
   tpu scp "$code" "$TPU:relpos_jax.tar.gz" &&
     tpu ssh "$TPU" --command="$install" && tpu ssh "$TPU" --command="$train" || status=$?
-  # Killed, stopped by SIGTERM as before a preemption, or (255) the connection broke.
+  # Killed, stopped by SIGTERM as before a preemption, or (255) disconnected.
   [[ $status =~ ^(134|137|143|255)$ ]] || exit "$status"
   sleep "$WAIT"
 done

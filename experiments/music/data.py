@@ -1,4 +1,4 @@
-"""Pieces as tokens, by split: chorales, folders of MIDI files, rows for training."""
+"""Loads chorales and folders of MIDI files as tokens, and slices them for training."""
 
 import dataclasses
 import functools
@@ -19,7 +19,9 @@ from relpos_jax.typing import Int
 
 CODECS: dict[str, Codec] = {"events": performance.CODEC, "voices": voices.CODEC}
 SPLITS = ("train", "valid", "test")
-_MANY_FOLDERS = 20  # of one depth are pieces or albums; fewer may be composers or years
+# So many folders at one depth are pieces or albums. Fewer may be composers or years,
+# too few to be divided into splits.
+_MANY_FOLDERS = 20
 
 _CHORALES = "Jsb16thSeparated.json"
 CHORALES = Upstream(
@@ -30,18 +32,16 @@ CHORALES = Upstream(
   {_CHORALES: "79294cc374f9252e95ef4b703161524c1c53dc1f712c236f00f1c1f5d54af5a7"},
 )
 
-# Batches are shuffled with the same key: the counter keeps the two random streams
-# apart.
+# Batches are shuffled with the same key. The counter makes this random stream another.
 _COUNTER = np.array([0, 0, 0, 1], np.uint64)
 
 
 def load_chorales(path: str = "") -> Corpus:
-  """Loads 229 chorales for training, 76 valid, 77 test: Boulanger-Lewandowski et al.
-  2012's splits.
+  """Loads Bach's chorales: 229 for training, 76 for validation, 77 for testing.
 
-  `experiments.music.voices` writes them as tokens; upstream's order is kept. They are
-  from the upstream repository, 1.7 MB, or from a copy of its file in the folder `path`:
-  see `Upstream`.
+  Boulanger-Lewandowski et al. 2012 chose the splits, and the order is upstream's.
+  `experiments.music.voices` converts the chorales to tokens. They are downloaded
+  (1.7 MB), or the folder `path` holds a copy of the file: see `Upstream`.
 
   Raises InputError: a file is missing or wrong, or there is no network.
   """
@@ -53,15 +53,14 @@ def load_chorales(path: str = "") -> Corpus:
 
 
 def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
-  """Loads the MIDI files of a folder, in the splits of `find_midi_files`.
+  """Loads the MIDI files of a folder as tokens; `find_midi_files` chooses the splits.
 
-  `codec` is "events" (`experiments.music.performance`) for any music, or "voices"
-  (`experiments.music.voices`) for four-part music on a grid of 16th notes.
+  The `codec` "events" (`experiments.music.performance`) is for any music. "voices"
+  (`experiments.music.voices`) is for four-part music on a grid of 16th notes.
+  Unreadable files are skipped. The test split may be empty; it is then left out.
 
-  Bad files are skipped. Without files for it, the test split is left out.
-
-  Raises InputError: the folder is missing, has no good file for training or validation,
-  or more than half of its files are bad.
+  Raises InputError: the folder is missing, has no readable file for training or
+  validation, or more than half of its files are unreadable.
   """
   folder = _check_folder(path)
   files = find_midi_files(folder)
@@ -85,7 +84,7 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
 
 
 def _check_folder(path: str) -> pathlib.Path:
-  """Returns the folder; raises InputError for another path."""
+  """Returns the folder; raises InputError if there is none."""
   folder = pathlib.Path(path).expanduser()
   if not path:
     raise InputError("no folder of MIDI files: give --config.data.midi.path")
@@ -97,7 +96,7 @@ def _check_folder(path: str) -> pathlib.Path:
 
 
 class MidiFile(NamedTuple):
-  """A file, its split, and the name of its piece, which may have several files."""
+  """Holds a file, its split, and its piece, which may have several files."""
 
   path: pathlib.Path
   split: str
@@ -105,13 +104,15 @@ class MidiFile(NamedTuple):
 
 
 def find_midi_files(folder: pathlib.Path) -> list[MidiFile]:
-  """Finds the .mid and .midi files of a folder and its sub-folders, by name.
+  """Finds the .mid and .midi files of a folder and its sub-folders, in order of name.
 
-  Hidden files and folders are ignored. Sub-folders train, valid and test are the
-  splits. A folder without them is split by a hash of each piece's path in it, on
-  average 80, 10 and 10 %: adding or removing pieces moves no other piece to another
-  split. The pieces are the folders at the first depth that has at least 20, some of
-  them for validation. If no depth has, each file is a piece.
+  Hidden files and folders are ignored. The sub-folders train, valid and test are the
+  splits. Without them, a hash of each piece's path chooses its split: 80% train, 10%
+  valid and 10% test on average. So adding or removing pieces never moves another piece.
+
+  A piece is a folder at the first depth with at least 20 folders, if the hash puts some
+  of them into train and some into valid. If there is no such depth, each file is a
+  piece.
   """
   names = []
   for path in sorted(folder.rglob("*")):
@@ -124,7 +125,7 @@ def find_midi_files(folder: pathlib.Path) -> list[MidiFile]:
   files = []
   for parts in names:
     piece = "/".join(parts if has_splits else parts[:depth])
-    split = parts[0] if has_splits else split_of(piece)
+    split = parts[0] if has_splits else choose_split(piece)
     if split in SPLITS:
       files.append(MidiFile(folder.joinpath(*parts), split, piece))
   return files
@@ -135,7 +136,7 @@ def _has_splits(folder: pathlib.Path) -> bool:
 
 
 def _check_splits(files: Sequence[MidiFile], folder: pathlib.Path) -> None:
-  """Raises InputError unless a folder has files for training and validation."""
+  """Raises InputError unless there are files for training and for validation."""
   splits = {file.split for file in files}
   for split in ("train", "valid"):
     if split in splits:
@@ -149,7 +150,7 @@ def _check_splits(files: Sequence[MidiFile], folder: pathlib.Path) -> None:
 def _read(
   files: Sequence[MidiFile], codec: Codec, folder: str
 ) -> tuple[dict[MidiFile, np.ndarray], dict[MidiFile, str]]:
-  """Returns the tokens of the good files, and what is wrong with the others."""
+  """Reads files; returns the tokens of the good ones, and the errors of the others."""
   tokens, skipped = {}, {}
   for file in files:
     try:
@@ -163,21 +164,20 @@ def _read(
 
 
 def _depth_of_pieces(names: Sequence[tuple[str, ...]]) -> int | None:
-  """Returns the first depth with many folders, some of them to validate; None without
-  one.
+  """Finds the depth at which folders are pieces; None if each file is a piece.
 
-  Names are parts of paths.
+  `names` are the parts of each file's path; see `find_midi_files`.
   """
   for depth in range(1, max(map(len, names), default=1)):
     folders = {parts[:depth] for parts in names if len(parts) > depth}
-    splits = {split_of("/".join(folder)) for folder in folders}
+    splits = {choose_split("/".join(folder)) for folder in folders}
     if len(folders) >= _MANY_FOLDERS and {"train", "valid"} <= splits:
       return depth
   return None
 
 
 def _count(split: str, files: Sequence[MidiFile]) -> str:
-  """Says how many files a split has, and how many pieces if they are fewer."""
+  """Describes how many files a split has, and how many pieces if they are fewer."""
   count = f"{len(files):,} {split}"
   pieces = {file.piece for file in files}
   if len(pieces) < len(files):
@@ -185,8 +185,8 @@ def _count(split: str, files: Sequence[MidiFile]) -> str:
   return count
 
 
-def split_of(name: str) -> str:
-  """Returns the split of a piece with this name."""
+def choose_split(name: str) -> str:
+  """Chooses the split of a piece by the hash of its name."""
   digest = hashlib.sha256(name.encode()).digest()
   percent = int.from_bytes(digest[:8], "big") % 100
   if percent < 80:
@@ -196,21 +196,21 @@ def split_of(name: str) -> str:
 
 @dataclasses.dataclass(eq=False)
 class MusicRows:
-  """The rows of each epoch, a function of the seed and the epoch alone:
-  `rows.in_epoch(3)`.
+  """Slices and transposes pieces into rows, anew in each epoch: `rows.in_epoch(3)`.
 
-  A piece and its end are sliced into as few rows as possible, at multiples of the
-  codec's alignment; the rows of an epoch, concatenated, are the pieces. Safe to read
-  from several threads.
+  The seed and the epoch alone determine the rows. A piece and its end become as few
+  rows as possible, cut at multiples of the codec's alignment. Joined together, the rows
+  of an epoch are the pieces. Several threads may read them.
 
   Attributes:
-    pieces: tokens of the codec, without begin and end.
-    longest: the largest number of tokens of a row, the end included.
-    random_slices: draws other slices of a piece in each epoch, uniformly. Otherwise all
-      rows of a piece but the last are full.
-    semitones: each epoch transposes a piece by up to this many, up or down, uniformly.
-    seed: of slices and transpositions.
-    lengths: the largest number of tokens of each row in any epoch.
+    pieces: tokens of the codec, without begin and end tokens.
+    longest: the largest number of tokens in a row, including the end token.
+    random_slices: cuts a piece at other places in each epoch, chosen uniformly.
+      Otherwise all rows of a piece except the last are full.
+    semitones: transposes a piece in each epoch by up to this many semitones, up or
+      down, chosen uniformly.
+    seed: determines slices and transpositions.
+    lengths: the largest number of tokens that each row has in any epoch.
 
   >>> rows = MusicRows([np.arange(40, 45)], performance.CODEC, longest=4,
   ...                  random_slices=True, semitones=3, seed=0)
@@ -238,7 +238,7 @@ class MusicRows:
     self.in_epoch = functools.lru_cache(maxsize=2)(self.in_epoch)
 
   def in_epoch(self, epoch: int) -> Ragged:
-    """Returns the rows of an epoch; their number is the same in each."""
+    """Returns the rows of an epoch; every epoch has equally many."""
     key = np.array([self.seed % 2**64, epoch], np.uint64)
     generator = np.random.Generator(np.random.Philox(key=key, counter=_COUNTER))
     moves = generator.integers(-self.semitones, self.semitones + 1, len(self.pieces))
@@ -248,12 +248,13 @@ class MusicRows:
       tokens += [self.codec.transpose(piece, int(semitones)), [EOS]]
       lengths.append(self._slice(len(piece), float(phase)))
     values = np.concatenate(tokens).astype(np.int32)
-    return Ragged.joined(values, np.concatenate(lengths))
+    return Ragged.from_lengths(values, np.concatenate(lengths))
 
   def _slice(self, num_tokens: int, phase: float) -> Int[np.ndarray, "_"]:
-    """Returns the lengths of a piece's rows; `phase` in [0, 1) shortens the first row.
+    """Returns the lengths of a piece's rows.
 
-    The last row is shorter by what the first one holds more.
+    `phase` in [0, 1) moves the cuts: 0 fills all rows except the last, and larger
+    values shorten the first row and lengthen the last.
     """
     length = num_tokens + 1
     number = -(-length // self._size)

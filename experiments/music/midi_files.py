@@ -1,4 +1,4 @@
-"""MIDI files as scores of notes, and codecs between scores and tokens."""
+"""Reads and writes MIDI files as scores of notes, and defines codecs to tokens."""
 
 import bisect
 import collections
@@ -11,17 +11,18 @@ import mido
 import numpy as np
 
 from experiments.errors import InputError
-from experiments.files import to_path, whole_file
+from experiments.files import replace_file, to_path
 from relpos_jax.typing import Float, Int
 
-_DRUMS, _PEDAL = 9, 64  # channel and controller, counted from 0
-# Seconds, and quarter notes: a damaged file of 44 bytes may last for years.
+_DRUMS, _PEDAL = 9, 64  # the channel and the controller, counted from 0
+# In seconds and in quarter notes. A damaged file of 44 bytes may claim to last for
+# years.
 _LONGEST = 86_400
 _DEFAULT_TEMPO = 500_000  # microseconds per quarter note, by the standard
 
 
 class Note(NamedTuple):
-  """A note from `start` to `end`, in ticks; pitch 0 to 127, velocity 1 to 127."""
+  """Holds a note, with times in ticks, pitch 0 to 127 and velocity 1 to 127."""
 
   start: int
   end: int
@@ -30,17 +31,17 @@ class Note(NamedTuple):
 
 
 class Part(NamedTuple):
-  """The notes of one channel in one track, and the track's name."""
+  """Holds the notes of one channel in one track, and the track's name."""
 
   name: str
   notes: list[Note]
 
 
 class Score(NamedTuple):
-  """The notes and tempi of a MIDI file.
+  """Holds the notes and tempi of a MIDI file.
 
-  Parts are in the order of the file, without drums. Tempi are (tick, seconds per
-  quarter note from that tick on), and the first is at tick 0.
+  Parts are in the order of the file, without drums. A tempo is a pair: a tick, and the
+  seconds per quarter note from then on. The first is at tick 0.
   """
 
   parts: list[Part]
@@ -54,7 +55,7 @@ class Score(NamedTuple):
     [0.5, 1.0, 2.0]
     """
     starts, rates = np.array(self.tempi, float).T
-    # Division comes last: rounding to a grid depends on it.
+    # Divide last: rounding errors would move notes that lie between two grid steps.
     durations = np.diff(starts) * rates[:-1]
     at_starts = np.append(0.0, np.cumsum(durations)) / self.ticks_per_quarter
     index = np.searchsorted(starts, ticks, side="right") - 1
@@ -62,7 +63,7 @@ class Score(NamedTuple):
     return at_starts[index] + since
 
 
-# Messages and their ticks; and when a pedal goes down and up again, in order.
+# Messages with their ticks. The ticks at which a pedal goes down and up, in order.
 _Messages = Sequence[tuple[int, mido.Message | mido.MetaMessage]]
 _Pedal = list[tuple[int, int]]
 
@@ -70,14 +71,14 @@ _Pedal = list[tuple[int, int]]
 def read_score(path: str | os.PathLike) -> Score:
   """Reads the notes of a MIDI file, without drums (channel 10).
 
-  A part is a channel of a track. Every note in it has its own note off: notes of one
-  pitch that overlap end in the order in which they begin. A note without note off ends
-  with its track. Notes without length are left out.
+  A part is a channel of a track. Each note off ends one note: if notes of one pitch
+  overlap, the first to begin is the first to end. A note without note off ends with its
+  track. Notes of length zero are left out.
 
-  The sustain pedal is the channel's, in whichever tracks its messages are, as in
-  General MIDI. A note that ends while it is down, or as it goes down, lasts until it is
-  lifted or the part has a note of this pitch again (Oore et al. 2018). A pedal that is
-  never lifted holds to the end of the file.
+  The sustain pedal acts on its whole channel, in all tracks, as in General MIDI. It
+  prolongs notes that end while it is down, or as it goes down. They last until it is
+  lifted, or until the part repeats the pitch (Oore et al. 2018). A pedal that is never
+  lifted acts to the end of the file.
 
   Raises InputError: the file is missing, not MIDI, damaged, of type 2, too long, or has
   no notes.
@@ -88,16 +89,16 @@ def read_score(path: str | os.PathLike) -> Score:
     ticks = itertools.accumulate(message.time for message in track)
     tracks.append([*zip(ticks, track, strict=True)])
   messages = [*itertools.chain.from_iterable(tracks)]
-  messages.sort(key=lambda message: message[0])  # at one tick they stay in order
-  pedals = _pedals(messages)
+  messages.sort(key=lambda message: message[0])  # stable: order within a tick stays
+  pedals = _read_pedals(messages)
   parts = []
   for track in tracks:
-    parts += _parts(track, pedals)
+    parts += _read_parts(track, pedals)
   if not parts:
     raise InputError(
       f"no notes in {path}: give a MIDI file with notes other than drums"
     )
-  score = Score(parts, file.ticks_per_beat, _tempi(messages))
+  score = Score(parts, file.ticks_per_beat, _read_tempi(messages))
   last = max(note.end for part in parts for note in part.notes)
   if max(last / file.ticks_per_beat, score.seconds([last])[0]) > _LONGEST:
     raise InputError(
@@ -107,10 +108,10 @@ def read_score(path: str | os.PathLike) -> Score:
 
 
 def _open(path: str | os.PathLike) -> mido.MidiFile:
-  """Opens a MIDI file. Raises InputError if it cannot be used."""
+  """Opens a MIDI file; raises InputError if it cannot be used."""
   try:
     file = mido.MidiFile(path)
-  except Exception as error:  # mido raises many kinds for damaged files
+  except Exception as error:  # mido raises many kinds of errors for damaged files
     reason = getattr(error, "strerror", None) or str(error)
     reason = reason or "it is truncated or not MIDI"
     raise InputError(
@@ -124,7 +125,7 @@ def _open(path: str | os.PathLike) -> mido.MidiFile:
 
 
 def write_score(score: Score, path: str | os.PathLike) -> None:
-  """Writes a MIDI file of type 1: tempi, then a track and a channel for each part."""
+  """Writes a MIDI file of type 1: a track of tempi, then one for each part."""
   tempi = []
   for tick, seconds in score.tempi:
     tempo = round(seconds * 1e6)
@@ -137,7 +138,7 @@ def write_score(score: Score, path: str | os.PathLike) -> None:
       key = dict(channel=channel, note=pitch)
       messages.append(mido.Message("note_on", velocity=velocity, time=start, **key))
       messages.append(mido.Message("note_off", velocity=0, time=end, **key))
-    # At one tick, note offs come first.
+    # Note offs first within a tick: a repeated pitch must end before it begins again.
     messages.sort(key=lambda message: (message.time, message.type == "note_on"))
     name = mido.MetaMessage("track_name", name=part.name)
     tracks.append(mido.MidiTrack([name, *messages]))
@@ -148,12 +149,12 @@ def write_score(score: Score, path: str | os.PathLike) -> None:
       message.time = tick - before
       before = tick
   file = mido.MidiFile(ticks_per_beat=score.ticks_per_quarter, tracks=tracks)
-  with whole_file(to_path(path)) as content:
+  with replace_file(to_path(path)) as content:
     file.save(file=content)
 
 
-def _tempi(messages: _Messages) -> list[tuple[int, float]]:
-  """Returns the seconds per quarter note from each tick on."""
+def _read_tempi(messages: _Messages) -> list[tuple[int, float]]:
+  """Returns the tempi: ticks, and the seconds per quarter note from then on."""
   tempi = {0: _DEFAULT_TEMPO / 1e6}
   for tick, message in messages:
     if message.type == "set_tempo":
@@ -161,10 +162,10 @@ def _tempi(messages: _Messages) -> list[tuple[int, float]]:
   return sorted(tempi.items())
 
 
-def _pedals(messages: _Messages) -> dict[int, _Pedal]:
-  """Returns the sustain pedal of each channel; `messages` are those of all tracks."""
+def _read_pedals(messages: _Messages) -> dict[int, _Pedal]:
+  """Reads the sustain pedal of each channel from the messages of all tracks."""
   pedals: dict[int, _Pedal] = collections.defaultdict(list)
-  down: dict[int, int] = {}  # by channel: since when
+  down: dict[int, int] = {}  # by channel: the tick at which the pedal went down
   for tick, message in messages:
     if not message.is_cc(_PEDAL):
       continue
@@ -178,8 +179,8 @@ def _pedals(messages: _Messages) -> dict[int, _Pedal]:
   return pedals
 
 
-def _parts(track: _Messages, pedals: Mapping[int, _Pedal]) -> Iterator[Part]:
-  """Yields a part for each channel with notes in a track."""
+def _read_parts(track: _Messages, pedals: Mapping[int, _Pedal]) -> Iterator[Part]:
+  """Yields a part for each channel of a track that has notes."""
   name = ""
   by_channel = collections.defaultdict(list)
   for tick, message in track:
@@ -189,38 +190,40 @@ def _parts(track: _Messages, pedals: Mapping[int, _Pedal]) -> Iterator[Part]:
       by_channel[message.channel].append((tick, message))
   for channel, messages in sorted(by_channel.items()):
     last_tick, _ = track[-1]
-    notes = _sustained(_notes(messages, last_tick), pedals[channel])
+    notes = _sustain(_read_notes(messages, last_tick), pedals[channel])
     notes = sorted(note for note in notes if note.start < note.end)
     if notes:
       yield Part(name, notes)
 
 
-def _notes(messages: _Messages, last_tick: int) -> list[Note]:
-  """Returns the notes of one channel, from key down to key up: first in, first out."""
+def _read_notes(messages: _Messages, last_tick: int) -> list[Note]:
+  """Reads the notes of one channel; notes of one pitch end in order of beginning."""
   notes: list[Note] = []
-  begun = collections.defaultdict(collections.deque)  # by pitch: ticks and velocities
+  sounding = collections.defaultdict(
+    collections.deque
+  )  # by pitch: ticks and velocities
   for tick, message in messages:
     pitch = message.note
     if message.type == "note_on" and message.velocity:
-      begun[pitch].append((tick, message.velocity))
-    elif begun[pitch]:
-      start, velocity = begun[pitch].popleft()
+      sounding[pitch].append((tick, message.velocity))
+    elif sounding[pitch]:
+      start, velocity = sounding[pitch].popleft()
       notes.append(Note(start, tick, pitch, velocity))
-  for pitch, without_off in begun.items():
-    for start, velocity in without_off:
+  for pitch, remaining in sounding.items():
+    for start, velocity in remaining:
       notes.append(Note(start, last_tick, pitch, velocity))
   return notes
 
 
-def _sustained(notes: Sequence[Note], pedal: _Pedal) -> list[Note]:
-  """Prolongs the notes that end while the pedal is down."""
+def _sustain(notes: Sequence[Note], pedal: _Pedal) -> list[Note]:
+  """Prolongs notes that end while the pedal is down."""
   onsets = collections.defaultdict(list)  # by pitch
   for note in sorted(notes):
     onsets[note.pitch].append(note.start)
   downs = [down for down, _ in pedal]
   sustained = []
   for note in notes:
-    presses = bisect.bisect(downs, note.end)  # until the key is up
+    presses = bisect.bisect(downs, note.end)  # how often, up to the end of the note
     _, lifted = pedal[presses - 1] if presses else (0, 0)
     if lifted > note.end:
       again = bisect.bisect_left(onsets[note.pitch], max(note.end, note.start + 1))
@@ -235,18 +238,18 @@ def _sustained(notes: Sequence[Note], pedal: _Pedal) -> list[Note]:
 
 
 class Codec(NamedTuple):
-  """Reads MIDI files as tokens and writes tokens as MIDI files: `performance` and
-  `voices`.
+  """Converts between MIDI files and tokens: see `performance` and `voices`.
 
   Attributes:
     vocab_size: V. Tokens 0 to 2 are padding, begin and end.
-    notes: the tokens of notes, 128 pitches once or several times.
-    encode_score: returns the tokens of a score; takes its name for an InputError too.
-    decode_score: returns the score of tokens, a part for each voice, the highest first;
-      skips those that have no meaning in their context.
-    times: returns the step of each token and of the token after the last.
+    notes: the tokens that stand for pitches; a multiple of 128.
+    encode_score: converts a score to tokens. Its second argument names the score in
+      errors.
+    decode_score: converts tokens to a score, with a part for each voice, the highest
+      first. It skips tokens that have no meaning in their context.
+    times: returns the time of each token, and of a token after the last, in steps.
     step, ticks: the unit of time, in words and in ticks of `decode_score`.
-    alignment: a piece may be sliced at multiples of this many tokens.
+    alignment: pieces may be sliced at multiples of this many tokens.
   """
 
   vocab_size: int

@@ -1,13 +1,15 @@
-"""Codec of performances as events: note on, note off, time shift and velocity.
+"""Converts performances to events: note on, note off, time shift and velocity.
 
-Oore et al. 2018, section 2.1, and Huang et al. 2018, section 4.2. Tokens: 0 padding, 1
-begin, 2 end, then 128 note on, 128 note off, 100 time shifts of 10 ms to 1 s, and 32
-velocities, each for four MIDI velocities. Notes lie on a grid of 10 ms.
+Oore et al. 2018, section 2.1, and Huang et al. 2018, section 4.2, define the events.
+Tokens 0 to 2 are padding, begin and end. Then come 128 note ons, 128 note offs, 100
+time shifts of 10 ms to 1 s, and 32 velocities, each for four MIDI velocities. Notes lie
+on a grid of 10 ms.
 
-A performance has one canonical stream. At one time, note offs come before note ons,
-both ordered by pitch. A velocity precedes a note on only if it differs from the last
-one. A silence longer than a second is written as full seconds, then the rest. `decode`
-accepts any stream and skips tokens that have no meaning in their context.
+`encode` gives each performance a single canonical stream. Of events at the same time,
+note offs come first, and both kinds are ordered by pitch. A velocity comes before a
+note on only if it differs from the last one. A silence longer than a second is written
+as full seconds, then the rest. `decode` accepts any stream. It skips tokens that have
+no meaning in their context.
 """
 
 import itertools
@@ -22,19 +24,18 @@ from relpos_jax.typing import Float, Int
 STEPS_PER_SECOND = 100
 NOTE_ON = 3
 NOTE_OFF = NOTE_ON + 128
-TIME_SHIFT = NOTE_OFF + 128  # by one step; the longest shift is LONGEST steps
+TIME_SHIFT = NOTE_OFF + 128  # shifts by one step; the last one by LONGEST steps
 LONGEST = 100
 VELOCITY = TIME_SHIFT + LONGEST
 VOCAB_SIZE = VELOCITY + 32
 
 
-def on_grid(score: Score) -> list[Note]:
-  """Rounds the notes of a score to steps of 10 ms, and velocities to the middle of
-  their bin.
+def round_to_grid(score: Score) -> list[Note]:
+  """Rounds times to steps of 10 ms, and velocities to the middle of their bin.
 
-  A note lasts at least one step and ends where the next note of its pitch begins. Notes
-  of one pitch that begin together become one, with the longest duration and the highest
-  velocity.
+  A note lasts at least one step, and ends where the next note of its pitch begins.
+  Notes of one pitch that begin together become one note, with the longest duration and
+  the highest velocity.
   """
   notes = np.array([note for part in score.parts for note in part.notes]).reshape(-1, 4)
   steps = np.floor(score.seconds(notes[:, :2]) * STEPS_PER_SECOND + 0.5).astype(int)
@@ -50,9 +51,9 @@ def on_grid(score: Score) -> list[Note]:
 
 
 def encode(notes: Sequence[Note]) -> Int[np.ndarray, "L"]:
-  """Returns the canonical stream of notes in steps of 10 ms, as `on_grid` returns them.
+  """Encodes notes on the grid of `round_to_grid` as their canonical stream.
 
-  Velocity, on, 1 s, 0.5 s, off:
+  This example gives velocity, note on, shifts of 1 s and 0.5 s, and note off:
 
   >>> encode([Note(0, 150, pitch=60, velocity=82)]).tolist()
   [379, 63, 358, 308, 191]
@@ -79,18 +80,17 @@ def encode(notes: Sequence[Note]) -> Int[np.ndarray, "L"]:
 
 
 def decode(tokens: Sequence[int] | np.ndarray) -> list[Note]:
-  """Returns the notes of any stream; `decode(encode(notes))` equals `notes` on the
-  grid.
+  """Decodes any stream to notes; inverts `encode`.
 
-  A repeated note on ends the note before; a note without note off ends with the stream.
-  A note off of a silent pitch and notes without length are skipped. The velocity is 62
-  until one is given.
+  A repeated note on ends the note before. A note without note off ends with the stream.
+  A note off for a silent pitch, and notes of length zero, are skipped. The velocity is
+  62 until the stream sets one.
   """
   notes: list[Note] = []
-  begun: dict[int, tuple[int, int]] = {}
+  sounding: dict[int, tuple[int, int]] = {}
 
   now, velocity = 0, 62
-  ends = range(NOTE_OFF, TIME_SHIFT)  # of the notes that still sound
+  ends = range(NOTE_OFF, TIME_SHIFT)  # end the notes that still sound
   for token in [*strip_special(tokens).tolist(), *ends]:
     if token >= VELOCITY:
       velocity = 4 * (token - VELOCITY) + 2
@@ -98,16 +98,16 @@ def decode(tokens: Sequence[int] | np.ndarray) -> list[Note]:
       now += token - TIME_SHIFT + 1
     else:
       pitch = (token - NOTE_ON) % 128
-      start, last_velocity = begun.pop(pitch, (now, 0))
+      start, last_velocity = sounding.pop(pitch, (now, 0))
       if start < now:
         notes.append(Note(start, now, pitch, last_velocity))
       if token < NOTE_OFF:
-        begun[pitch] = now, velocity
+        sounding[pitch] = now, velocity
   return sorted(notes)
 
 
 def times(tokens: Sequence[int] | np.ndarray) -> Float[np.ndarray, "L"]:
-  """Returns the step of each token and of the token after the last.
+  """Returns the time of each token, and of a token after the last, in steps.
 
   >>> times([379, 63, 358, 308, 191]).tolist()
   [0.0, 0.0, 0.0, 100.0, 150.0, 150.0]
@@ -118,14 +118,14 @@ def times(tokens: Sequence[int] | np.ndarray) -> Float[np.ndarray, "L"]:
 
 
 def score(notes: Sequence[Note]) -> Score:
-  """Returns notes in steps of 10 ms as a score of one part, one tick per step."""
+  """Makes a score with one part of notes on the grid; a tick is a step of 10 ms."""
   return Score([Part("Piano", list(notes))], STEPS_PER_SECOND // 2, [(0, 0.5)])
 
 
 CODEC = Codec(
   VOCAB_SIZE,
   range(NOTE_ON, TIME_SHIFT),
-  lambda score, name: encode(on_grid(score)),
+  lambda score, name: encode(round_to_grid(score)),
   lambda tokens: score(decode(tokens)),
   times,
   step="steps of 10 ms",

@@ -1,4 +1,4 @@
-"""Piano rolls: the notes of a piece over time, and what the model attends to."""
+"""Draws piano rolls: the notes of a piece, and what the model attends to."""
 
 import functools
 from typing import Any
@@ -12,24 +12,22 @@ from experiments.data.tokenizer import BOS, PAD
 from experiments.evaluation.pictures import COLOURS, GREY, clean, make_figure, save
 from experiments.files import Path
 from experiments.music.midi_files import Score
-from experiments.training.run import Run, own_copies
+from experiments.training.run import Run, copy_to_process
 from relpos_jax.decoding.sampling import prefill
 from relpos_jax.models.layers import decoding_model
 from relpos_jax.typing import Array, Float, Int, PyTree
 
 _VOICE_COLOURS = (COLOURS[0], COLOURS[2], COLOURS[1], COLOURS[4])
-_MAX_COLUMNS = 400  # of a row of weights: narrower ones are indistinguishable
+_MAX_COLUMNS = 400  # for weights: narrower columns could not be told apart
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def last_weights(
   graphdef: nnx.GraphDef, params: PyTree, tokens: Int[Array, "1 L"]
 ) -> Float[Array, "layers L"]:
-  """Computes the attention weights of the last token on all, by layer, as means over
-  heads.
+  """Computes the last token's attention weights in each layer, averaged over heads.
 
-  The model decodes the last token with a cache of the others, so that memory is linear
-  in L.
+  The model decodes the last token with a cache of the others, so memory is linear in L.
   """
   model = decoding_model(graphdef, params)
   before, last = tokens[:, :-1], tokens[:, -1:]
@@ -45,32 +43,33 @@ def last_weights(
   return jnp.stack(layers)
 
 
-def draw(run: Run, piece: Int[np.ndarray, "L"], path: Path, prime: int = 0) -> Path:
-  """Draws notes as bars, in the colours of their voices, and attention; returns the
-  path.
+def draw(
+  run: Run, piece: Int[np.ndarray, "L"], path: Path, prompt_length: int = 0
+) -> Path:
+  """Draws the notes of a piece and the model's attention; returns the path.
 
-  Below the notes, a row per layer shows the weights of the prediction after the last
-  token, which is at the dashed line; stronger is more. On the right are the distances
-  that hold half and nine tenths of the weight. The first `prime` tokens have a grey
-  background.
+  Notes are bars in the colours of their voices. The first `prompt_length` tokens have a
+  grey background. Below, each row shows a layer's weights for the prediction after the
+  last token, at the dashed line; a stronger grey means more weight. The numbers on the
+  right are the distances within which half and nine tenths of the weight lie.
   """
   codec = run.vocabulary
   tokens = jnp.asarray([[BOS, *piece.tolist()]])
-  weights = np.asarray(last_weights(run.graphdef, own_copies(run.params), tokens))
+  weights = np.asarray(last_weights(run.graphdef, copy_to_process(run.params), tokens))
   times = codec.times(piece)
   heights = [3.4, 0.4 + 0.2 * len(weights)]
   figure = make_figure(10.0, 0.5 + sum(heights))
   notes, below = figure.subplots(2, sharex=True, height_ratios=heights)
   last = _draw_notes(notes, codec.decode_score(piece), codec.ticks)
-  end = max(1.0, times[-1], last)  # at least one step, for an empty piece
+  end = max(1.0, times[-1], last)  # an empty piece needs an axis, too
   notes.set_xlim(0, end)
-  begun = times[prime]
-  if begun:
-    notes.axvspan(0, begun, color=GREY, alpha=0.15, linewidth=0, zorder=0)
+  prompt_end = times[prompt_length]
+  if prompt_end:
+    notes.axvspan(0, prompt_end, color=GREY, alpha=0.15, linewidth=0, zorder=0)
     options = dict(va="bottom", color=GREY, fontsize=9)
     options |= dict(transform=notes.get_xaxis_transform())
-    notes.text(begun, 1.01, "prime ", ha="right", **options)
-    notes.text(begun, 1.01, " model", ha="left", **options)
+    notes.text(prompt_end, 1.01, "prompt ", ha="right", **options)
+    notes.text(prompt_end, 1.01, " model", ha="left", **options)
   _draw_attention(below, weights, times, end)
   for ax in (notes, below):
     ax.axvline(times[-1], color=GREY, linestyle="--", linewidth=1)
@@ -79,7 +78,7 @@ def draw(run: Run, piece: Int[np.ndarray, "L"], path: Path, prime: int = 0) -> P
 
 
 def _draw_notes(ax: Any, score: Score, ticks: int) -> float:
-  """Draws notes as bars in the colours of their parts; returns the last end."""
+  """Draws notes as bars in the colours of their parts; returns the end of the last."""
   starts, lengths, pitches, colours = [], [], [], []
   for voice, part in enumerate(score.parts):
     for note in part.notes:
@@ -99,27 +98,27 @@ def _draw_notes(ax: Any, score: Score, ticks: int) -> float:
 
 
 def _draw_attention(
-  ax: Any, weights_of: np.ndarray, times: np.ndarray, end: float
+  ax: Any, layer_weights: np.ndarray, times: np.ndarray, end: float
 ) -> None:
-  """Draws a row per layer, the first on top, each scaled to its own maximum."""
+  """Draws a row for each layer, the first on top; each row has its own scale."""
   from matplotlib.colors import LinearSegmentedColormap
 
   transparent = f"{GREY}00"
   colours = LinearSegmentedColormap.from_list("weights", [transparent, GREY])
   edges = np.linspace(0, end, int(min(_MAX_COLUMNS, end)) + 1)
-  token_times = np.append(0.0, times[:-1])  # the begin token is at the first step
+  token_times = np.append(0.0, times[:-1])  # the begin token has the first time
   latest_first = np.argsort(-token_times, kind="stable")
   options = dict(transform=ax.get_yaxis_transform(), va="center", fontsize=8)
-  for layer, weights in enumerate(weights_of):
+  for layer, weights in enumerate(layer_weights):
     sums, _ = np.histogram(token_times, edges, weights=weights)
-    # Square roots make small weights visible.
+    # Square roots, so that small weights are visible.
     row = [layer - 0.45, layer + 0.45]
     ax.pcolormesh(edges, row, np.sqrt(sums)[None], cmap=colours, vmin=0)
     held = np.cumsum(weights[latest_first])
     last = np.searchsorted(held, (0.5, 0.9)).clip(max=len(held) - 1)
     half, most = times[-1] - token_times[latest_first[last]]
     ax.text(1.005, layer, f"{half:,.0f} / {most:,.0f}", color=GREY, **options)
-  layers = len(weights_of)
+  layers = len(layer_weights)
   ax.set_ylim(layers - 0.5, -0.5)
   ax.set_yticks(range(layers), range(1, layers + 1), fontsize=8)
   ax.set_ylabel("layer")

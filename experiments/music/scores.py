@@ -1,4 +1,4 @@
-"""The likelihood of pieces."""
+"""Computes the likelihood of pieces."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -18,23 +18,23 @@ from experiments.training.loss import shift_right
 from experiments.training.metrics import track
 from experiments.training.processes import is_first
 from experiments.training.results import Evaluation
-from experiments.training.run import Run, own_copies
+from experiments.training.run import Run, copy_to_process
 from relpos_jax.typing import Array, Float, Int, PyTree
 
-_TOKENS_DRAWN = 512  # of a piece in a picture
-_NUM_SHAPES = 4  # of batches: each is compiled once
+_TOKENS_DRAWN = 512  # more of a piece would be too dense in a picture
+_NUM_SHAPES = 4  # shapes of batches; each is compiled once
 
-# Huang et al. 2018, table 2: nats per token on the valid split of the chorales. Quoted
-# second hand, not checked against the paper.
+# Huang et al. 2018, table 2: nats per token on the validation split of the chorales.
+# Quoted second hand, not checked against the paper.
 PUBLISHED = {"relative": 0.357, "sinusoidal": 0.398}
 
 
 def evaluate(run: Run, data: Corpus, workdir: Path) -> Evaluation | None:
   """Computes the likelihood of complete pieces, and draws a piano roll of one.
 
-  Returns None in all processes but the first.
+  Only the first process returns an evaluation; the others return None.
   """
-  nats_of = make_nats_of(run.graphdef, own_copies(run.params))
+  compute_nats = make_nats_function(run.graphdef, copy_to_process(run.params))
   scores, results, rows = {}, {}, {}
   lines = ["", "split   pieces    nats a token   without ends   nats a step"]
   for split in ("valid", "test"):
@@ -42,7 +42,7 @@ def evaluate(run: Run, data: Corpus, workdir: Path) -> Evaluation | None:
       continue
     pieces = data.splits[split]
     scores[split], nats = likelihood(
-      nats_of,
+      compute_nats,
       pieces,
       times=run.vocabulary.times,
       token_budget=run.config.batches.tokens,
@@ -63,7 +63,7 @@ def evaluate(run: Run, data: Corpus, workdir: Path) -> Evaluation | None:
 
 
 def likelihood(
-  nats_of: Callable[[Int[Array, "B L"]], Float[Array, "B L"]],
+  compute_nats: Callable[[Int[Array, "B L"]], Float[Array, "B L"]],
   pieces: Sequence[np.ndarray],
   times: Callable[[np.ndarray], np.ndarray],
   *,
@@ -71,12 +71,16 @@ def likelihood(
 ) -> tuple[dict[str, float], Float[np.ndarray, "pieces"]]:
   """Computes the negative log-likelihood of complete pieces, summed in float64.
 
-  Returns nats per token, ends included, per token of the music and per time step; and
-  the nats of each piece, its end included. `nats_of` is that of `make_nats_of`, and
-  `times` the codec's. A batch has at most `token_budget` tokens, padding included, but
-  for a longer piece by itself.
+  Returns three scores and the nats of each piece, including its end. The scores are
+  nats per token including ends, per token without ends, and per time step.
+
+  Args:
+    compute_nats: see `make_nats_function`.
+    times: see `Codec`.
+    token_budget: the largest number of tokens in a batch, including padding. A longer
+      piece gets a batch of its own.
   """
-  rows = Ragged.of([np.concatenate([piece, [EOS]]) for piece in pieces])
+  rows = Ragged.from_rows([np.concatenate([piece, [EOS]]) for piece in pieces])
   boundaries = bucket_boundaries(rows.lengths, _NUM_SHAPES, multiple_of=64)
   budget = max(token_budget, boundaries[-1])
   batches = Batches(rows, boundaries=boundaries, budget=budget, seed=None)
@@ -86,7 +90,7 @@ def likelihood(
   for step in track(range(num_batches), num_batches, "batches scored"):
     (tokens,) = batches[step]
     order = batches.order(step)
-    nats = np.asarray(nats_of(tokens), np.float64)
+    nats = np.asarray(compute_nats(tokens), np.float64)
     piece_nats[order] = nats.sum(axis=1)[: len(order)]
     end_nats += float(nats[tokens == EOS].sum())
   total = float(piece_nats.sum())
@@ -100,10 +104,10 @@ def likelihood(
   return scores, piece_nats
 
 
-def make_nats_of(
+def make_nats_function(
   graphdef: nnx.GraphDef, params: PyTree
 ) -> Callable[..., Float[Array, "B L"]]:
-  """Returns `nats_of` for a `LanguageModel`: compiled, without dropout."""
+  """Compiles `compute_nats(tokens)` for a `LanguageModel`, without dropout."""
 
   @jax.jit
   def score(params, tokens):
@@ -115,7 +119,7 @@ def make_nats_of(
 def token_nats(
   logits: Float[Array, "B L V"], targets: Int[Array, "B L"]
 ) -> Float[Array, "B L"]:
-  """Computes -log P(target) of each token in float32; 0 for padding."""
+  """Computes -log P(target) of each token in float32, and 0 for padding."""
   nats = optax.softmax_cross_entropy_with_integer_labels(
     logits.astype(jnp.float32), targets
   )

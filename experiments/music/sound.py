@@ -1,11 +1,11 @@
-"""The sound of scores, as WAV files: a decaying tone with overtones for each note."""
+"""Writes scores as WAV files: each note is a decaying tone with overtones."""
 
 import os
 
 import numpy as np
 from scipy.io import wavfile
 
-from experiments.files import to_path, whole_file
+from experiments.files import replace_file, to_path
 from experiments.music.midi_files import Score
 from relpos_jax.typing import Float
 
@@ -13,11 +13,11 @@ RATE = 22_050  # samples a second
 _PARTIALS = 4
 # Seconds; without attack and release, tones click.
 _ATTACK, _DECAY, _RELEASE = 0.01, 1.5, 0.08
-_PEAK = 0.9  # of 1, where samples would be clipped
+_PEAK = 0.9  # samples would be clipped at 1
 
 
 def synthesize(score: Score) -> Float[np.ndarray, "_"]:
-  """Returns the samples of a score, between -1 and 1, `RATE` a second."""
+  """Synthesizes a score; returns samples between -1 and 1, `RATE` a second."""
   notes = [note for part in score.parts for note in part.notes]
   spans = np.array([(note.start, note.end) for note in notes]).reshape(-1, 2)
   seconds = score.seconds(spans)
@@ -31,14 +31,14 @@ def synthesize(score: Score) -> Float[np.ndarray, "_"]:
 
 
 def _tone(pitch: int, seconds: float) -> Float[np.ndarray, "_"]:
-  """Returns the tone of a MIDI pitch that is held for some seconds and then fades."""
+  """Synthesizes a MIDI pitch that is held for some seconds and then fades."""
   length = seconds + _RELEASE
   time = np.arange(int(length * RATE)) / RATE
   frequency = 440 * 2 ** ((pitch - 69) / 12)
   tone = np.zeros(len(time))
   for partial in range(1, _PARTIALS + 1):
     overtone = partial * frequency
-    if overtone < RATE / 2:  # others would sound at wrong pitches
+    if overtone < RATE / 2:  # higher ones would alias to wrong pitches
       tone += np.sin(2 * np.pi * overtone * time) / partial**2
   attack = np.minimum(1, time / _ATTACK)
   release = np.minimum(1, (length - time) / _RELEASE)
@@ -46,7 +46,7 @@ def _tone(pitch: int, seconds: float) -> Float[np.ndarray, "_"]:
 
 
 def write_wav(score: Score, path: str | os.PathLike) -> None:
-  """Writes the sound of a score to a WAV file: one channel of 16 bits."""
+  """Writes the sound of a score as a WAV file, with one channel of 16 bits."""
   samples = np.round(32_767 * synthesize(score)).astype("<i2")
-  with whole_file(to_path(path)) as content:
+  with replace_file(to_path(path)) as content:
     wavfile.write(content, RATE, samples)

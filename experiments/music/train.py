@@ -1,4 +1,4 @@
-"""Trains a model of music: the next token of a piece, scored by its likelihood.
+"""Trains a language model of music, which is scored by the likelihood of pieces.
 
 `train` says what happens, in order. `experiments.train` calls it.
 """
@@ -20,19 +20,16 @@ from experiments.music import scores, voices
 from experiments.music.data import CODECS, MusicRows, load_chorales, load_midi_folder
 from experiments.music.midi_files import Codec
 from experiments.training import loop, processes, results, start
-from experiments.training.batches import batch_maker, check_batches
+from experiments.training.batches import check_batches, configure_batches
 from experiments.training.loss import Loss, cross_entropy, shift_right
 from experiments.training.model import model_values
 from experiments.training.run import Run, load_average
 from experiments.training.sharding import AnyMesh, make_mesh
 from experiments.training.step import Steps, learning_rate, make_steps
 from experiments.training.workdir import (
-  check_shared,
   check_unchanged,
   data_digests,
   training_digest,
-  write_digests,
-  write_run_files,
 )
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 
@@ -46,10 +43,10 @@ def train(
 ) -> None:
   """Trains from the last checkpoint in the run directory, if any, and evaluates.
 
-  The config is checked. Nothing is written before all inputs are checked, too. Raises
-  Stopped once a signal has stopped it and the state is saved.
+  The caller has checked the config. Nothing is written before all other inputs are
+  checked. After a signal, saves the state and raises Stopped.
   """
-  with processes.failing_together():
+  with processes.fail_together():
     data = load_data(config)
     for note in data.notes:
       print(note)
@@ -68,11 +65,9 @@ def train(
 
     with start.open_checkpoints(config, workdir) as checkpoints:
       state = start.restore(checkpoints, steps.shapes, workdir)
+      start.write_start(run, workdir, num_steps, digests)
       if processes.is_first():
-        write_run_files(workdir, config.to_dict(), num_steps)
-        write_digests(workdir, digests)
         write_skipped(data, workdir)
-      check_shared(workdir)
       checkpoints.prepare()
       loop.train(
         run,
@@ -93,19 +88,19 @@ def train(
 
 
 def check(config: ConfigDict, sizes: Mapping[str, int]) -> None:
-  """Raises InputError for wrong batches; reads no data."""
+  """Raises InputError for wrong sizes of batches; reads no data."""
   check_batches(config, sizes)
 
 
 def load_data(config: ConfigDict) -> Corpus:
-  """Loads the pieces of `config.data` as tokens."""
+  """Loads the pieces of `config.data`, as tokens."""
   if config.data.source == "chorales":
     return load_chorales(**config.data.chorales)
   return load_midi_folder(**config.data.midi)
 
 
 def choose_codec(config: ConfigDict) -> Codec:
-  """Returns the codec of `config.data`, which is the vocabulary."""
+  """Returns the codec of `config.data`; it plays the part of a vocabulary."""
   if config.data.source == "chorales":
     return voices.CODEC
   return CODECS[config.data.midi.codec]
@@ -117,9 +112,10 @@ mock_vocabulary = choose_codec
 def make_batches(
   config: ConfigDict, data: Corpus, codec: Codec, mesh: AnyMesh
 ) -> tuple[Batches, Batches]:
-  """Returns shuffled batches of the training split, and batches of the validation split.
+  """Makes batches: shuffled ones for training, and ordered ones for validation.
 
-  Pieces are cut if they are longer than `max_length`, or `valid_length`.
+  Training pieces longer than `max_length` are cut, and so are validation pieces longer
+  than `valid_length`.
   """
   settings = config.batches
   longest_valid = max(settings.max_length, settings.valid_length)
@@ -132,18 +128,18 @@ def make_batches(
     seed=config.seed,
   )
   valid = MusicRows(data.splits["valid"], codec, longest=longest_valid)
-  make = batch_maker(config, train.lengths, mesh)
-  make_valid = batch_maker(config, valid.lengths, mesh, max_length=longest_valid)
+  make = configure_batches(config, train.lengths, mesh)
+  make_valid = configure_batches(config, valid.lengths, mesh, max_length=longest_valid)
   return make(train, seed=config.seed), make_valid(valid, seed=None)
 
 
 def empty_batch(shape: tuple[int, ...]) -> Tokens:
-  """Returns a batch of padding, of rows and a length."""
+  """Returns a batch of padding with shape (rows, length)."""
   return Tokens(np.zeros(shape, np.int32))
 
 
 def build(config: ConfigDict, codec: Codec, mesh: AnyMesh) -> Steps:
-  """Builds model, optimizer and steps on a mesh; nothing is computed or compiled."""
+  """Builds model, optimizer and steps on a mesh, without computing or compiling."""
   schedule = learning_rate(config)
   return make_steps(
     config,
@@ -156,7 +152,7 @@ def build(config: ConfigDict, codec: Codec, mesh: AnyMesh) -> Steps:
 
 
 def make_model(config: ConfigDict, codec: Codec, rngs: nnx.Rngs) -> LanguageModel:
-  """Returns the model of `config.model` with random parameters."""
+  """Makes the model of `config.model`, with random parameters."""
   values = model_values(config, LanguageModelConfig)
   return LanguageModel(LanguageModelConfig(codec.vocab_size, **values), rngs=rngs)
 
@@ -167,13 +163,13 @@ def loss(
   rngs: nnx.Rngs | None = None,
   smoothing: float = 0.0,
 ) -> Loss:
-  """Computes the cross-entropy of each token given the tokens before it."""
+  """Sums the cross-entropy of each token, given the tokens before it."""
   logits = model(shift_right(batch.tokens, BOS), rngs=rngs)
   return cross_entropy(logits, batch.tokens, smoothing=smoothing)
 
 
 def load_run(config: ConfigDict, workdir: Path) -> Run:
-  """Loads the trained model in a run directory on all devices."""
+  """Loads the trained model of a run directory; replicates it on all devices."""
   codec = choose_codec(config)
   mesh = make_mesh()
   steps = build(config, codec, mesh)
@@ -182,7 +178,7 @@ def load_run(config: ConfigDict, workdir: Path) -> Run:
 
 
 def evaluate(config: ConfigDict, workdir: Path) -> None:
-  """Scores the trained model in a run directory on the run's own data."""
+  """Scores the trained model of a run directory on the run's own data."""
   data = load_data(config)
   check_unchanged(workdir, data_digests(data.splits))
   score_run(load_run(config, workdir), data, workdir)

@@ -1,11 +1,12 @@
-"""Codec of four voices on a grid of 16th notes, such as chorales.
+"""Converts music in four voices, such as chorales, to tokens on a grid of 16th notes.
 
-A grid is [steps, 4]: MIDI pitches, soprano to bass, -1 for silence. Consecutive equal
-pitches are one note: the grid does not distinguish held from repeated notes.
+A grid is an array [steps, 4] of MIDI pitches, from soprano to bass; -1 is silence.
+Equal pitches in succession are one note, because a grid cannot tell held from repeated
+notes.
 
-The tokens are the four voices of each step in turn (Huang et al. 2018, section 4.1): 0
-padding, 1 begin, 2 end, 3 silence, and 4 + p for MIDI pitch p. All 128 pitches have
-tokens, not only those of the chorales (36 to 81), so that any piece can be encoded and
+The tokens are the four voices of each step in turn (Huang et al. 2018, section 4.1).
+They are 0 for padding, 1 begin, 2 end, 3 silence, and 4 + p for MIDI pitch p. Chorales
+only use pitches 36 to 81, but all 128 have tokens, so that any piece can be encoded and
 transposed.
 """
 
@@ -30,7 +31,7 @@ _TICKS_PER_STEP = 120
 
 
 def encode(grid: Integer[np.ndarray, "steps 4"]) -> Int[np.ndarray, "L"]:
-  """Returns the tokens of a grid, four per step.
+  """Encodes a grid as tokens, four per step.
 
   >>> encode(np.array([[67, 64, 60, 48], [67, 65, -1, 50]]))
   array([71, 68, 64, 52, 71, 69,  3, 54])
@@ -39,9 +40,10 @@ def encode(grid: Integer[np.ndarray, "steps 4"]) -> Int[np.ndarray, "L"]:
 
 
 def decode(tokens: Sequence[int] | np.ndarray) -> Int[np.ndarray, "steps 4"]:
-  """Returns the grid of tokens; `decode(encode(grid))` equals `grid`.
+  """Decodes tokens to a grid; inverts `encode`.
 
-  Skips begin, end and padding around the piece, and an incomplete last step.
+  Begin, end and padding around the piece are skipped, and so is an incomplete last
+  step.
 
   >>> decode([1, 71, 68, 64, 52, 71, 69, 3, 54, 71, 2, 0]).tolist()
   [[67, 64, 60, 48], [67, 65, -1, 50]]
@@ -53,7 +55,7 @@ def decode(tokens: Sequence[int] | np.ndarray) -> Int[np.ndarray, "steps 4"]:
 
 
 def times(tokens: Sequence[int] | np.ndarray) -> Float[np.ndarray, "L"]:
-  """Returns the step of each token and of the token after the last, in 16th notes.
+  """Returns the time of each token, and of a token after the last, in 16th notes.
 
   >>> times([71, 68, 64, 52, 71]).tolist()
   [0.0, 0.0, 0.0, 0.0, 1.0, 1.0]
@@ -62,7 +64,7 @@ def times(tokens: Sequence[int] | np.ndarray) -> Float[np.ndarray, "L"]:
 
 
 def score(grid: Integer[np.ndarray, "steps 4"]) -> Score:
-  """Returns a grid as a score of four named parts, at 80 quarter notes per minute."""
+  """Makes a score of a grid: four named parts, at 80 quarter notes per minute."""
   parts = [Part(name, []) for name in VOICES]
   for part, pitches in zip(parts, grid.T, strict=True):
     changes = np.flatnonzero(np.diff(pitches, prepend=-2, append=-2)).tolist()
@@ -74,16 +76,16 @@ def score(grid: Integer[np.ndarray, "steps 4"]) -> Score:
   return Score(parts, _STEPS_PER_QUARTER * _TICKS_PER_STEP, [(0, 60 / 80)])
 
 
-def grid_of(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]:
-  """Rounds a score of four parts to a grid; `grid_of(score(grid))` equals `grid`.
+def round_to_grid(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]:
+  """Rounds a score of four parts to a grid; inverts `score` up to silence at the end.
 
-  Silence at the end is lost. Four parts named after `VOICES` are these voices, whatever
-  other parts there are. Where all parts have such names, missing voices are silent.
-  Otherwise the four parts are ordered by mean pitch, the highest first. A note lasts at
-  least one step. Of two notes that sound together in a voice, the later one is kept.
+  If four parts are named after `VOICES`, they are these voices, and other parts are
+  ignored. If all parts have such names but there are fewer, the missing voices are
+  silent. Four parts with other names are ordered by mean pitch, the highest first. A
+  note lasts at least one step. Of two notes that sound together in a voice, the later
+  one counts.
 
-  Raises InputError, with `name` in the message: the score has not four parts, nor named
-  ones.
+  Raises InputError, with `name` in the message, for any other score.
   """
   notes = []
   for voice, part in enumerate(_choose_parts(score, name)):
@@ -98,14 +100,14 @@ def grid_of(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]
 
 
 def _choose_parts(score: Score, name: str) -> list[Part]:
-  """Returns the part of each voice, empty if it is silent. Raises InputError."""
+  """Chooses a part for each voice, empty if it is silent; raises InputError."""
   parts = [part for part in score.parts if part.notes]
   names = [part.name.strip().capitalize() for part in parts]
-  by_name = dict(zip(names, parts, strict=True))
+  named_parts = dict(zip(names, parts, strict=True))
   num_named = sum(map(VOICES.count, names))
-  is_unique = num_named == len(by_name.keys() & VOICES)
+  is_unique = num_named == len(named_parts.keys() & VOICES)
   if num_named and is_unique and num_named in (len(parts), len(VOICES)):
-    return [by_name.get(voice, Part(voice, [])) for voice in VOICES]
+    return [named_parts.get(voice, Part(voice, [])) for voice in VOICES]
   if len(parts) == len(VOICES):
     return sorted(parts, key=_mean_pitch, reverse=True)
   raise InputError(
@@ -122,7 +124,7 @@ def _mean_pitch(part: Part) -> float:
 CODEC = Codec(
   VOCAB_SIZE,
   range(FIRST_PITCH, VOCAB_SIZE),
-  lambda score, name: encode(grid_of(score, name)),
+  lambda score, name: encode(round_to_grid(score, name)),
   lambda tokens: score(decode(tokens)),
   times,
   step="16th notes",

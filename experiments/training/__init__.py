@@ -1,1 +1,1 @@
-"""State, step, loss, schedule, sharding, checkpoints and the loop."""
+"""Trains models: loss, step, loop, sharding, checkpoints and metrics."""

@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.files import whole_file, with_digest, without_digest
+from experiments.files import append_digest, remove_digest, replace_file
 from experiments.training import processes
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.checkpoint_reader import (
-  by_name,
   describe,
-  digests_of,
+  explain_missing,
   list_regular,
-  none_good,
+  name_leaves,
+  read_digests,
 )
 from relpos_jax.typing import PyTree
 
@@ -33,18 +33,18 @@ def average_last(
   since: int = 0,
   keep: pathlib.Path | None = None,
 ) -> tuple[PyTree, list[int]]:
-  """Averages `params` over the last good checkpoints; returns them and the steps.
+  """Averages `params` over the last good checkpoints; returns the mean and the steps.
 
-  At most `num` are averaged: those in the last `part` of the steps of the newest, from
-  step `since` on, or the newest alone. Parameters that still change fast have a mean
-  worse than the last. A step between two saves counts only while it is the newest.
-  Vaswani et al. 2017, section 6.1.
+  At most `num` checkpoints are averaged (Vaswani et al. 2017, section 6.1). They are
+  from step `since` on, and from the last `part` of the steps so far: while parameters
+  still change fast, their mean is worse than the last ones. The newest checkpoint
+  always counts. Others that a signal caused, between two regular saves, do not.
 
   Args:
-    like: has the structure, shapes, dtypes and shardings of the result. The sum is in
+    like: gives the structure, shapes, dtypes and shardings of the result. The sum is in
       float32.
-    keep: a local file that keeps the average. It is read again while the checkpoints
-      are the same, unless a damaged one was passed over.
+    keep: a local file that caches the average. It is used again while the checkpoints
+      are the same. Nothing is cached if a damaged checkpoint was passed over.
 
   Raises InputError: there is no good checkpoint, or it is of another model.
   """
@@ -53,8 +53,8 @@ def average_last(
   steps = sorted({*list_regular(folder), *newest}, reverse=True)
   average = key = None
   if keep:
-    kinds = {name: describe(array) for name, array in by_name(like).items()}
-    key = json.dumps([digests_of(folder, steps), kinds, num, part, since])
+    kinds = {name: describe(array) for name, array in name_leaves(like).items()}
+    key = json.dumps([read_digests(folder, steps), kinds, num, part, since])
     average = read_average(keep, key, like)
   if average is None:
     average, is_whole = _average_good(checkpoints, steps, num, like, part, since)
@@ -78,7 +78,7 @@ def _average_good(
   part: float,
   since: int,
 ) -> tuple[tuple[PyTree, list[int]], bool]:
-  """Returns the average and its steps, and whether none was passed over as damaged."""
+  """Returns the average with its steps, and whether no checkpoint was damaged."""
   averaged, first, is_whole = [], 0, True
   for step in steps:
     if step < first or len(averaged) == num:
@@ -93,7 +93,7 @@ def _average_good(
       total, first = params, max(since, (1 - part) * step)
     averaged.append(step)
   if not averaged:
-    raise none_good(checkpoints.folder)
+    raise explain_missing(checkpoints.folder)
   return (_divide(total, len(averaged), like), averaged[::-1]), is_whole
 
 
@@ -112,12 +112,12 @@ def _divide(total: PyTree, count: int, like: PyTree) -> PyTree:
 def read_average(
   file: pathlib.Path, key: str, like: PyTree
 ) -> tuple[PyTree, list[int]] | None:
-  """Returns the average that is kept for a key, and its steps.
+  """Reads a cached average and its steps.
 
-  Returns None if it is for another key, damaged or not there.
+  Returns None if the file is missing, damaged, or for another key.
   """
   try:
-    content = without_digest(file.read_bytes())
+    content = remove_digest(file.read_bytes())
   except (OSError, ValueError):
     return None
   leaves = []
@@ -125,8 +125,8 @@ def read_average(
     if arrays["key"].item() != key:
       return None
     steps = arrays["steps"].tolist()
-    for name, leaf in by_name(like).items():
-      array = arrays[name].view(leaf.dtype)  # NumPy forgets bfloat16
+    for name, leaf in name_leaves(like).items():
+      array = arrays[name].view(leaf.dtype)  # NumPy's format has no bfloat16
       leaves.append(jax.device_put(array, leaf.sharding))
   return jax.tree.unflatten(jax.tree.structure(like), leaves), steps
 
@@ -134,9 +134,9 @@ def read_average(
 def write_average(
   file: pathlib.Path, key: str, average: PyTree, steps: Sequence[int]
 ) -> None:
-  """Keeps an average for a key, unless the folder cannot be written."""
-  arrays = {name: np.asarray(leaf) for name, leaf in by_name(average).items()}
+  """Caches an average for a key, unless the folder is read-only."""
+  arrays = {name: np.asarray(leaf) for name, leaf in name_leaves(average).items()}
   content = io.BytesIO()
   np.savez(content, key=key, steps=steps, **arrays)
-  with contextlib.suppress(OSError), whole_file(file) as opened:
-    opened.write(with_digest(content.getvalue()))
+  with contextlib.suppress(OSError), replace_file(file) as opened:
+    opened.write(append_digest(content.getvalue()))

@@ -1,4 +1,4 @@
-"""Shapes of batches on a mesh."""
+"""Chooses and checks the shapes of batches on a mesh."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from experiments.training.sharding import AnyMesh, multiples
 
 
 def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
-  """Raises InputError unless batches of the longest rows divide over mesh and microbatches."""
+  """Raises InputError unless mesh and microbatches can divide the longest batches."""
   tokens = config.batches.tokens
   longest = config.batches.max_length
   num_devices, _ = multiples(sizes, config.mesh.ring)
@@ -29,7 +29,7 @@ def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
 
 
 def longest_shape(config: ConfigDict, sizes: Mapping[str, int]) -> tuple[int, int]:
-  """Returns rows and tokens of the longest batches, on a mesh of these sizes."""
+  """Returns the shape (rows, tokens) of the longest batches on a mesh."""
   num_devices, length_multiple = multiples(sizes, config.mesh.ring)
   longest = config.batches.max_length
   num_rows = max(1, config.batches.tokens // longest)
@@ -37,23 +37,23 @@ def longest_shape(config: ConfigDict, sizes: Mapping[str, int]) -> tuple[int, in
   return round_up(num_rows, row_multiple), round_up(longest, length_multiple)
 
 
-def batch_maker(
+def configure_batches(
   config: ConfigDict,
   lengths: np.ndarray,
   mesh: AnyMesh,
   max_length: int | None = None,
   kind: Callable[..., Any] = Batches,
 ):
-  """Returns a constructor of batches, for training examples of these lengths.
+  """Configures the constructor `kind` of batches for training examples.
 
-  A batch has room for one row of the largest length on each device, whatever
-  `max_length` is.
+  `lengths` are the examples' lengths. A batch always has room for one row of the
+  largest length on each device, whatever `max_length` is.
   """
   num_devices, length_multiple = multiples(mesh.shape, config.mesh.ring)
   row_multiple = num_devices * config.training.num_microbatches
   longest = max_length or config.batches.max_length
   boundaries = bucket_boundaries(lengths, config.batches.num_shapes, max_length=longest)
-  # In training that is `tokens` on any mesh: `check_batches` refuses others.
+  # In training this is always `tokens`, because `check_batches` refuses fewer.
   budget = max(config.batches.tokens, boundaries[-1] * row_multiple)
   return functools.partial(
     kind,

@@ -13,21 +13,27 @@ from typing import Any, NamedTuple
 import jax
 
 from experiments.errors import InputError
-from experiments.files import Path, checking_bucket, in_bucket, upload, write_refusal
+from experiments.files import (
+  Path,
+  explain_bucket_errors,
+  explain_write_error,
+  in_bucket,
+  upload,
+)
 from experiments.training import processes
 from experiments.training.checkpoint_reader import (
   COMPLETE,
   TEMPORARY,
   Damage,
-  by_name,
   check_digests,
   describe,
+  explain_missing,
   list_damaged,
   list_regular,
   list_steps,
   local_copy,
   mark_damaged,
-  none_good,
+  name_leaves,
   read,
   silence_orbax,
   write_digests,
@@ -50,17 +56,16 @@ class _LastRegular(NamedTuple):
 
 
 class Checkpoints(contextlib.AbstractContextManager):
-  """The checkpoints of one run: a folder with one numbered sub-folder per step.
+  """Saves and restores the checkpoints of one run, in a sub-folder for each step.
 
-  A state is any pytree of arrays. It is stored as arrays by name
-  (`params.encoder.kernel`) with a manifest of their shapes and dtypes, and the digests
-  of all files. It is restored bit for bit in the structure and with the shardings of
-  `like`, whatever shardings it was saved with. Saving runs in the background and is
-  atomic.
+  A state is any pytree of arrays. A checkpoint stores them by name
+  (`params.encoder.kernel`), with a manifest of their shapes and dtypes, and the digests
+  of all files. Restoring is exact, bit for bit. `like` gives structure and shardings,
+  which may differ from those at saving. Saving is atomic, and runs in the background.
 
-  Files are compared with their digests before they are restored. A step that is
-  damaged, partial or in the folder of another step is reported in one line on stderr,
-  and the step before is restored. The run that owns the folder renames it to
+  Before restoring, files are compared with their digests. If a step is damaged,
+  incomplete or in the folder of another step, one line on stderr reports it, and the
+  step before is restored. The run that owns the folder renames the bad step to
   `damaged-STEP` and adds a `reason.txt`.
   """
 
@@ -72,21 +77,20 @@ class Checkpoints(contextlib.AbstractContextManager):
     save_every: int = 1,
     rename_damaged: bool = False,
   ):
-    """Writes nothing before the first save.
+    """Prepares the folder; nothing is written before the first save.
 
     Args:
       folder: holds the checkpoints of this run alone.
-      keep: the number of checkpoints kept; older ones are deleted after each save.
-      save_every: the interval of the saves. A step between, saved because a signal
-        came, is marked and deleted after the next save, so that the others are those of
-        a run without signals.
-      rename_damaged: whether damaged steps are renamed; only for the run that owns the
-        folder.
+      keep: how many checkpoints to keep. Older ones are deleted after each save.
+      save_every: the interval of regular saves. A checkpoint between them, which a
+        signal caused, is marked, and deleted after the next regular save. So the kept
+        checkpoints do not depend on signals.
+      rename_damaged: renames damaged steps. Only the run that owns the folder may.
 
     Raises InputError: Orbax cannot use the path.
     """
     path = folder if in_bucket(folder) else folder.absolute()
-    unreadable = re.search(r"[*?\\\[]", str(path))  # Orbax saves there, in vain
+    unreadable = re.search(r"[*?\\\[]", str(path))  # Orbax could save but not read
     if unreadable:
       raise InputError(
         f"cannot keep checkpoints in {folder}: its path holds {unreadable[0]!r}: "
@@ -97,64 +101,65 @@ class Checkpoints(contextlib.AbstractContextManager):
     self._save_every = save_every
     self._rename_damaged = rename_damaged
     self._manager: Any = None
-    self._is_staged = str(folder).startswith("s3://")  # Orbax writes gs:// alone
+    self._is_staged = str(folder).startswith("s3://")  # Orbax cannot write s3://
     self._exit = contextlib.ExitStack()
 
   def close(self, *_) -> None:
-    """Waits for the last save, and raises its error if it failed."""
-    with self._exit, self._checking_disk():
+    """Waits for the last save; raises its error if it failed."""
+    with self._exit, self._check_disk():
       if self._manager:
         self._manager.close()
 
   __exit__ = close
 
   def steps(self) -> list[int]:
-    """Waits for a save in progress and returns all steps in order, damaged ones too."""
+    """Waits for a running save; returns all steps in order, including damaged ones."""
     if self._manager:
-      with self._checking_disk():
+      with self._check_disk():
         self._manager.wait_until_finished()
     return list_steps(self.folder)
 
   def prepare(self) -> None:
-    """Makes the folder for saving; raises InputError if Orbax cannot use it."""
+    """Creates the folder for saving; raises InputError if Orbax cannot use it."""
     if not self._manager:
-      with self._checking_disk():
+      with self._check_disk():
         self._manager = self._make_manager()
 
   def save(self, step: int, state: PyTree) -> None:
-    """Saves in the background, but for the first save.
+    """Saves a state in the background; the first save is waited for.
 
     The arrays of `state` may be donated after the call.
 
     Raises:
-      InputError: the disk is full or read-only, now or during the save before; older
-        checkpoints stay good.
-      ValueError: `step` is not after all saved steps.
+      InputError: the disk is full or read-only, now or during the previous save. Older
+        checkpoints stay intact.
+      ValueError: `step` is not later than all saved steps.
     """
     import orbax.checkpoint as ocp
 
-    arrays = by_name(state)
+    arrays = name_leaves(state)
     kinds = {name: [describe(array)] for name, array in arrays.items()}
     manifest = ocp.args.JsonSave({"step": step, "arrays": kinds})
     items = ocp.args.Composite(state=ocp.args.PyTreeSave(arrays), manifest=manifest)
     is_first = not self.steps()
     self.prepare()
     self._saving = step
-    with self._checking_disk():
+    with self._check_disk():
       is_saved = self._manager.save(step, args=items)
     if not is_saved:
       raise ValueError(f"step {step} is not after all of those saved, {self.steps()}")
-    # A run that fails in its first save can start again: nothing was reported after it.
+    # If the first save fails, the run can start anew, since it has reported no metrics.
     if is_first:
       self.steps()
 
   def restore(self, *, like: PyTree) -> PyTree | None:
     """Restores the newest good state; returns None if nothing was ever saved.
 
-    The result has the shardings of `like`, arrays or `jax.ShapeDtypeStruct`s of the
-    same structure, shapes and dtypes, or is on the first device where they have none.
+    `like` has arrays or `jax.ShapeDtypeStruct`s with the state's structure, shapes and
+    dtypes. The result has their shardings; an array without a sharding is put on the
+    first device.
 
-    Raises InputError: there is no good checkpoint, or it is of another model.
+    Raises InputError: no checkpoint is good, or they are of another model.
     """
     steps = self.steps()
     for step in reversed(steps):
@@ -162,18 +167,18 @@ class Checkpoints(contextlib.AbstractContextManager):
       if state is not None:
         return state
     if steps or list_damaged(self.folder):
-      raise none_good(self.folder)
+      raise explain_missing(self.folder)
     return None
 
   def read(self, step: int, like: PyTree, field: str = "") -> PyTree | None:
-    """Reads a state or one field; returns None if it is damaged, or was deleted."""
+    """Reads a state, or one field of it; returns None if it is damaged or deleted."""
     path = self.folder / str(step)
     try:
       with local_copy(path) as folder:
-        with processes.failing_together(Damage):
+        with processes.fail_together(Damage):
           if processes.is_first():
             check_digests(folder)
-        with processes.failing_together(Damage):
+        with processes.fail_together(Damage):
           return read(folder, like, field)
     except Damage as damage:
       problem = str(damage)
@@ -183,7 +188,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     return None
 
   def _set_aside(self, path: Path, problem: str) -> str:
-    """Renames a damaged step if this run may; returns what became of it."""
+    """Renames a damaged step if this run may; returns what was done."""
     if not self._rename_damaged:
       return "passed over"
     name = ""
@@ -200,7 +205,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     silence_orbax()
     folder = self.folder if in_bucket(self.folder) else self.folder.absolute()
     policies = ocp.checkpoint_managers
-    # Steps of an earlier interval, which the present one does not count.
+    # These were saved with another interval, and are not regular in the present one.
     regular = list_regular(self.folder)[-self._keep :]
     earlier = [step for step in regular if step % self._save_every]
     self._policy = policies.AnyPreservationPolicy(
@@ -218,8 +223,8 @@ class Checkpoints(contextlib.AbstractContextManager):
       folder = pathlib.Path(self._exit.enter_context(tempfile.TemporaryDirectory()))
       policy = policies.LatestN(1)
     self._orbax_folder = folder
-    # Where a folder made in the background cannot be made, Orbax's threads wait for it
-    # for minutes.
+    # If Orbax creates a folder in the background and fails, its threads wait for
+    # minutes.
     in_background = ocp.AsyncOptions(
       create_directories_asynchronously=in_bucket(folder),
       post_finalization_callback=self._finish,
@@ -230,9 +235,9 @@ class Checkpoints(contextlib.AbstractContextManager):
     return ocp.CheckpointManager(folder, options=options)
 
   def _finish(self) -> None:
-    """Adds digests to the files that Orbax is about to make a checkpoint."""
+    """Adds digests to a checkpoint just before Orbax makes it final."""
     step = str(self._saving)
-    # In gs:// nothing is renamed, and the folder has its name already.
+    # On a disk the folder is renamed at the end. In gs:// it has its final name.
     new, *_ = *self._orbax_folder.glob(f"{step}.*"), self._orbax_folder / step
     write_digests(new)
     if self._saving % self._save_every:
@@ -241,9 +246,9 @@ class Checkpoints(contextlib.AbstractContextManager):
       self._copy_to_bucket(new)
 
   def _copy_to_bucket(self, new: pathlib.Path) -> None:
-    """Copies a step to s3://, and deletes old ones there."""
+    """Copies a checkpoint to s3://, and deletes old ones there."""
     path = self.folder / str(self._saving)
-    path.rmtree(missing_ok=True)  # half a copy, by a killed run
+    path.rmtree(missing_ok=True)  # a killed run may have left half a copy
     upload(new, path)
     (path / COMPLETE).write_bytes(b"")
     steps = [types.SimpleNamespace(step=step) for step in list_steps(self.folder)]
@@ -255,16 +260,16 @@ class Checkpoints(contextlib.AbstractContextManager):
         old.rmtree()
 
   @contextlib.contextmanager
-  def _checking_disk(self) -> Iterator[None]:
-    """Raises InputError where the disk is full or read-only, or a bucket fails.
+  def _check_disk(self) -> Iterator[None]:
+    """Raises InputError if the disk is full or read-only, or a bucket fails.
 
-    The files of the failed save are deleted.
+    Deletes the files of the failed save.
     """
     try:
-      with checking_bucket(self.folder):
+      with explain_bucket_errors(self.folder):
         yield
     except Exception as error:
-      refusal = write_refusal(error, f"a checkpoint in {self.folder}")
+      refusal = explain_write_error(error, f"a checkpoint in {self.folder}")
       if not refusal:
         raise
       for _ in range(10):  # other files of the save may still be written

@@ -1,6 +1,6 @@
-"""Lists the checkpoints in a folder, reads them and finds their damage.
+"""Lists the checkpoints in a folder, reads them and detects damage.
 
-Damage may be visible to one process only, so nothing here waits for other processes.
+Only one process may notice a damage, so nothing here waits for other processes.
 """
 
 import contextlib
@@ -31,20 +31,20 @@ from experiments.files import (
 )
 from relpos_jax.typing import PyTree
 
-COMPLETE = "commit_success.txt"  # the last file in a bucket, as Orbax writes in gs://
-TEMPORARY = "temporary.txt"  # marks a step between two saves; older ones have none
-_DIGESTS = "sha256sums.txt"  # `sha256sum --check` reads it; older checkpoints have none
+COMPLETE = "commit_success.txt"  # written last in a bucket, as Orbax does in gs://
+TEMPORARY = "temporary.txt"  # marks a checkpoint between two regular saves
+_DIGESTS = "sha256sums.txt"  # for `sha256sum --check`; old checkpoints have none
 
 
 class Damage(Exception):
-  """A checkpoint differs from what was saved; the message names the difference."""
+  """Reports that a checkpoint differs from what was saved, and how."""
 
 
 @contextlib.contextmanager
-def _finding_damage(name: str) -> Iterator[None]:
-  """Raises Damage for what cannot be read, unless this process or machine fails.
+def _detect_damage(name: str) -> Iterator[None]:
+  """Raises Damage for errors of reading, unless this process or machine fails.
 
-  Orbax and TensorStore raise many kinds for one broken file.
+  Orbax and TensorStore raise many kinds of errors for a broken file.
   """
   try:
     yield
@@ -56,19 +56,19 @@ def _finding_damage(name: str) -> Iterator[None]:
 
 
 def list_steps(folder: Path) -> list[int]:
-  """Returns the steps with a complete folder, in order, without links to folders."""
+  """Returns the steps with a complete folder, in order; links are ignored."""
   names = [path.name for path in _folders(folder)]
   return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
 
 
 def list_regular(folder: Path) -> list[int]:
-  """Returns the steps that are not deleted after the next save."""
+  """Returns the steps of regular saves, without those that a signal caused."""
   steps = list_steps(folder)
   return [step for step in steps if not (folder / str(step) / TEMPORARY).exists()]
 
 
 def list_damaged(folder: Path) -> list[Path]:
-  """Returns the folders that were renamed as damaged."""
+  """Returns the folders of steps that were renamed because of damage."""
   return [path for path in _folders(folder) if path.name.startswith("damaged-")]
 
 
@@ -79,8 +79,8 @@ def _folders(folder: Path) -> list[Path]:
   return [path for path in paths if path.is_dir() and not path.is_symlink()]
 
 
-def none_good(folder: Path) -> InputError:
-  """Returns the error of a folder without a good checkpoint."""
+def explain_missing(folder: Path) -> InputError:
+  """Makes the error for a folder without a good checkpoint."""
   damaged = [path.name for path in list_damaged(folder)]
   damaged += map(str, list_steps(folder))
   if not damaged:
@@ -94,7 +94,7 @@ def none_good(folder: Path) -> InputError:
 
 
 def mark_damaged(path: Path, reason: str) -> Path:
-  """Renames a step to `damaged-STEP`, adds the reason and returns the new path."""
+  """Renames a step to `damaged-STEP` and adds the reason; returns the new path."""
   new = path.with_name(f"damaged-{path.name}")
   number = 1
   while new.exists():
@@ -107,7 +107,7 @@ def mark_damaged(path: Path, reason: str) -> Path:
 
 @contextlib.contextmanager
 def local_copy(path: Path) -> Iterator[pathlib.Path]:
-  """Yields the folder of a step on this machine: a copy, if it is in a bucket."""
+  """Yields the folder of a step on this machine; in a bucket, downloads a copy."""
   if not in_bucket(path):
     yield path.absolute()
     return
@@ -118,7 +118,10 @@ def local_copy(path: Path) -> Iterator[pathlib.Path]:
 
 
 def write_digests(path: Path) -> None:
-  """Writes the SHA-256 of each file in sub-folders of a step; Orbax adds others later."""
+  """Writes the SHA-256 of each file in the sub-folders of a step.
+
+  Orbax later adds other files to the step's folder itself.
+  """
   lines = []
   with local_copy(path) as folder:
     for file in sorted(folder.glob("*/**/*")):
@@ -128,12 +131,12 @@ def write_digests(path: Path) -> None:
 
 
 def check_digests(folder: pathlib.Path) -> None:
-  """Raises Damage unless the files of a step are as they were saved.
+  """Raises Damage unless the files of a step match their digests.
 
-  Warns of a step without digests, as older ones are: nothing tells what was saved.
+  Warns if a step has no digests: older checkpoints were saved without.
   """
   file, lines = folder / _DIGESTS, []
-  with _finding_damage(_DIGESTS), contextlib.suppress(FileNotFoundError):
+  with _detect_damage(_DIGESTS), contextlib.suppress(FileNotFoundError):
     lines = file.read_text(errors="replace").splitlines()
   if not lines:
     print(
@@ -143,7 +146,7 @@ def check_digests(folder: pathlib.Path) -> None:
     )
   for line in lines:
     digest, _, name = line.partition("  ")
-    with _finding_damage(name):  # the name may be damaged too
+    with _detect_damage(name):  # the name may be damaged too
       present = _digest(folder / name)
     if present != digest:
       raise Damage(f"{name} is not what was saved")
@@ -154,39 +157,40 @@ def _digest(file: pathlib.Path) -> str:
     return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def digests_of(folder: Path, steps: Sequence[int]) -> dict[int, str]:
-  """Returns a digest of each step, which is another one if the step is saved anew."""
+def read_digests(folder: Path, steps: Sequence[int]) -> dict[int, str]:
+  """Reads a digest of each step, which changes when the step is saved again."""
   digests = {}
   for step in steps:
     file = folder / str(step) / _DIGESTS
-    if not file.is_file():  # an older step, whose manifest has digests
+    if not file.is_file():  # older steps have digests in their manifest
       file = folder / str(step) / "manifest" / "metadata"
     digests[step] = _digest(file) if file.is_file() else ""
   return digests
 
 
 def read(folder: pathlib.Path, like: PyTree, field: str = "") -> PyTree:
-  """Reads the state of a step with the structure and the shardings of `like`.
+  """Reads the state of a step, with the structure and the shardings of `like`.
 
-  A `field` of the state is read alone. Raises Damage if the files that this process
-  reads are damaged or partial, and InputError if the checkpoint is of another model.
+  With `field`, reads that field of the state alone. Raises Damage if files that this
+  process reads are damaged or incomplete, and InputError if the checkpoint is of
+  another model.
   """
   import orbax.checkpoint as ocp
 
   state = {field: like} if field else like
-  wanted = by_name(jax.tree.map(ocp.utils.to_shape_dtype_struct, state))
+  wanted = name_leaves(jax.tree.map(ocp.utils.to_shape_dtype_struct, state))
   _check_same_model(folder, wanted, field)
   request = ocp.args.PyTreeRestore(
     item=wanted,
     restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),
     partial_restore=True,
   )
-  with _finding_damage("it"):
+  with _detect_damage("it"):
     items = _checkpointer().restore(folder, ocp.args.Composite(state=request))
   leaves = []
   for name in wanted:
     leaf = items["state"].get(name)
-    # Without Orbax's metadata of an array, what was asked for comes back.
+    # If Orbax's metadata of an array is missing, it returns the request itself.
     if not isinstance(leaf, jax.Array):
       raise Damage(f"it has no array {name}")
     leaves.append(leaf)
@@ -196,37 +200,38 @@ def read(folder: pathlib.Path, like: PyTree, field: str = "") -> PyTree:
 def _check_same_model(
   folder: pathlib.Path, wanted: Mapping[str, Any], field: str
 ) -> None:
-  there = read_kinds(folder)
-  for name in sorted(there.keys() | wanted.keys()):
+  saved = read_kinds(folder)
+  for name in sorted(saved.keys() | wanted.keys()):
     if field and name.split(".")[0] != field:
       continue
-    kind = there.get(name, "absent")
+    kind = saved.get(name, "absent")
     kind_here = describe(wanted[name]) if name in wanted else "absent"
     if kind != kind_here:
+      other = "optimizer" if name.startswith("opt_state.") else "model"
       raise InputError(
-        f"checkpoint {folder.name} is of another model: {name} is {kind} there and "
-        f"{kind_here} here: use the config it was trained with, or another --workdir"
+        f"checkpoint {folder.name} is of another {other}: {name} is {kind} there and "
+        f"{kind_here} here: use the {other} it was trained with, or another --workdir"
       )
 
 
 def read_kinds(folder: pathlib.Path) -> dict[str, str]:
-  """Returns the kinds of a step's arrays by name.
+  """Reads the dtypes and shapes of a step's arrays, as `describe` formats them.
 
-  Raises Damage: they cannot be read, or are of another step.
+  Raises Damage: they are unreadable, or of another step.
   """
   kinds = {}
-  with _finding_damage("its manifest"):
+  with _detect_damage("its manifest"):
     manifest = json.loads((folder / "manifest" / "metadata").read_bytes())
     step = manifest["step"]
     for name, description in manifest["arrays"].items():
-      kinds[name] = description[0]  # in older checkpoints a digest follows
+      kinds[name] = description[0]  # in older checkpoints, a digest follows
   if step != int(folder.name):
     raise Damage(f"it is of step {step}: another step's folder was renamed or copied")
   return kinds
 
 
-def by_name(tree: PyTree) -> dict[str, Any]:
-  """Returns the leaves of a tree by dotted path, as in params.kernel."""
+def name_leaves(tree: PyTree) -> dict[str, Any]:
+  """Returns the leaves of a tree by dotted path, such as params.kernel."""
   arrays = {}
   for path, leaf in jax.tree.leaves_with_path(tree):
     arrays[jax.tree_util.keystr(path, simple=True, separator=".")] = leaf
@@ -234,7 +239,7 @@ def by_name(tree: PyTree) -> dict[str, Any]:
 
 
 def describe(array: Any) -> str:
-  """Returns the kind of an array or `jax.ShapeDtypeStruct`, as in bfloat16[2,3]."""
+  """Formats the dtype and shape of an array, such as bfloat16[2,3]."""
   return f"{array.dtype}[{','.join(map(str, array.shape))}]"
 
 
@@ -251,10 +256,10 @@ def _checkpointer() -> Any:
 
 @functools.cache
 def silence_orbax() -> None:
-  """Silences Orbax's log of every save, and what follows from one failed request.
+  """Silences Orbax's log of every save, and the noise after a failed request.
 
-  The others of its parallel requests complain from other threads, before or after the
-  error that is reported.
+  Orbax sends requests in parallel. After one has failed, the others complain from other
+  threads, before or after the error that is reported.
   """
   abandoned = "Event loop is closed|coroutine .* was never awaited"
   logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
@@ -263,7 +268,7 @@ def silence_orbax() -> None:
   hook_before = sys.unraisablehook
 
   def hook(unraisable) -> None:
-    # Orbax renames the GeneratorExit that ends a coroutine as an error of reading.
+    # Orbax turns the GeneratorExit that ends a coroutine into an error of reading.
     is_coroutine = isinstance(unraisable.object, types.CoroutineType)
     if not is_coroutine and not re.search(abandoned, str(unraisable.exc_value)):
       hook_before(unraisable)

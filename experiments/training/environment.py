@@ -1,4 +1,4 @@
-"""The environment of a process: versions, hardware and commit."""
+"""Describes the environment of a process: versions, hardware and commit."""
 
 import contextlib
 import datetime
@@ -29,7 +29,7 @@ _PACKAGES = (
 
 
 def environment(*packages: str) -> dict[str, Any]:
-  """Returns date, command line, hardware, and versions, also of further packages."""
+  """Describes date, command, hardware and versions, also of additional packages."""
   devices = jax.devices()
   cpu_cores = os.cpu_count()
   if hasattr(os, "sched_getaffinity"):
@@ -49,10 +49,10 @@ def environment(*packages: str) -> dict[str, Any]:
 
 
 def code_version() -> dict[str, str | None]:
-  """Returns the versions of packages, and a digest of the sources of this project.
+  """Returns the versions of packages, and a digest of this project's sources.
 
-  The sources are those that are imported: the two packages may come from different
-  folders.
+  The digest is of the sources that Python imports: the two packages may come from
+  different folders.
   """
   sources = hashlib.sha256()
   for name in ("relpos_jax", "experiments"):
@@ -64,7 +64,7 @@ def code_version() -> dict[str, str | None]:
 
 
 def short_commit(commit: str | None) -> str:
-  """Shortens the hash in the git commit of `environment` to 12 digits."""
+  """Shortens a commit's hash to 12 digits; keeps a mark such as -dirty."""
   return re.sub("([0-9a-f]{12})[0-9a-f]+", r"\1", commit or "unknown")
 
 
@@ -75,7 +75,7 @@ def _version(package: str) -> str | None:
 
 
 def cpuinfo(pattern: str) -> str:
-  """Returns the first group of a pattern in Linux's description of the CPU, or ""."""
+  """Searches Linux's description of the CPU; returns a pattern's first group, or ""."""
   path = pathlib.Path("/proc/cpuinfo")
   if not path.exists():
     return ""
@@ -84,9 +84,9 @@ def cpuinfo(pattern: str) -> str:
 
 
 def _git_commit() -> str | None:
-  """Returns the commit of this package's checkout, marked as dirty if files differ from it.
+  """Returns the commit of this checkout, marked as dirty if files differ from it.
 
-  Those in results/ may differ: commands write there.
+  Files in results/ may differ, because commands write there.
   """
   try:
     commit = _git("describe", "--always", "--abbrev=40")

@@ -1,4 +1,4 @@
-"""The loop over the steps of a training, with evaluation and saving."""
+"""Loops over the steps of a training, with evaluation and saving."""
 
 import collections
 import contextlib
@@ -14,9 +14,9 @@ from experiments.files import Path
 from experiments.training import processes
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.compiling import (
+  announce_attention,
   compile_ahead,
-  compiling_ahead,
-  naming_attention,
+  open_compiler,
 )
 from experiments.training.metrics import (
   NoReporter,
@@ -34,7 +34,7 @@ Score = Callable[[PyTree], tuple[dict[str, float], str]]
 
 
 class NonFiniteError(RuntimeError):
-  """Too many steps in a row were skipped because their loss or gradients were not finite."""
+  """Ends a training after too many steps with a loss or gradient that is not finite."""
 
 
 def train(
@@ -55,12 +55,13 @@ def train(
   """Trains from a restored state, or from the beginning; returns the last state.
 
   Args:
-    batches: `batches[step]` is the batch of a step, see `experiments.data.batching`.
-    score: computes values by name and a text from parameters, at each evaluation.
-    profile_steps, wandb: as the flags of `experiments.train`.
+    batches: `batches[step]` is the batch of a step; see `experiments.data.batching`.
+    score: called with the parameters at each evaluation. Returns scores by name, and a
+      text to show.
+    profile_steps, wandb: see the flags of `experiments.train`.
 
-  Raises NonFiniteError as `take_steps` does, and Stopped once a signal has stopped it
-  and the state is saved.
+  Raises NonFiniteError as `take_steps` does. After a signal, saves the state and raises
+  Stopped.
   """
   settings = run.config.training
   start = int(state.step) if state else 0
@@ -71,14 +72,14 @@ def train(
   on_devices = _put_batches(batches, run, start, num_steps)
   if profile_steps:
     folder = str(workdir / "tensorboard")
-    on_devices = profiled(on_devices, start, profile_steps, folder)
+    on_devices = profile(on_devices, start, profile_steps, folder)
   with (
     _open_reporter(run, workdir, start, num_steps, wandb) as reporter,
-    compiling_ahead() as compiler,
+    open_compiler() as compiler,
     contextlib.closing(on_devices),
   ):
     first_batches = _first_batches(batches, run, start, num_steps)
-    train_step = naming_attention(steps.train, compiler, steps.shapes, first_batches)
+    train_step = announce_attention(steps.train, compiler, steps.shapes, first_batches)
     for batch in _first_batches(valid_batches, run, 0, valid_batches.num_per_epoch):
       compiler(compile_ahead, steps.evaluate, steps.shapes.params, batch)
     evaluate = functools.partial(
@@ -86,7 +87,7 @@ def train(
     )
 
     def save(state: TrainState) -> None:
-      reporter.upload()  # no line before a checkpoint may be lost
+      reporter.upload()  # first, so that no metrics before a checkpoint are lost
       checkpoints.save(int(state.step), state)
 
     state = state or steps.init()
@@ -115,7 +116,7 @@ def train(
 def _lacks_evaluation(
   workdir: Path, step: int, num_steps: int, eval_every: int
 ) -> bool:
-  """Returns whether a run that was stopped after a save lacks that step's evaluation."""
+  """Checks whether a run was stopped between a save and its evaluation."""
   is_due = step > 0 and (_is_due(step, eval_every, num_steps) or step > num_steps)
   is_done = any(
     line["step"] == step and "valid_loss" in line for line in read_metrics(workdir)
@@ -127,7 +128,7 @@ def _lacks_evaluation(
 def _open_reporter(
   run: Run, workdir: Path, start: int, num_steps: int, wandb: str
 ) -> Iterator[Reporter | NoReporter]:
-  """Yields what reports a run; in all processes but the first it reports nothing."""
+  """Yields a reporter; only the first process reports anything."""
   if not processes.is_first():
     yield NoReporter()
     return
@@ -146,7 +147,7 @@ def _put_batches(batches: Any, run: Run, start: int, stop: int) -> Iterator[Any]
 
 
 def _first_batches(batches: Any, run: Run, start: int, stop: int) -> Iterator[Any]:
-  """Yields the first batch of each shape."""
+  """Yields the first batch of each shape, sharded over the devices."""
   for step in batches.first_steps(start, stop):
     yield put_batch(batches[step], run.mesh)
 
@@ -160,9 +161,9 @@ def _evaluate(
   stop: StopOnSignal,
   state: TrainState,
 ) -> None:
-  """Reports the validation loss and the scores of a state, or nothing once stopped."""
+  """Reports the validation loss and the scores of a state, unless a signal comes."""
   with stop.interruptible():
-    losses = []  # still on the devices, which need not wait for them
+    losses = []  # left on the devices, so that these need not wait for the host
     for batch in _put_batches(batches, run, 0, batches.num_per_epoch):
       losses.append(steps.evaluate(state.params, batch))
       if stop.should_stop():
@@ -197,11 +198,10 @@ def take_steps(
 
   Args:
     train_step: `(state, batch) -> (state, metrics)`.
-    batches: the batches of steps `state.step`, `state.step + 1`, ...
-    report: receives each step, counted from 1, and its metrics.
-    evaluate, save: called every `eval_every` and `save_every` steps and after the last
-      step. A step is saved before it is evaluated, so that a failing evaluation loses
-      nothing.
+    batches: yields the batches of steps `state.step`, `state.step + 1`, ...
+    report: called with each step, counted from 1, and its metrics.
+    evaluate, save: called every `eval_every` and `save_every` steps, and after the last
+      step. A step is saved before its evaluation, so that an error there loses nothing.
     should_stop: called after each step, save and evaluation. Once it returns True, the
       state is saved and returned.
     max_skipped: this many skipped steps in a row end the training.
@@ -216,10 +216,11 @@ def take_steps(
     in_flight.add(step, batch, metrics)
     save_now = _is_due(step, save_every, num_steps)
     evaluate_now = _is_due(step, eval_every, num_steps)
-    # One step stays in flight, so that the device does not wait for the host to read
-    # its metrics. The first is told at once: the next may have to be compiled.
-    is_told_now = step == first or evaluate_now or save_now
-    in_flight.report_all_but(0 if is_told_now else 1)
+    # One step stays in flight, so that the device never waits until the host has read
+    # its metrics. The first is reported at once, because compiling the next may take
+    # long.
+    is_reported_now = step == first or evaluate_now or save_now
+    in_flight.report_all_but(0 if is_reported_now else 1)
     if save_now:
       save(state)
     if evaluate_now and not should_stop():
@@ -237,7 +238,7 @@ def _is_due(step: int, every: int, num_steps: int) -> bool:
 
 
 class _StepsInFlight:
-  """Steps with metrics that the host has not read yet."""
+  """Holds the steps whose metrics the host has not read yet."""
 
   def __init__(self, report: Callable[[int, dict], None], max_skipped: int):
     self._report = report
@@ -249,14 +250,14 @@ class _StepsInFlight:
     self._steps.append((step, batch, metrics))
 
   def report_all_but(self, num_left: int) -> None:
-    """Reports the oldest steps. Raises NonFiniteError for too many skipped ones."""
+    """Reports all steps except the newest `num_left`; raises NonFiniteError."""
     while len(self._steps) > num_left:
       step, batch, arrays = self._steps.popleft()
       metrics = {name: value.item() for name, value in jax.device_get(arrays).items()}
       self._report(step, metrics)
       self._num_skipped = self._num_skipped + 1 if metrics["skipped"] else 0
       if self._num_skipped >= self._max_skipped:
-        shape = jax.tree.leaves(batch)[-1].shape  # the targets of a pair
+        shape = jax.tree.leaves(batch)[-1].shape  # pairs end with their targets
         raise NonFiniteError(
           f"step {step}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']} "
           f"on batch {step - 1} of shape {'x'.join(map(str, shape))}, number "
@@ -265,14 +266,14 @@ class _StepsInFlight:
         )
 
 
-def profiled(batches: Iterator, start: int, asked: str, folder: str) -> Iterator:
-  """Yields the batches of the steps after `start`; profiles the steps `asked`, as 10:20."""
+def profile(batches: Iterator, start: int, asked: str, folder: str) -> Iterator:
+  """Yields the batches after step `start`; profiles steps, such as asked="10:20"."""
   first, last = map(int, asked.split(":"))
   yield from itertools.islice(batches, max(first - start - 1, 0))
   steps = range(max(first, start + 1), last + 2)
   is_due = len(steps) > 1
   with jax.profiler.trace(folder) if is_due else contextlib.nullcontext():
-    # One more: while it is dispatched, the device may still compute the last one.
+    # Profile one step more: as it starts, the device may still compute the last one.
     for step, batch in zip(steps, batches, strict=False):
       with jax.profiler.StepTraceAnnotation("train", step_num=step):
         yield batch

@@ -1,4 +1,4 @@
-"""The loss of tokens and classes."""
+"""Computes the loss of tokens and classes."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from relpos_jax.typing import Array, Float, Int
 
 
 class Loss(NamedTuple):
-  """Sums over target tokens other than padding; their quotient is the loss per token."""
+  """Holds sums over targets without padding; their quotient is the loss per token."""
 
   sum: Float[Array, ""]
   num_tokens: Int[Array, ""]
@@ -23,18 +23,18 @@ def cross_entropy(
   smoothing: float = 0.0,
   pad: int = 0,
 ) -> Loss:
-  """Computes the cross-entropy in nats with label smoothing.
+  """Computes the cross-entropy in nats with label smoothing, summed over tokens.
 
-  Sums over tokens other than `pad`.
+  Tokens that equal `pad` do not count.
 
-  The target distribution q has 1 - smoothing at the target and spreads `smoothing` over
-  the other V - 1 entries. The entropy of q is subtracted, so that the loss is KL(q ||
-  softmax(logits)): 0 if and only if the prediction is q. With smoothing 0 it is the
-  negative log likelihood.
+  The target distribution q is 1 - smoothing at the target, and smoothing / (V - 1)
+  elsewhere (Szegedy et al. 2016, section 7; Shaw et al. 2018 use 0.1). The entropy of q
+  is subtracted, so the loss is KL(q || softmax(logits)). It is 0 if and only if the
+  prediction is q. With smoothing 0 it is the negative log likelihood.
 
-  Computed in float32 as logsumexp minus the target's logit and the sum of all logits:
-  the backward pass is softmax minus q, and only the gradient takes memory for V entries
-  per token. Szegedy et al. 2016, section 7; Shaw et al. 2018 have smoothing 0.1.
+  Computed in float32 from logsumexp, the target's logit and the sum of all logits. So
+  the forward pass stores no array of V entries per token, only the gradient does. The
+  backward pass is softmax minus q.
   """
   logits = logits.astype(jnp.float32)
   other = smoothing / (logits.shape[-1] - 1)
@@ -52,7 +52,7 @@ def cross_entropy(
 
 
 def shift_right(targets: Int[Array, "B T"], bos: int) -> Int[Array, "B T"]:
-  """Returns the decoder's input: `bos`, then every target but the last.
+  """Returns the decoder's input: `bos`, then all targets except the last.
 
   >>> shift_right(jnp.array([[7, 8, 3, 0]]), bos=1).tolist()
   [[1, 7, 8, 3]]

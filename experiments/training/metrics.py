@@ -21,24 +21,25 @@ import rich.progress
 from experiments.errors import InputError
 from experiments.files import Path, in_bucket, upload, write_whole
 
-# Names of JAX: a program was compiled; it is lowered, and will be compiled.
+# JAX's names of two events: a program was compiled, and a program was lowered, which
+# comes before compiling.
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
-_FEW = 5  # after so many, a time left is shown
+_FEW = 5  # the time left is unreliable after fewer steps
 
 
 class Reporter:
-  """Writes metrics.jsonl, samples.txt and tensorboard/ in a run directory, and shows progress.
+  """Writes metrics.jsonl, samples.txt and tensorboard/ of a run, and shows progress.
 
-  Step, loss, tokens per second and time left are shown on stderr, on a terminal with a
-  progress bar, and what is being compiled. Steps during which something is compiled are
-  not timed. The run goes on after the step `start`: what an interrupted run wrote for
-  later steps is dropped.
+  Shows step, loss, tokens per second and time left on stderr, and what is being
+  compiled. On a terminal there is a progress bar. Steps that include compilation are
+  not timed. The run continues after the step `start`; lines of later steps, from an
+  interrupted run, are removed.
 
-  A line of metrics.jsonl is an object with "step", "time" (seconds since 1970, which
-  never go back) and the values by name, null where one is not finite. TensorBoard gets
-  the finite values. Write errors are raised as OSError. Files do not grow in a bucket:
-  they grow here, and are copied there by `upload`.
+  A line of metrics.jsonl is an object with "step", "time" and values by name. The time
+  is in seconds since 1970 and never decreases. A value that is not finite is null, and
+  is left out for TensorBoard. Write errors are raised as OSError. Files in a bucket
+  cannot grow, so they grow on this machine, and `upload` copies them.
   """
 
   def __init__(
@@ -51,26 +52,26 @@ class Reporter:
     console: rich.console.Console | None = None,
     seconds: float = 5.0,
   ):
-    """Writes nothing before the context is entered.
+    """Prepares a reporter; nothing is written before the context is entered.
 
-    The progress is shown on `console`, by default stderr. Without a terminal it is a
-    line every `seconds` seconds, or every 1% of the elapsed time if that is longer.
-    `log` gets the values of each line as well.
+    Progress is shown on `console`, by default stderr. Without a terminal, a line is
+    printed every `seconds` seconds, or after 1% of the elapsed time if that is longer.
+    `log` is called with the values of each line.
     """
     self._workdir = self._folder = workdir
     self._exit = contextlib.ExitStack()
     self._start, self._num_steps, self._log = start, num_steps, log
-    # About a thousand steps are written, and the last.
+    # Writes about a thousand steps, and the last.
     self._log_every = max(1, num_steps // 1000)
     self._num_skipped = 0  # since this start
-    # When the last step ended; None if the next one is not to be timed.
+    # When the last step ended; None if the next step must not be timed.
     self._last: float | None = None
     self._timed = collections.deque(maxlen=100)  # seconds, tokens
     console = console or rich.console.Console(stderr=True)
     self._display = _Display(console, num_steps, seconds)
 
   def __enter__(self) -> "Reporter":
-    import tensorboardX  # here, as only training uses it
+    import tensorboardX  # here, because only training needs it
 
     self._tensorboard = tensorboardX
     if in_bucket(self._workdir):
@@ -79,14 +80,13 @@ class Reporter:
       self._exit.callback(self.upload)
     lines = _copy_until(self._start, self._workdir, self._folder)
     last_time = lines[-1]["time"] if lines else 0.0
-    # The clock may be set back while the run trains, or be behind that of another
-    # machine.
+    # The clock may be set back during a run, or be behind another machine's.
     self._clock_offset = max(time.time(), last_time) - time.monotonic()
     folder = self._folder / "tensorboard"
     folder.mkdir(exist_ok=True)
-    # Not SummaryWriter, whose thread hangs once the disk is full. The step in the
-    # file's name keeps restarts within one second apart. START hides later steps of
-    # earlier files.
+    # Not SummaryWriter: its thread hangs once the disk is full. The step in the file's
+    # name distinguishes restarts within one second. START makes TensorBoard drop later
+    # steps of earlier files.
     name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{self._start}"
     self._events = tensorboardX.record_writer.RecordWriter(str(folder / name))
     self._exit.callback(self._events.close)
@@ -104,10 +104,9 @@ class Reporter:
     self._exit.close()
 
   def step(self, step: int, metrics: Mapping[str, float | int]) -> None:
-    """Reports "loss", "num_tokens" and other metrics of a step, counted from 1.
+    """Reports the metrics of a step, counted from 1: "loss", "num_tokens" and others.
 
-    A step that was "skipped" is always written. Speeds are means over the last 100
-    timed steps.
+    Skipped steps are always written. Speeds are means over the last 100 timed steps.
     """
     now = time.monotonic()
     if self._last is not None and now > self._last:
@@ -120,7 +119,7 @@ class Reporter:
       values = {"tokens_per_second": speed, "seconds_per_step": seconds_per_step}
       shown += f"  {speed:,.0f} tokens/s"
       if len(self._timed) >= _FEW:
-        shown += f"  {_format((self._num_steps - step) * seconds_per_step)} left"
+        shown += f"  {_format_time((self._num_steps - step) * seconds_per_step)} left"
     skipped = metrics.get("skipped", 0)
     self._num_skipped += skipped
     if self._num_skipped:
@@ -130,32 +129,32 @@ class Reporter:
     self._display.show(shown, step)
 
   def values(self, step: int, values: Mapping[str, float | int]) -> None:
-    """Reports and shows values such as those of an evaluation."""
+    """Reports and shows values, for example of an evaluation."""
     self._write(step, values)
     parts = [f"step {step}", *(f"{name} {x:.4g}" for name, x in values.items())]
     self._display.print_text("  ".join(parts))
     self._last = None
 
   def text(self, step: int, tag: str, text: str) -> None:
-    """Reports and shows a text such as sample translations."""
+    """Reports and shows a text, for example sample translations."""
     with open(self._folder / "samples.txt", "a", encoding="utf-8") as file:
       file.write(f"=== step {step}, {tag}\n{text}\n\n")
-    # TensorBoard renders Markdown, where indented lines are shown as they are.
+    # TensorBoard renders Markdown: indented lines appear unchanged.
     indented = re.sub("^", "    ", text, flags=re.MULTILINE)
     self._add_event(step, summary=self._tensorboard.summary.text(tag, indented))
     self._display.print_text(text)
     self._last = None
 
   def upload(self) -> None:
-    """Copies what was written so far into the bucket, if the run directory is in one."""
+    """Copies the files into the bucket, if the run directory is in one."""
     if in_bucket(self._workdir):
       upload(self._folder, self._workdir)
-      self._last = None  # not the time of a step
+      self._last = None  # do not time the next step, which includes the upload
 
   def _listen(self, event: str, seconds: float, fun_name: str = "", **_) -> None:
     if event == _COMPILED:
       self._last = None
-    elif event == _LOWERED and seconds > 0.1:  # what is lowered sooner is soon compiled
+    elif event == _LOWERED and seconds > 0.1:  # shorter lowering means short compiling
       self._display.show(f"compiling {fun_name}", at_once=True)
 
   def _write(self, step: int, values: Mapping[str, float | int]) -> None:
@@ -177,7 +176,7 @@ class Reporter:
 
 
 class NoReporter:
-  """A reporter that does nothing, for the other processes of a run."""
+  """Reports nothing; for all processes of a run except the first."""
 
   def _ignore(self, *_) -> None: ...
 
@@ -185,7 +184,7 @@ class NoReporter:
 
 
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:
-  """Reads the lines of a run's metrics.jsonl, except a last line that a kill cut short.
+  """Reads a run's metrics.jsonl; ignores a last line that a kill cut short.
 
   Raises InputError: another line is damaged.
   """
@@ -204,7 +203,7 @@ def read_metrics(workdir: Path) -> list[dict[str, Any]]:
 
 
 def _read_line(text: bytes) -> dict[str, Any]:
-  """Reads a line of metrics.jsonl; raises ValueError unless it has a step and numbers."""
+  """Parses a line of metrics.jsonl; raises ValueError if it has wrong values."""
   line = json.loads(text)
   if not isinstance(line, dict):
     raise ValueError("a line without a step")
@@ -218,7 +217,7 @@ def _read_line(text: bytes) -> dict[str, Any]:
 
 
 def wandb_run(config: Mapping[str, Any], workdir: Path, project: str) -> Any:
-  """Starts a run of Weights & Biases, or resumes that of the folder if it has one."""
+  """Starts a run of Weights & Biases, or resumes the one that the folder names."""
   import wandb
 
   file = workdir / "wandb_id.txt"
@@ -229,7 +228,7 @@ def wandb_run(config: Mapping[str, Any], workdir: Path, project: str) -> Any:
 
 
 def _copy_until(last: int, workdir: Path, target: Path) -> list[dict[str, Any]]:
-  """Copies the metrics and samples of the steps until `last`; returns the lines of the metrics."""
+  """Copies metrics and samples up to the step `last`; returns the lines of metrics."""
   lines = [line for line in read_metrics(workdir) if line["step"] <= last]
   text = "".join(f"{json.dumps(line)}\n" for line in lines)
   write_whole(target / "metrics.jsonl", text)
@@ -245,7 +244,7 @@ def _copy_until(last: int, workdir: Path, target: Path) -> list[dict[str, Any]]:
 
 
 class _Display(rich.progress.Progress):
-  """Shows a progress bar with text on a terminal, and otherwise a line of text now and then."""
+  """Shows a progress bar on a terminal; elsewhere prints a line now and then."""
 
   def __init__(self, console: rich.console.Console, num_steps: int, seconds: float):
     columns = (
@@ -289,9 +288,9 @@ def track(items: Iterable, total: int, what: str) -> Iterator:
       speed = done / max(time.monotonic() - start, 1e-9)
       shown = f"{done}/{total} {what}, {speed:,.1f} a second"
       if done >= _FEW:
-        shown += f", {_format((total - done) / speed)} left"
+        shown += f", {_format_time((total - done) / speed)} left"
       display.show(shown, done)
 
 
-def _format(seconds: float) -> datetime.timedelta:
+def _format_time(seconds: float) -> datetime.timedelta:
   return datetime.timedelta(seconds=round(seconds))

@@ -1,4 +1,4 @@
-"""Makes models of `config.model`."""
+"""Converts `config.model` to the arguments of a model."""
 
 import dataclasses
 import importlib
@@ -13,9 +13,10 @@ from relpos_jax.nn.schemes import PositionsName
 
 
 def model_values(config: ConfigDict, kind: type) -> dict[str, Any]:
-  """Returns the values of `config.model` as arguments of a model's config.
+  """Converts `config.model` to arguments of a model's config class.
 
-  Raises InputError for a value that is not a choice of `kind`, a dataclass.
+  `kind` is the class, a dataclass. Raises InputError for a value that its annotations
+  do not allow.
   """
   values = config.model.to_dict()
   width, num_heads = values["width"], values["num_heads"]
@@ -23,7 +24,7 @@ def model_values(config: ConfigDict, kind: type) -> dict[str, Any]:
     raise ValueError(f"width is {width}; want a multiple of num_heads, {num_heads}")
   if values["implementation"] == "":
     values["implementation"] = None
-  if values.get("left") == -1:  # graphs have none
+  if values.get("left") == -1:  # models of graphs have no `left`
     values["left"] = None
   if "positions" in values:
     values["positions"] = load_positions(values["positions"])
@@ -36,9 +37,9 @@ def model_values(config: ConfigDict, kind: type) -> dict[str, Any]:
 
 
 def load_positions(name: str) -> str | type[Positions]:
-  """Returns the class that `module:Class` names, or the name of a scheme as it is.
+  """Imports the class that `module:Class` names; returns other names unchanged.
 
-  Raises InputError: it is neither, or there is no such class.
+  Raises InputError: the name is neither a scheme nor a subclass of `Positions`.
   """
   if name in get_args(PositionsName):
     return name

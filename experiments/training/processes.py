@@ -1,4 +1,4 @@
-"""Joins the processes of a run, has them agree, and stops them together on a signal."""
+"""Joins the processes of a run, compares them, and stops them together on a signal."""
 
 import contextlib
 import json
@@ -17,9 +17,9 @@ from jax.experimental import multihost_utils
 from experiments import signals
 from experiments.errors import InputError
 
-# Without a heartbeat for so long, the other processes end with status 134.
+# If a process sends no heartbeat for so long, the others end with status 134.
 _HEARTBEAT_SECONDS = 10
-# The variables by which JAX finds the tasks of a SLURM step.
+# JAX finds the tasks of a SLURM step by these variables.
 _SLURM = {
   "SLURM_JOB_ID",
   "SLURM_STEP_NODELIST",
@@ -32,14 +32,14 @@ _SLURM = {
 def join_processes(
   distributed: bool = False, env: Mapping[str, str] = os.environ
 ) -> None:
-  """Joins the other processes of this run, if there are any, before JAX is used.
+  """Joins the other processes of this run, if there are any; call it before using JAX.
 
-  Processes are found from the environment: a SLURM step (`srun`) or Open MPI with more
-  than one task, or
+  The environment names the processes: by a SLURM step (`srun`) or Open MPI with more
+  than one task, or by
 
     JAX_COORDINATOR_ADDRESS=HOST:PORT JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=0
 
-  With `distributed`, JAX finds them by itself, as on Cloud TPU and GKE.
+  With `distributed`, JAX finds them in other ways, as on Cloud TPU and GKE.
 
   Raises InputError: the other processes cannot be found, or a variable is wrong.
   """
@@ -47,8 +47,8 @@ def join_processes(
     return
   try:
     jax.distributed.initialize(
-      num_processes=_number(env, "JAX_NUM_PROCESSES"),
-      process_id=_number(env, "JAX_PROCESS_ID"),
+      num_processes=_read_number(env, "JAX_NUM_PROCESSES"),
+      process_id=_read_number(env, "JAX_PROCESS_ID"),
       heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
       shutdown_timeout_seconds=3 * _HEARTBEAT_SECONDS,
     )
@@ -60,32 +60,32 @@ def join_processes(
     ) from error
 
 
-def _number(env: Mapping[str, str], name: str) -> int | None:
+def _read_number(env: Mapping[str, str], name: str) -> int | None:
   return int(env[name]) if name in env else None
 
 
 def is_one_of_several(env: Mapping[str, str]) -> bool:
-  """Returns whether the environment names other processes of this run."""
+  """Checks whether the environment names other processes of this run."""
   if "JAX_COORDINATOR_ADDRESS" in env or env.get("OMPI_COMM_WORLD_SIZE", "1") != "1":
     return True
   return env.keys() >= _SLURM and env["SLURM_NTASKS"] != "1"
 
 
 def is_first() -> bool:
-  """Returns whether this is the process that writes and prints."""
+  """Checks whether this is the first process, which alone writes and prints."""
   return jax.process_index() == 0
 
 
 def wait_for_all(name: str) -> None:
-  """Waits until every process has called this with the same name."""
+  """Waits until all processes have called this with the same name."""
   if jax.process_count() > 1:
     multihost_utils.sync_global_devices(name)
 
 
 def check_same(values: Mapping[str, Any]) -> None:
-  """Waits for all processes; raises InputError unless these values are the same in each.
+  """Raises InputError unless all processes call this with the same values.
 
-  They are values of JSON.
+  Waits for all of them. Values must be valid in JSON.
   """
   texts = {name: json.dumps(value) for name, value in values.items()}
   first, *others = [json.loads(text) for text in _gather(json.dumps(texts))]
@@ -100,66 +100,66 @@ def check_same(values: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def failing_together(kind: type[Exception] = InputError) -> Iterator[None]:
-  """Raises an error of this kind in all processes if one has it.
+def fail_together(kind: type[Exception] = InputError) -> Iterator[None]:
+  """Raises an error of this kind in all processes if it happens in one.
 
-  It waits until all have left the block.
+  Waits until all processes have left the block.
   """
-  own = ""
+  own_message = ""
   try:
     yield
   except kind as error:
-    own = str(error)
-  for message in _gather(own):
+    own_message = str(error)
+  for message in _gather(own_message):
     if message:
       raise kind(message)
 
 
 def any_process(flag: bool) -> bool:
-  """Returns whether `flag` is true in any process, once all have called this."""
+  """Checks whether `flag` is true in any process; all of them must call this."""
   return str(True) in _gather(str(flag))
 
 
 def _gather(text: str) -> list[str]:
-  """Returns the text of each process, in order, once all have called this."""
+  """Gathers a text from each process, in order; all of them must call this."""
   if jax.process_count() == 1:
     return [text]
-  own = text.encode()
-  lengths = multihost_utils.process_allgather(np.int32(len(own)))
-  padded = own.ljust(int(lengths.max()), b"\0")
+  encoded = text.encode()
+  lengths = multihost_utils.process_allgather(np.int32(len(encoded)))
+  padded = encoded.ljust(int(lengths.max()), b"\0")
   rows = multihost_utils.process_allgather(np.frombuffer(padded, np.uint8))
   return [row.tobytes().rstrip(b"\0").decode() for row in rows]
 
 
 def print_once(line: str) -> None:
-  """Prints a line on stderr, once for all processes."""
+  """Prints a line on stderr in the first process only."""
   if is_first():
     print(line, file=sys.stderr)
 
 
 class Stopped(BaseException):
-  """The run was stopped by a signal.
+  """Ends a run after a signal.
 
-  Not an `Exception`, because libraries that catch those would swallow it.
+  It is not an `Exception`, because libraries that catch all exceptions would drop it.
   """
 
 
 class StopOnSignal:
   """Handles SIGTERM, SIGHUP and SIGINT inside a `with` block.
 
-  A second SIGINT exits at once. A signal raises `Stopped` at once, unless `deferred`
-  is true: then `should_stop` returns True from the next call on. Signals that are
-  ignored stay ignored, since shells let background jobs ignore SIGINT, and nohup
-  SIGHUP.
+  A signal raises `Stopped` at once. If `deferred` is true, it makes `should_stop`
+  return True instead. A second SIGINT exits at once. Ignored signals stay ignored:
+  shells make background jobs ignore SIGINT, and nohup ignores SIGHUP.
 
-  In several processes JAX's preemption service receives the signals, and `should_stop`
-  returns True from the same call on in all of them; what does not call it goes on.
+  In several processes, JAX's preemption service receives the signals. Then
+  `should_stop` returns True in all processes, from the same call on. Work that does not
+  call it goes on.
   """
 
   def __init__(self):
     self.deferred = False
-    self.stopping = False  # known to all processes
-    # The signal received; the same in all processes once stopping.
+    self.stopping = False  # the same in all processes
+    # The signal that was received; the same in all processes once `stopping`.
     self.signal = signal.SIGTERM
     self._received = self._is_raised = False
     self._num_calls = 0
@@ -169,15 +169,15 @@ class StopOnSignal:
     handled = [*signals.STOPPING]
     if jax.process_count() > 1:
       handled.remove(signal.SIGTERM)
-    self._exit.enter_context(_answering_interrupts())
-    self._exit.enter_context(signals.handling(handled, self._receive))
+    self._exit.enter_context(_watch_interrupts())
+    self._exit.enter_context(signals.handle_signals(handled, self._receive))
     return self
 
   def __exit__(self, *_) -> None:
     self._exit.close()
 
   def should_stop(self) -> bool:
-    """Returns whether any process received a signal; all processes call this together."""
+    """Checks whether any process received a signal; all of them must call this."""
     if jax.process_count() == 1:
       self.stopping |= self._received
     elif not self.stopping:
@@ -185,28 +185,27 @@ class StopOnSignal:
       self.stopping = multihost_utils.reached_preemption_sync_point(self._num_calls)
       if self.stopping:
         received = [int(number) for number in _gather(str(int(self.signal)))]
-        # A process that received none has SIGTERM, the largest number.
+        # Processes without a signal have SIGTERM, which has the largest number.
         self.signal = signal.Signals(min(received))
     return self.stopping
 
   @contextlib.contextmanager
   def interruptible(self) -> Iterator[None]:
-    """Ends the block at once on a signal, if this is the only process.
+    """Lets a signal end the block at once and set `stopping`, in a single process.
 
-    Then `stopping` is true. It is meant for work that changes nothing and may take
-    long, such as an evaluation.
+    Use it for work that may take long and changes nothing, such as an evaluation.
     """
     before, self.deferred = self.deferred, False
     try:
       yield
-      self.deferred = before  # here too: a signal before `finally` would pass through
+      self.deferred = before  # here too: a signal before `finally` would escape
     except Stopped:
       self.stopping = True
     finally:
       self.deferred = before
 
   def _receive(self, number: int, frame: types.FrameType | None) -> None:
-    # A launcher passes Ctrl-C on as SIGTERM, and a shutdown may send a signal twice.
+    # Signals may come twice: a launcher also sends SIGTERM after Ctrl-C.
     is_first = not self._received
     if is_first:
       self._received, self.signal = True, signal.Signals(number)
@@ -214,7 +213,7 @@ class StopOnSignal:
       if is_first:
         signal.raise_signal(signal.SIGTERM)  # JAX's service tells the other processes
       return
-    # Where an exception would be dropped, the next signal raises.
+    # If an exception would be dropped here, the next signal raises it.
     is_dropped = self.deferred or signals.drops_exceptions(frame)
     if not self._is_raised and not is_dropped:
       self._is_raised = True
@@ -222,11 +221,11 @@ class StopOnSignal:
 
 
 @contextlib.contextmanager
-def _answering_interrupts() -> Iterator[None]:
-  """Tells of a first SIGINT at once, and exits at once after a second.
+def _watch_interrupts() -> Iterator[None]:
+  """Acknowledges a first SIGINT at once, and exits at once after a second.
 
-  Python calls handlers in the main thread, and not before a compilation there ends. The
-  numbers of signals it writes to a pipe at once.
+  Python calls signal handlers only in the main thread, after a compilation there has
+  ended. But it writes the number of a signal to a pipe at once; a thread reads it.
   """
   reader, writer = os.pipe()
   os.set_blocking(writer, False)

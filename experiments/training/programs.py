@@ -1,4 +1,4 @@
-"""Keeps compiled programs, so that a later process neither traces nor compiles them."""
+"""Caches compiled programs, so that later processes neither trace nor compile them."""
 
 import contextlib
 import dataclasses
@@ -16,22 +16,22 @@ import jax
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
-from experiments.files import whole_file, with_digest, without_digest
+from experiments.files import append_digest, remove_digest, replace_file
 from experiments.training.environment import code_version, cpuinfo
 
-_MOST_BYTES = 2**28  # of the files kept; those used least recently are deleted
+_MOST_BYTES = 2**28  # in all files; those used least recently are deleted
 
 
-def keep_programs(
+def cache_programs(
   function: Callable, key: str, devices: Sequence[jax.Device]
 ) -> Callable:
-  """Returns a jitted function whose programs are kept in JAX's cache, in `programs/`.
+  """Makes a jitted function cache its programs on disk, in JAX's cache folder.
 
-  A program is found again by the key, the code of this project, versions, settings,
-  devices and the kinds of its arguments, which are arrays. The key must name all that
-  the function closes over. A file that is damaged, or that another user could have
-  written, is made again. Without a key or a local cache, or in several processes,
-  nothing is kept.
+  A program is identified by the key, this project's code, versions, settings, devices,
+  and the shapes of the arguments, which must be arrays. The key must name everything
+  that the function closes over. A file is not used, but written again, if it is damaged
+  or if another user could have written it. Without a key or a local cache folder, or in
+  several processes, returns the function unchanged.
   """
   if not key or not jax.config.jax_enable_compilation_cache:
     return function
@@ -39,12 +39,12 @@ def keep_programs(
   if not folder or "://" in folder or jax.process_count() > 1:
     return function
   folder = pathlib.Path(folder, "programs")
-  return _KeptPrograms(function, key, devices, folder)
+  return _CachedPrograms(function, key, devices, folder)
 
 
 @dataclasses.dataclass
-class _KeptPrograms:
-  """A function that takes its programs from files."""
+class _CachedPrograms:
+  """Calls a function; loads its compiled programs from files, or compiles them."""
 
   function: Any
   key: str
@@ -59,7 +59,7 @@ class _KeptPrograms:
     for path, leaf in leaves:
       kinds.append((path, leaf.shape, leaf.dtype, getattr(leaf, "sharding", None)))
     known = tree, *kinds
-    with self.lock:  # of several threads one compiles
+    with self.lock:  # so that only one of several threads compiles
       if known not in self.programs:
         file = self._file(kinds)
         program = _load(file, args, self.devices)
@@ -69,15 +69,15 @@ class _KeptPrograms:
   def _file(self, kinds: list) -> pathlib.Path:
     settings = jax.config.values.items()
     settings = [(name, value) for name, value in settings if "cache" not in name]
-    parts = self.key, kinds, self.devices, _machine(), settings
+    parts = self.key, kinds, self.devices, _describe_machine(), settings
     return self.folder / hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def _load(
   file: pathlib.Path, args: tuple, devices: Sequence[jax.Device]
 ) -> Callable | None:
-  """Returns the program in a file; None if there is none that can be read."""
-  with contextlib.suppress(Exception):  # a broken file may raise any
+  """Loads the program in a file; returns None if it cannot."""
+  with contextlib.suppress(Exception):  # a broken file may raise any error
     program, out = pickle.loads(_read_own(file))
     trees = jax.tree.structure((args, {})), jax.tree.structure(out)
     program = serialize_executable.deserialize_and_load(
@@ -89,7 +89,7 @@ def _load(
 
 
 def _read_own(file: pathlib.Path) -> bytes:
-  """Reads a file that only this user can write: unpickling runs what a file says.
+  """Reads a file that only this user can write, because unpickling executes it.
 
   Raises PermissionError: another user can write it. Raises ValueError: it is damaged.
   """
@@ -98,13 +98,13 @@ def _read_own(file: pathlib.Path) -> bytes:
     others_may_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if status.st_uid != os.getuid() or others_may_write:
       raise PermissionError(f"another user can write {file}")
-    return without_digest(opened.read())
+    return remove_digest(opened.read())
 
 
 def _compile(file: pathlib.Path, function: Any, args: tuple) -> Callable:
-  """Compiles a program, and keeps it in a file if it can be kept.
+  """Compiles a program, and writes it to a file if possible.
 
-  JAX's cache is switched off meanwhile: on CPUs a program that was read from it loses
+  JAX's own cache is off meanwhile. On CPUs, a program from that cache would lose
   functions when it is serialized again.
   """
   jax.config.update("jax_enable_compilation_cache", False)
@@ -114,15 +114,14 @@ def _compile(file: pathlib.Path, function: Any, args: tuple) -> Callable:
   finally:
     jax.config.update("jax_enable_compilation_cache", True)
     compilation_cache.reset_cache()
-  # JAX and the disk may refuse for many reasons, and a program that is not kept is no
-  # mistake.
+  # JAX and the disk may refuse for many reasons. The program works without its file.
   with contextlib.suppress(Exception):
     program, _, out = serialize_executable.serialize(compiled)
     content = pickle.dumps((program, jax.tree.unflatten(out, range(out.num_leaves))))
     file.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(file) as opened:
+    with replace_file(file) as opened:
       os.fchmod(opened.fileno(), stat.S_IRUSR | stat.S_IWUSR)
-      opened.write(with_digest(content))
+      opened.write(append_digest(content))
     _delete_old(file.parent)
   return compiled
 
@@ -137,8 +136,8 @@ def _delete_old(folder: pathlib.Path) -> None:
 
 
 @functools.cache
-def _machine() -> tuple:
-  """Returns all else that a program depends on."""
+def _describe_machine() -> tuple:
+  """Describes everything else that a program depends on."""
   flags = [os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
   device = jax.devices()[0]
   chip = (

@@ -1,4 +1,4 @@
-"""The scores of a trained model: printed, drawn and recorded."""
+"""Prints, draws and records the scores of a trained model."""
 
 import json
 import sys
@@ -15,20 +15,21 @@ from experiments.training.workdir import read_json
 
 
 class Evaluation(NamedTuple):
-  """The scores of a trained model."""
+  """Holds the scores of a trained model."""
 
   text: str  # tables and samples to print
   results: Mapping[str, Any]  # by split, for results.json
   scores: Mapping[str, Any]  # by split, for `experiments.evaluation.records`
-  sentences: Mapping[str, list[list[int | float]]]  # likewise
+  sentences: Mapping[str, list[list[int | float]]]  # by split, for the same module
   pictures: tuple[Path, ...] = ()  # image files
 
 
 def report(evaluation: Evaluation | None, run: Run, workdir: Path, score: str) -> None:
   """Prints scores, draws the learning curves, and writes the results and the record.
 
-  `score` names the first score; its metric, if any, is `valid_` and the name in lower
-  case. Does nothing without an evaluation: the first process alone has one.
+  `score` names the main score, such as BLEU; its metric during training is then
+  `valid_bleu`. Without an evaluation, as in all processes except the first, does
+  nothing.
   """
   if evaluation is None:
     return
@@ -37,7 +38,7 @@ def report(evaluation: Evaluation | None, run: Run, workdir: Path, score: str) -
   curves = learning_curves(metrics, workdir / "learning_curves.png", score, title)
   print_scores(evaluation, run, workdir, curves)
   if evaluation.results:
-    _record(evaluation, run, workdir, metrics)
+    _write_record(evaluation, run, workdir, metrics, f"valid_{score.lower()}")
 
 
 def print_scores(
@@ -54,14 +55,18 @@ def print_scores(
   write_whole(folder / "results.json", json.dumps(results, indent=2) + "\n")
 
 
-def _record(
-  evaluation: Evaluation, run: Run, workdir: Path, metrics: list[dict[str, Any]]
+def _write_record(
+  evaluation: Evaluation,
+  run: Run,
+  workdir: Path,
+  metrics: list[dict[str, Any]],
+  score: str,
 ) -> None:
-  """Writes record.json for a finished training; deletes that of a shorter one."""
+  """Writes record.json if the training is finished; deletes an outdated one."""
   file = workdir / "record.json"
   config = run.config
   environment = read_json(workdir / "environment.json")
-  # 0 if it is unknown: in runs of epochs by older code.
+  # Runs of epochs by older code have no "updates": num_steps is then 0, for unknown.
   num_steps = environment.get("updates", config.training.num_steps)
   last = metrics[-1] if metrics else {}
   last_step = last.get("step", 0)
@@ -69,8 +74,8 @@ def _record(
   is_finished = last_step == num_steps and "valid_loss" in last
   if is_finished and run.steps[-1] != num_steps:
     print(
-      f"scored step {run.steps[-1]}, not the last, {num_steps}: record.json is unchanged; "
-      "run the training command again to make the last checkpoint again",
+      f"scored step {run.steps[-1]}, not the last, {num_steps}: record.json is "
+      "unchanged; run the training command again to make the last checkpoint again",
       file=sys.stderr,
     )
   elif is_finished:
@@ -82,6 +87,7 @@ def _record(
       evaluation.scores,
       evaluation.sentences,
       run.steps,
+      score,
     )
     write_whole(file, to_line(record))
   elif last_step <= num_steps:

@@ -1,4 +1,4 @@
-"""A trained model: its config, vocabulary, mesh and parameters."""
+"""Holds a model with its config, and loads its averaged parameters."""
 
 from typing import Any, NamedTuple
 
@@ -15,20 +15,20 @@ from relpos_jax.typing import PyTree
 
 
 class Run(NamedTuple):
-  """A model of a training run, before or after its training."""
+  """Holds the model of a training run, before or after its training."""
 
   config: ConfigDict
   vocabulary: Any
   mesh: jax.sharding.Mesh
   graphdef: nnx.GraphDef
-  params: nnx.State  # arrays, or their shapes
-  steps: tuple[int, ...] = ()  # of the checkpoints that were averaged
+  params: nnx.State  # arrays, or only their shapes
+  steps: tuple[int, ...] = ()  # the checkpoints that were averaged
 
 
 def load_average(run: Run, workdir: Path) -> Run:
-  """Averages the parameters over the last checkpoints, replicated on every device.
+  """Loads the average over the last checkpoints, replicated on every device.
 
-  In a local folder the average is kept for the next command, in average.npz.
+  A local folder caches the average for the next command, in average.npz.
   """
   config = run.config
   sharding_of_all = sharding.replicated(run.mesh)
@@ -50,6 +50,6 @@ def load_average(run: Run, workdir: Path) -> Run:
   return run._replace(params=params, steps=tuple(steps))
 
 
-def own_copies(params: PyTree) -> PyTree:
-  """Copies replicated arrays to this process, which can then compute alone."""
+def copy_to_process(params: PyTree) -> PyTree:
+  """Copies replicated arrays to this process, so that it can compute by itself."""
   return jax.tree.map(jnp.asarray, jax.device_get(params))

@@ -1,13 +1,14 @@
-"""Shards arrays over a mesh of four axes:
+"""Shards arrays over a mesh with four axes:
 
   data      the batch
   fsdp      the batch, parameters and optimizer state
   tensor    attention's heads, and the feed-forward's hidden width
   sequence  the tokens of a sequence
 
-Results do not depend on the mesh, but for the dropout of sequences that are padded to
-be sharded. On a mesh of `data` alone every device has all parameters. With `ring` the
-keys and values of a sequence go round its devices; otherwise each gathers them.
+Results do not depend on the mesh, with one exception: if sequences are padded to be
+sharded, dropout masks differ. On a mesh with `data` alone, every device has all
+parameters. To attend to a sharded sequence, each device gathers its keys and values.
+With `ring`, they go round the devices instead.
 """
 
 import math
@@ -27,9 +28,9 @@ from relpos_jax.typing import PyTree
 AXES = ("data", "fsdp", "tensor", "sequence")
 ROWS = ("data", "fsdp")
 
-# The mesh axis that shards each axis of a parameter, by the end of its dotted path; the
-# first match counts. The optimizer's moments have paths with the same ends. All other
-# arrays are replicated.
+# The mesh axes that shard each parameter, by a pattern for the end of its dotted path.
+# The first match counts. The optimizer's moments have the same ends, and so the same
+# sharding. Other arrays are replicated.
 RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
   # [R, N, H]; [R, H] is replicated.
   (r"(^|\.)tables\.(\d+\.)?\w+", (None, "tensor", None)),
@@ -50,14 +51,13 @@ def make_mesh(
   tensor: int = 1,
   sequence: int = 1,
   *,
-  ring: bool = False,  # of attention (`in_ring`), not of the mesh
+  ring: bool = False,  # accepted and unused: it concerns attention (`use_ring`)
   devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-  """Returns a mesh of these sizes over the first of the devices; -1 takes all that
-  remain.
+  """Makes a mesh of the first devices; one size may be -1, for all that remain.
 
-  Raises InputError: a size is invalid, two are -1, the devices do not fit, or a process
-  has none.
+  Raises InputError: a size is invalid, two are -1, the sizes do not fit the devices, or
+  a process has no device.
   """
   every_device = jax.devices() if devices is None else list(devices)
   sizes = mesh_sizes(
@@ -71,26 +71,26 @@ def make_mesh(
       f"a mesh of {len(used)} devices leaves some of {num_processes} processes without "
       "any: give --config.mesh.data=-1, for all"
     )
-  arranged = _arranged(tuple(sizes.values()), used)
+  arranged = _arrange_devices(tuple(sizes.values()), used)
   return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def _arranged(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
-  """Arranges devices along the axes of a mesh, neighbours next to each other where
-  possible.
+def _arrange_devices(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
+  """Arranges devices along the axes of a mesh; neighbours stay together if possible.
 
-  Slices of TPUs, which a slower network connects, split the first axis, where only
+  A slower network connects slices of TPUs. They divide the first axis, over which only
   gradients are summed.
   """
   num_slices = len({getattr(device, "slice_index", 0) for device in devices})
   if devices[0].platform == "gpu":
-    num_slices = 1  # JAX calls every machine a slice
+    num_slices = 1  # JAX gives every machine with GPUs another slice index
   options = dict(allow_split_physical_axes=True)
   if num_slices == 1:
     return mesh_utils.create_device_mesh(sizes, devices, **options)
   if sizes[0] % num_slices:
     raise InputError(
-      f"config.mesh.data is {sizes[0]}: give a multiple of {num_slices}, the slices of TPUs"
+      f"config.mesh.data is {sizes[0]}: give a multiple of {num_slices}, "
+      "the slices of TPUs"
     )
   first, *others = sizes
   within = (first // num_slices, *others)
@@ -101,7 +101,7 @@ def _arranged(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
 def mesh_sizes(
   num_devices: int, *, ring: bool = False, **wanted: int
 ) -> dict[str, int]:
-  """Returns the sizes of `make_mesh` for a number of devices, which need not exist."""
+  """Computes the sizes of a mesh for a number of devices, which need not exist."""
   text = ", ".join(f"{name}={size}" for name, size in wanted.items())
   num_open = list(wanted.values()).count(-1)
   sizes = list(filter(lambda size: size != -1, wanted.values()))
@@ -118,13 +118,16 @@ def mesh_sizes(
 
 
 def multiples(sizes: Mapping[str, int], ring: bool) -> tuple[int, int]:
-  """Returns what divides the rows and the tokens of a batch; in a ring a device has two parts."""
+  """Returns what must divide the rows and the tokens of a batch.
+
+  In a ring, each device has two parts of a sequence.
+  """
   rows, sequence = math.prod(sizes[name] for name in ROWS), sizes["sequence"]
   return rows, 2 * sequence if ring and sequence > 1 else sequence
 
 
-def in_ring(loss: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns a loss in whose attention the keys of a sequence go round its devices."""
+def use_ring(loss: Callable[..., Any]) -> Callable[..., Any]:
+  """Makes attention in a loss pass the keys of a sequence round its devices."""
 
   def with_ring(*args, **options):
     with mesh_axes(queries="sequence", keys="sequence"):
@@ -139,18 +142,18 @@ def replicated(mesh: AnyMesh) -> NamedSharding:
 
 
 def batch_sharding(mesh: AnyMesh, num_axes: int = 2) -> NamedSharding:
-  """Returns the sharding of arrays [rows, tokens, ...] or [rows]."""
+  """Returns the sharding of a batch's arrays, [rows, tokens, ...] or [rows]."""
   return NamedSharding(mesh, PartitionSpec(*(ROWS, "sequence")[:num_axes]))
 
 
 def parameter_sharding(tree: PyTree, mesh: AnyMesh) -> PyTree:
-  """Returns the sharding by `RULES` of every leaf of parameters or a training state.
+  """Returns the sharding of every leaf of parameters or a training state, by `RULES`.
 
-  An axis whose size the mesh axis does not divide is not sharded.
+  An axis is not sharded if the mesh axis does not divide its size.
   """
 
   def shard(path, x):
-    # The paths of nnx variables end in `value`.
+    # nnx appends `value` to the paths of variables.
     name = jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
     for pattern, axes in RULES:
       if len(axes) == x.ndim and re.search(f"{pattern}$", name):
@@ -168,12 +171,12 @@ def _partition(
     size = mesh.shape[axis] if axis else 1
     is_sharded = size > 1 and num % size == 0
     spec.append(axis if is_sharded else None)
-  # () in place of (None, None): equal shardings have equal specs.
+  # (), not (None, None): equal shardings must have equal specs.
   return PartitionSpec(*spec) if any(spec) else PartitionSpec()
 
 
-def shapes_on(mesh: AnyMesh, tree: PyTree) -> PyTree:
-  """Returns the shapes, with shardings by `RULES`, of a tree of parameters or a training state."""
+def shard_shapes(mesh: AnyMesh, tree: PyTree) -> PyTree:
+  """Adds shardings by `RULES` to the shapes of parameters or a training state."""
 
   def struct(x, sharding):
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
@@ -182,11 +185,10 @@ def shapes_on(mesh: AnyMesh, tree: PyTree) -> PyTree:
 
 
 def constrain_sharding(tree: PyTree) -> PyTree:
-  """Constrains a traced tree of parameters or a training state to the shardings of
-  `RULES`.
+  """Constrains traced parameters or a training state to their shardings by `RULES`.
 
   Otherwise the compiler may choose other shardings, and the next step is compiled
-  again. Without a mesh in context the tree is returned as it is.
+  again. Without a mesh in context, returns the tree unchanged.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if not {*AXES} <= {*mesh.axis_names}:
@@ -195,12 +197,12 @@ def constrain_sharding(tree: PyTree) -> PyTree:
 
 
 def put_parameters(tree: PyTree, mesh: Mesh) -> PyTree:
-  """Shards the arrays of a tree of parameters or a training state by `RULES`."""
+  """Shards parameters or a training state over the devices, by `RULES`."""
   return jax.device_put(tree, parameter_sharding(tree, mesh))
 
 
 def put_batch(tree: PyTree, mesh: Mesh) -> PyTree:
-  """Shards host arrays [rows, tokens, ...], of which every process passes all rows."""
+  """Shards host arrays [rows, tokens, ...]; every process must pass all rows."""
 
   def shard(x):
     return jax.make_array_from_callback(

@@ -1,6 +1,6 @@
-"""What a training checks and prints before its first step."""
+"""Checks inputs, prints sizes and restores the state before a training's first step."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,7 +13,13 @@ from experiments.training.checkpoint_reader import list_steps
 from experiments.training.metrics import read_metrics
 from experiments.training.run import Run
 from experiments.training.step import TrainState
-from experiments.training.workdir import check_not_lost, check_unchanged
+from experiments.training.workdir import (
+  check_not_lost,
+  check_shared,
+  check_unchanged,
+  write_digests,
+  write_run_files,
+)
 
 
 def print_sizes(run: Run, batches: Any, valid_batches: Any) -> None:
@@ -30,7 +36,7 @@ def print_sizes(run: Run, batches: Any, valid_batches: Any) -> None:
 
 
 def count_steps(config: ConfigDict, num_per_epoch: int) -> int:
-  """Returns the number of steps; notes it if all of them are in the warmup."""
+  """Counts the steps of a training; prints a note if the warmup never ends."""
   settings = config.training
   num_steps = settings.num_steps or settings.num_epochs * num_per_epoch
   if num_steps <= settings.warmup_steps:
@@ -42,15 +48,33 @@ def count_steps(config: ConfigDict, num_per_epoch: int) -> int:
 
 
 def check_inputs(workdir: Path, digests: Mapping[str, str]) -> None:
-  """Raises InputError if inputs differ from the run's, or its checkpoints are gone."""
+  """Raises InputError if inputs have changed, or the checkpoints are gone."""
   processes.check_same({f"the digest of the {name}": x for name, x in digests.items()})
-  with processes.failing_together():
+  with processes.fail_together():
     check_unchanged(workdir, digests)
     check_not_lost(workdir, read_metrics(workdir))
 
 
+def write_start(
+  run: Run,
+  workdir: Path,
+  num_steps: int,
+  digests: Mapping[str, str],
+  save_vocabulary: Callable[[], None] = lambda: None,
+) -> None:
+  """Writes the files of the start of a run, in the first process alone.
+
+  Raises InputError unless all processes see them; all must call this.
+  """
+  if processes.is_first():
+    write_run_files(workdir, run.config.to_dict(), num_steps)
+    save_vocabulary()
+    write_digests(workdir, digests)
+  check_shared(workdir)
+
+
 def open_checkpoints(config: ConfigDict, workdir: Path) -> Checkpoints:
-  """Opens the checkpoints of a run that is trained."""
+  """Opens the checkpoints of a run for training."""
   return Checkpoints(
     workdir / "checkpoints",
     config.training.keep_checkpoints,
@@ -62,7 +86,7 @@ def open_checkpoints(config: ConfigDict, workdir: Path) -> Checkpoints:
 def restore(
   checkpoints: Checkpoints, shapes: TrainState, workdir: Path
 ) -> TrainState | None:
-  """Restores the last checkpoint, if there is any."""
+  """Restores the last checkpoint; returns None if there is none."""
   steps = list_steps(checkpoints.folder)
   processes.check_same({"the list of checkpoints in --workdir": steps})
   state = checkpoints.restore(like=shapes)

@@ -1,4 +1,4 @@
-"""One step of training: its state, gradients and learning rates."""
+"""Builds the steps of training and evaluation, and schedules the learning rate."""
 
 import functools
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from relpos_jax.typing import Array, Int, PyTree
 
 
 class TrainState(NamedTuple):
-  """The state of training, and the content of a checkpoint."""
+  """Holds the state of a training, which checkpoints store."""
 
   step: Int[Array, ""]
   params: PyTree
@@ -24,10 +24,10 @@ class TrainState(NamedTuple):
 
 
 class Steps(NamedTuple):
-  """A model with the functions that train it."""
+  """Holds a model's structure, and the functions that train it."""
 
   graphdef: nnx.GraphDef
-  shapes: TrainState  # of the state, with their shardings
+  shapes: TrainState  # shapes and shardings of the state
   init: Callable[[], TrainState]  # makes the state before the first step
   train: Callable[..., Any]  # see `make_train_step`
   evaluate: Callable[..., Any]  # see `make_eval_step`
@@ -41,13 +41,13 @@ def make_steps(
   schedule: optax.Schedule,
   mesh: sharding.AnyMesh,
 ) -> Steps:
-  """Makes the steps of a model on a mesh; nothing is computed or compiled.
+  """Builds the steps of a model on a mesh, without computing or compiling.
 
-  `loss(model, batch, rngs)` returns sums, with dropout if `rngs` are given.
+  `loss(model, batch, rngs)` returns sums; it applies dropout if there are `rngs`.
   """
   graphdef, params = nnx.split(nnx.eval_shape(lambda: make_model(nnx.Rngs(0))))
   start = functools.partial(init_state, optimizer=optimizer)
-  shapes = sharding.shapes_on(mesh, jax.eval_shape(start, params))
+  shapes = sharding.shard_shapes(mesh, jax.eval_shape(start, params))
 
   @jax.jit
   def init_params(key):
@@ -59,7 +59,7 @@ def make_steps(
     return sharding.put_parameters(state, mesh)
 
   if config.mesh.ring:
-    loss = sharding.in_ring(loss)
+    loss = sharding.use_ring(loss)
   train_step = make_train_step(
     graphdef,
     loss,
@@ -85,15 +85,16 @@ def make_train_step(
   seed: int = 0,
   schedule: optax.Schedule | None = None,
 ):
-  """Builds the jitted `train_step(state, batch) -> (state, metrics)`, which donates the
-  state.
+  """Builds the jitted `train_step(state, batch) -> (state, metrics)`.
 
-  `loss(model, batch, rngs)` returns sums. The gradient is that of the mean over the
-  batch's tokens, for any number of microbatches. Dropout depends on the seed and the
-  step alone. Metrics: loss (nats per token), grad_norm, num_tokens, skipped, and
-  learning_rate if the optimizer's `schedule` is given. If the loss or the norm is not
-  finite, the step is skipped (1): its number is counted, and parameters and optimizer
-  state do not change.
+  The step donates the state. `loss(model, batch, rngs)` returns sums. For any number of
+  microbatches, the gradient is of the mean over all tokens of the batch. Dropout
+  depends on the seed and the step alone.
+
+  The metrics are loss (nats per token), grad_norm, num_tokens and skipped, and
+  learning_rate if there is a `schedule`. If the loss or the gradient's norm is not
+  finite, the step is skipped: `skipped` is 1, the step is counted, and parameters and
+  optimizer state do not change.
   """
 
   def summed_loss(params, batch, key):
@@ -114,10 +115,12 @@ def make_train_step(
     )
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
     metrics["skipped"] = 1 - finite.astype(jnp.int32)
-    if schedule:  # the optimizer counts no skipped steps
-      *_, (_, count) = optax.tree.get_all_with_path(state.opt_state, "count")
+    if schedule:
+      # The optimizer counts no skipped steps; some, such as SGD, count none.
+      counts = optax.tree.get_all_with_path(state.opt_state, "count")
+      count = counts[-1][1] if counts else state.step
       metrics["learning_rate"] = schedule(count)
-    # optax.apply_if_finite would apply the update after too many skipped steps.
+    # Not optax.apply_if_finite: after many skipped steps, it applies an update anyway.
     new, old = (params, opt_state), (state.params, state.opt_state)
     state = TrainState(state.step + 1, *optax.tree.where(finite, new, old))
     return sharding.constrain_sharding(state), metrics
@@ -126,7 +129,7 @@ def make_train_step(
 
 
 def make_eval_step(graphdef: nnx.GraphDef, loss: Callable[..., Loss]):
-  """Builds `eval_step(params, batch) -> Loss`, the training loss without dropout."""
+  """Builds the jitted `eval_step(params, batch) -> Loss`, without dropout."""
 
   @jax.jit  # its name is shown while it compiles
   def eval_step(params, batch):
@@ -136,8 +139,7 @@ def make_eval_step(graphdef: nnx.GraphDef, loss: Callable[..., Loss]):
 
 
 def _sum_over_microbatches(gradient, params, batch, key, num_microbatches: int):
-  """Computes losses, tokens and gradients of microbatches one after another, and sums
-  them.
+  """Sums losses, tokens and gradients over microbatches, one after another.
 
   A microbatch takes every `num_microbatches`-th row, so that rows stay on their device.
   """
@@ -145,7 +147,7 @@ def _sum_over_microbatches(gradient, params, batch, key, num_microbatches: int):
     return gradient(params, batch, key)
 
   def split(x):
-    num_rows = x.shape[0] // num_microbatches  # -1 fails where x is empty
+    num_rows = x.shape[0] // num_microbatches  # reshape(-1) fails if x is empty
     return jnp.moveaxis(x.reshape(num_rows, num_microbatches, *x.shape[1:]), 1, 0)
 
   parts = jax.tree.map(split, batch), jax.random.split(key, num_microbatches)
@@ -159,12 +161,12 @@ def _sum_over_microbatches(gradient, params, batch, key, num_microbatches: int):
 
 
 def learning_rate(config: ConfigDict) -> optax.Schedule:
-  """Returns the learning rates of `config.training`, by the number of updates before.
+  """Returns the learning-rate schedule of `config.training`.
 
-  The paper's are rate * width**-0.5 * min(t**-0.5, t * warmup**-1.5), with updates t
-  numbered from 1: `inverse_sqrt` with a peak that depends on the model's width.
-  Vaswani et al. 2017, section 5.3. Shaw et al. 2018 have warmup 4000 and rate 1; the
-  code from October 2017 on has 8000 and 2.
+  The paper's schedule is rate * width**-0.5 * min(t**-0.5, t * warmup**-1.5), with
+  updates t counted from 1 (Vaswani et al. 2017, section 5.3). It equals `inverse_sqrt`
+  with a peak that depends on the model's width. Shaw et al. 2018 use warmup 4000 and
+  rate 1; their code uses 8000 and 2 since October 2017.
   """
   peak = config.training.learning_rate
   warmup = config.training.warmup_steps
@@ -174,10 +176,10 @@ def learning_rate(config: ConfigDict) -> optax.Schedule:
 
 
 def inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
-  """Rises linearly to `peak` at update number `warmup`, then falls as 1 / sqrt(update).
+  """Makes a schedule that rises linearly to `peak`, then falls as 1 / sqrt(t).
 
-  rate(t) = peak * min(t / warmup, sqrt(warmup / t)), where t = count + 1: updates are
-  numbered from 1, optax counts from 0. The first update thus moves the parameters.
+  rate(t) = peak * min(t / warmup, sqrt(warmup / t)). Updates t are counted from 1,
+  while optax counts from 0. So the rate of the first update is not 0.
   """
 
   def rate(count):

@@ -1,4 +1,4 @@
-"""The run directory: whose it is, the files of its start, and the digests of its inputs."""
+"""Checks and writes a run directory: config, environment and digests of inputs."""
 
 import hashlib
 import json
@@ -19,17 +19,17 @@ from experiments.training.checkpoint_reader import list_damaged, list_steps
 from experiments.training.environment import environment
 from relpos_jax.typing import PyTree
 
-# Keys, or groups of keys, that may change when a run is resumed, since no step depends
-# on them: neither its examples nor, up to rounding, what is computed. Only where a mesh
-# pads sequences to shard them does dropout draw other numbers.
+# Keys, or groups of keys, that may change when a run is resumed. No step depends on
+# them: its examples stay the same, and its results up to rounding. The one exception is
+# a mesh that pads sequences to shard them, because dropout masks then differ.
 MAY_CHANGE = ("mesh", "data.pairs.test", "decoding", "evaluation")
 MAY_CHANGE += ("training.num_steps", "training.num_epochs", "training.eval_every")
 MAY_CHANGE += ("training.save_every", "training.keep_checkpoints")
 MAY_CHANGE += ("training.num_samples", "training.max_skipped")
 
-# Removed keys, and the value that a run must have to be read; others are refused as
-# unknown.
-_GONE = {
+# Keys that were removed. A run with the value here can still be read; with another
+# value, the key is refused as unknown.
+_REMOVED_KEYS = {
   ("batches", "packed"): False,
   ("model", "layers_shared"): False,
   ("training", "prng"): "threefry2x32",
@@ -37,7 +37,7 @@ _GONE = {
 }
 
 _DIGESTS = "digests.json"
-_SHARED_SECONDS = 10  # until a file appears on a network file system
+_SHARED_SECONDS = 10  # a network file system may show a new file so late
 
 
 def claim_workdir(
@@ -45,9 +45,9 @@ def claim_workdir(
 ) -> None:
   """Raises InputError unless a folder is empty or holds a run with this config.
 
-  Both are values by dotted key. Only those of `MAY_CHANGE` may differ from the config
-  of the run. Keys added since the run was started are compared with their `defaults`.
-  Hidden files are ignored.
+  `config` and `defaults` are values by dotted key. Only keys of `MAY_CHANGE` may differ
+  from the run's config. If the run is older than a key, the key is compared with its
+  default. Hidden files are ignored.
   """
   files = [path.name for path in list_folder(workdir) if not path.name.startswith(".")]
   if "config.json" not in files:
@@ -72,39 +72,38 @@ def _may_change(name: str) -> bool:
 
 
 def check_not_lost(workdir: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-  """Raises InputError where checkpoints are lost, for example because a disk is not
-  mounted.
+  """Raises InputError if the checkpoints are gone, for example with an unmounted disk.
 
-  A step after the first save is in the `lines` of metrics.jsonl only once that save is
-  complete.
+  `lines` are the lines of metrics.jsonl. They contain a step after the first save only
+  if that save was completed.
   """
   folder = workdir / "checkpoints"
   if not lines or list_steps(folder) or list_damaged(folder):
     return
   if lines[-1]["step"] > read_json(workdir / "config.json")["training"]["save_every"]:
     raise InputError(
-      f"the checkpoints in {folder} are gone, and the run has reached step {lines[-1]['step']}: "
-      f"bring that folder back, or delete {workdir} to start again"
+      f"the checkpoints in {folder} are gone, and the run has reached step "
+      f"{lines[-1]['step']}: bring that folder back, or delete {workdir} to start again"
     )
 
 
 def check_shared(workdir: Path) -> None:
-  """Raises InputError unless each process sees what the first has written; all must call this."""
+  """Raises InputError unless all processes share the folder; all must call this."""
   processes.wait_for_all("written")
   file, until = workdir / "config.json", time.monotonic() + _SHARED_SECONDS
-  # Listing a folder asks the file server; looking up a file may use a stale cache.
-  while not (is_seen := file in list_folder(workdir)) and time.monotonic() < until:
+  # Listing the folder asks the file server. Looking up a file may use an old cache.
+  while not (is_shared := file in list_folder(workdir)) and time.monotonic() < until:
     time.sleep(0.1)
-  if processes.any_process(not is_seen):
+  if processes.any_process(not is_shared):
     raise InputError(
       f"{workdir} is not one folder for all processes: give a --workdir that they share"
     )
 
 
 def read_config(workdir: Path) -> dict[str, Any]:
-  """Reads the config of a run as a config of today, if it is older."""
+  """Reads the config of a run; converts one of an older version."""
   config = read_json(workdir / "config.json")
-  for (name, key), value in _GONE.items():
+  for (name, key), value in _REMOVED_KEYS.items():
     group = config.get(name)
     if isinstance(group, dict) and group.get(key) == value:
       del group[key]
@@ -115,12 +114,12 @@ def read_config(workdir: Path) -> dict[str, Any]:
     pairs["test"] = ";".join(f"{name}={files}" for name, files in tests.items())
   decoding = config.get("decoding")
   if isinstance(decoding, dict) and "beam_size" in decoding:
-    decoding.setdefault("stop", "bound")  # as before there was a choice
+    decoding.setdefault("stop", "bound")  # the only rule before there was a choice
   return config
 
 
 def read_json(path: Path) -> dict[str, Any]:
-  """Reads the JSON object in a file of a run; raises InputError if there is none."""
+  """Reads a JSON object from a file of a run; raises InputError if it cannot."""
   remedy = "restore it, or name another run's folder"
   try:
     content = json.loads(path.read_bytes())
@@ -132,9 +131,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_run_files(workdir: Path, config: Mapping[str, Any], updates: int) -> None:
-  """Writes config.json, and environment.json with the number of updates, at each start of a run."""
-  where = environment() | dict(updates=updates)
-  for name, content in (("config", config), ("environment", where)):
+  """Writes config.json and environment.json, with the number of updates."""
+  facts = environment() | dict(updates=updates)
+  for name, content in (("config", config), ("environment", facts)):
     text = json.dumps(content, indent=2, ensure_ascii=False)
     write_whole(workdir / f"{name}.json", text + "\n")
 
@@ -142,10 +141,10 @@ def write_run_files(workdir: Path, config: Mapping[str, Any], updates: int) -> N
 def data_digests(
   splits: Mapping[str, Any], files: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
-  """Returns the digests of all splits but train, by name.
+  """Returns the digests of all splits except train, by name.
 
-  `files` are those of test sets by split, if a user may give others: the same files
-  must not change.
+  `files` names the files of the test sets that a user may exchange. Then a name
+  includes the files: other files are allowed, but a file must not change.
   """
   digests = {}
   for split, examples in splits.items():
@@ -159,28 +158,27 @@ def data_digests(
 
 
 def training_digest(examples: PyTree) -> dict[str, str]:
-  """Returns the digest of the examples that batches are made of, by name."""
+  """Returns the digest of the training examples, by name."""
   return {"training data": _digest(jax.tree.leaves(examples))}
 
 
 def check_unchanged(workdir: Path, digests: Mapping[str, str] | None = None) -> None:
-  """Raises InputError unless the tokenizers, and inputs with these digests, are as
-  recorded.
+  """Raises InputError if the tokenizer or an input differs from its recorded digest.
 
-  Inputs without a recorded digest are not compared, since older runs have none.
+  Inputs without a recorded digest are not compared, because older runs have none.
   """
   path = workdir / _DIGESTS
   recorded = read_json(path) if path.exists() else {}
   for name, digest in ((digests or {}) | _tokenizer_digest(workdir)).items():
     if recorded.get(name, digest) != digest:
       raise InputError(
-        f"the {name} of {workdir} changed since the run was started: restore it, give another "
-        f"--workdir, or delete {_DIGESTS} there to go on with the new one"
+        f"the {name} of {workdir} changed since the run was started: restore it, "
+        f"give another --workdir, or delete {_DIGESTS} there to go on with the new one"
       )
 
 
 def write_digests(workdir: Path, digests: Mapping[str, str]) -> None:
-  """Writes these digests and that of the tokenizers, which `check_unchanged` compares."""
+  """Records the digests of inputs and tokenizer for `check_unchanged`."""
   content = digests | _tokenizer_digest(workdir)
   write_whole(workdir / _DIGESTS, json.dumps(content, indent=2) + "\n")
 
@@ -192,10 +190,10 @@ def _tokenizer_digest(workdir: Path) -> dict[str, str]:
 
 
 def _digest(items: Iterable[np.ndarray | str]) -> str:
-  """Returns the SHA-256 of arrays, with their dtypes and shapes, and of texts, with their sizes."""
-  found = hashlib.sha256()
+  """Computes the SHA-256 of arrays and texts, including dtypes and shapes."""
+  digest = hashlib.sha256()
   for item in items:
     array = np.frombuffer(item.encode(), np.uint8) if isinstance(item, str) else item
-    found.update(f"{array.dtype}{array.shape}".encode())
-    found.update(np.ascontiguousarray(array))
-  return found.hexdigest()
+    digest.update(f"{array.dtype}{array.shape}".encode())
+    digest.update(np.ascontiguousarray(array))
+  return digest.hexdigest()

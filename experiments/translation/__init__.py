@@ -1,1 +1,1 @@
-"""Translation: data, task and scores."""
+"""Translates sentences: data, training and scores."""

@@ -1,4 +1,4 @@
-"""Sentence pairs by split, from several sources, and their normalisation by Moses."""
+"""Reads sentence pairs from several sources, and normalises them as Moses does."""
 
 import csv
 import dataclasses
@@ -15,20 +15,20 @@ from experiments.data.upstream import Corpus, Upstream
 from experiments.errors import InputError
 from experiments.files import read_content, to_path
 
-# The languages of each source, source-target; any for "pairs" and "scan".
+# Languages that each source has, as source-target; () allows any.
 _FOUR = ("en-de", "de-en", "en-fr", "fr-en")
 LANGUAGES = dict(embedded=("en-de",), multi30k=_FOUR, scan=(), wmt14=_FOUR, pairs=())
 _EMBEDDED = pathlib.Path(__file__).with_name("embedded")
 _READ_AHEAD = 4096
-_NAMED_LINES = 5  # of those that are skipped
+_NAMED_LINES = 5  # a note names the first of many skipped lines
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LazyPairs(Sequence):
-  """A sequence of `function(item)`, computed each time an item is read.
+  """Applies a function to the items of a sequence, each time that one is read.
 
-  For data sets that do not fit into memory. Iteration reads in bulk if `items` has
-  `__getitems__`, as data sources of TFDS do, which is several times faster.
+  It is for data sets that do not fit into memory. Iteration reads in bulk if `items`
+  has `__getitems__`, as data sources of TFDS do. This is several times faster.
   """
 
   items: Sequence[Any]
@@ -55,8 +55,8 @@ class LazyPairs(Sequence):
 def load_embedded(train_size: int = 20_000) -> Corpus:
   """Reads the small English-German corpus of this package: see embedded/README.md.
 
-  Sentences have 3 to 30 words, those of the split `long` 31 to 60. No sentence of
-  either language occurs twice. `train_size` takes the first pairs of train.
+  Sentences have 3 to 30 words, in the split `long` 31 to 60. No sentence of either
+  language occurs twice. `train` has the first `train_size` pairs.
   """
   splits = {}
   for split in ("train", "valid", "test", "long"):
@@ -71,8 +71,8 @@ def load_pairs(
 ) -> Corpus:
   """Reads a user's own pairs; `test` may be several sets by name. See `read_splits`.
 
-  Raises InputError as `read_splits` does, for no training pairs, and for a name that is
-  no word.
+  Raises InputError as `read_splits` does, and also without training pairs, or if a name
+  is not a word.
   """
   if not train:
     raise InputError(
@@ -86,16 +86,14 @@ def load_pairs(
   return read_splits({split: files for split, files in splits.items() if files})
 
 
-def read_splits(files_of: Mapping[str, str]) -> Corpus:
-  """Reads splits of pairs: each is "source_file,target_file" or a table, see
-  `read_pairs`.
+def read_splits(split_files: Mapping[str, str]) -> Corpus:
+  """Reads the pairs of each split from its files; see `read_pairs`.
 
-  Pairs with an empty side are skipped and named in the notes.
-
-  Raises InputError as `read_pairs` does, and for a split without pairs.
+  Pairs with an empty side are skipped, and the notes name them. Raises InputError as
+  `read_pairs` does, and for a split without pairs.
   """
   splits, skipped, notes = {}, {}, {}  # notes without repetition
-  for split, files in files_of.items():
+  for split, files in split_files.items():
     pairs, file_notes = read_pairs(files)
     notes |= dict.fromkeys(file_notes)
     empty = [i for i, pair in enumerate(pairs) if not all(map(str.strip, pair))]
@@ -115,7 +113,7 @@ def read_splits(files_of: Mapping[str, str]) -> Corpus:
 
 
 def _name_lines(indices: Sequence[int]) -> str:
-  """Names lines by their numbers from 1, the first of many."""
+  """Lists the first lines by number, counted from 1."""
   names = [str(index + 1) for index in indices[:_NAMED_LINES]]
   if len(indices) > _NAMED_LINES:
     names.append("...")
@@ -123,17 +121,19 @@ def _name_lines(indices: Sequence[int]) -> str:
 
 
 def read_pairs(files: str) -> tuple[list[tuple[str, str]], list[str]]:
-  """Reads all pairs of a split, also those with an empty side, and notes on how they
-  were read.
+  """Reads all pairs of a split, also with an empty side; returns them and notes.
 
-  "source_file,target_file" are two files, where line i of one translates line i of the
-  other. A table is "file.tsv", two columns with a tab between them, or "file.tsv:1,3",
-  those columns of several. Files are UTF-8, plain or packed; lines end with \\n or
-  \\r\\n. The quotes of csv writers are removed from a table, and lines of SCAN, "IN:
-  ... OUT: ...", have these as columns.
+  `files` is one of three:
+  - "source_file,target_file", where line i of one file translates line i of the other;
+  - "file.tsv", a table of two columns with a tab between them;
+  - "file.tsv:1,3", a table with more columns; columns 1 and 3 are read.
 
-  Raises InputError: a file is missing, unreadable or not UTF-8, two files differ in
-  length, or a line lacks a column or has one too many.
+  Files are UTF-8, plain or compressed; lines end with \\n or \\r\\n. If a csv writer
+  has put quotes around the cells of a table, they are removed. Lines of SCAN, "IN: ...
+  OUT: ...", are pairs as they are. The notes say how the files were read.
+
+  Raises InputError: a file is missing, unreadable or not UTF-8; two files differ in
+  length; or a line has too few or too many columns.
   """
   table = re.fullmatch(r"(.+):([1-9]\d*),([1-9]\d*)", files.strip())
   if table:
@@ -158,7 +158,7 @@ def read_pairs(files: str) -> tuple[list[tuple[str, str]], list[str]]:
 def _read_table(
   path: pathlib.Path, columns: tuple[int, int] | None = None
 ) -> tuple[list[tuple[str, str]], list[str]]:
-  """Reads two columns of a table, by default the only two; see `read_pairs`."""
+  """Reads two columns of a table; by default it must have two. See `read_pairs`."""
   rows, notes = _read_rows(path)
   source, target = columns or (1, 2)  # counted from 1
   least = max(source, target)
@@ -179,7 +179,7 @@ def _read_table(
 
 
 def _read_rows(path: pathlib.Path) -> tuple[list[list[str]], list[str]]:
-  """Reads the cells of each line, and a note if quotes of csv writers are removed."""
+  """Reads the cells of each line; returns them, and a note if quotes were removed."""
   lines = read_lines(path)
   text = "\n".join(lines)
   if text.startswith("IN: ") and "\t" not in lines[0]:
@@ -192,8 +192,7 @@ def _read_rows(path: pathlib.Path) -> tuple[list[list[str]], list[str]]:
   return rows, [f"{path} is read as csv: the quotes around its cells are removed"]
 
 
-# A cell as written by csv writers, with each quote inside doubled; and a cell without
-# quotes.
+# A quoted cell of a csv writer, which doubles quotes inside; and a cell without quotes.
 _QUOTED, _PLAIN = r'"(?:[^"]|"")*+"', r'[^"\t\r\n]*+'
 _ANY_CELL = f"(?:{_QUOTED}|{_PLAIN})"
 _ALL_QUOTED = re.compile(rf"{_QUOTED}(?:[\t\n]{_QUOTED})*+")
@@ -201,28 +200,27 @@ _SOME_QUOTED = re.compile(rf"{_ANY_CELL}(?:[\t\n]{_ANY_CELL})*+")
 
 
 def _is_csv(text: str) -> bool:
-  """Returns whether the quotes of a table are those of a csv writer, not of its
-  sentences.
+  """Checks whether a csv writer has put the quotes into a table, not its sentences.
 
-  Csv writers quote each cell that has a quote, and double it, or they quote all cells.
+  Some csv writers quote all cells. Others quote each cell that contains a quote, and
+  double that quote.
   """
   pattern = _SOME_QUOTED if '""' in text else _ALL_QUOTED
   return bool(pattern.fullmatch(text))
 
 
 def _starts_with_names(pairs: Sequence[tuple[str, str]]) -> bool:
-  """Returns whether the first pair, and hardly any other, is two words, as in headers."""
+  """Checks for a header: the first pair, and hardly any other, is two single words."""
   are_words = [bool(re.fullmatch(r"[\w-]+\t[\w-]+", "\t".join(pair))) for pair in pairs]
-  few = max(1, len(pairs) // 100)
-  return len(pairs) > 1 and are_words[0] and sum(are_words) <= few
+  most_headers = max(1, len(pairs) // 100)
+  return len(pairs) > 1 and are_words[0] and sum(are_words) <= most_headers
 
 
 def read_lines(path: pathlib.Path) -> list[str]:
-  """Reads the lines of a UTF-8 text file, plain or packed, without line ends and byte
-  order mark.
+  """Reads the lines of a UTF-8 file, plain or compressed, without line ends and BOM.
 
   Splits at \\n alone. str.splitlines would also split at U+2028, U+0085 or a lone \\r
-  inside a sentence, which would shift all pairs after it.
+  inside a sentence, and all pairs after it would be misaligned.
 
   Raises InputError: the file is missing, unreadable, or not UTF-8.
   """
@@ -242,14 +240,14 @@ def normalize_lines(
 ) -> list[str]:
   """Normalises and tokenises lines as the Perl scripts of Moses do (Koehn et al. 2007).
 
-  Applies normalize-punctuation.perl, then tokenizer.perl, both by sacremoses and
-  without XML escapes. For the English and German captions of Multi30k the result equals
-  upstream's "lc.norm.tok" files with their XML escapes undone. Processes about 7,000
+  Applies normalize-punctuation.perl and then tokenizer.perl, in sacremoses' versions
+  and without XML escapes. For the English and German captions of Multi30k, the result
+  equals upstream's "lc.norm.tok" files without their XML escapes. Processes about 7,000
   lines per second.
 
-  `language` is a two-letter code; unknown ones get English abbreviations, as in Moses.
-  `lowercase` converts to lower case first. Without `moses`, punctuation and tokens
-  stay.
+  `language` is a two-letter code. As in Moses, unknown languages get English
+  abbreviations. `lowercase` first converts to lower case. Without `moses`, punctuation
+  and tokens stay as they are.
   """
   if lowercase:
     lines = map(str.lower, lines)
@@ -258,8 +256,7 @@ def normalize_lines(
   normalise, tokenise = _moses(language)
   normalised = []
   for line in lines:
-    # Some rules of the Perl script match the newline, such as the one for '."' at the
-    # end of a line.
+    # With a newline, which some rules match, such as the one for '."' at a line's end.
     line = normalise(f"{line}\n")
     normalised.append(tokenise(line, return_str=True, escape=False))
   return normalised
@@ -269,8 +266,8 @@ def normalize_lines(
 def _moses(language: str) -> tuple[Callable[[str], str], Callable[..., Any]]:
   from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
-  # Without perl_parity, sacremoses treats ’ and French quotes differently from the Perl
-  # script.
+  # perl_parity: otherwise sacremoses differs from the Perl script in ’ and French
+  # quotes.
   normalizer = MosesPunctNormalizer(language, perl_parity=True)
   return normalizer.normalize, MosesTokenizer(language).tokenize
 
@@ -278,7 +275,7 @@ def _moses(language: str) -> tuple[Callable[[str], str], Callable[..., Any]]:
 # Multi30k
 # ----------------------------------------------------------------------------
 
-# Names and sha256 of the upstream files: the captions, and the text of the baseline.
+# SHA-256 of the upstream files: the captions, and the published baseline's text.
 _SUMS = """
 train.en.gz d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f
 train.de.gz 726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6
@@ -314,15 +311,15 @@ _PREPARED = dict(train="train.{}", valid="valid.{}", test="test.2016.{}")
 def load_multi30k(
   languages: str = "en-de", path: str = "", prepared: bool = False
 ) -> Corpus:
-  """Loads the captions: 29,000 pairs in train, 1,014 in valid, 1,000 in test
-  (test_2016_flickr).
+  """Loads Multi30k's captions: 29,000 pairs in train, 1,014 in valid, 1,000 in test.
 
-  They are cased, not tokenised, and in upstream's order (Elliott et al. 2016, 2017).
+  They are cased, not tokenised, and in upstream's order (Elliott et al. 2016, 2017);
+  test is test_2016_flickr. The folder `path` holds the files, or they are downloaded
+  (1.3 MB). `Upstream` describes the errors.
 
-  The files are in the folder `path`, or are downloaded (1.3 MB): see `Upstream`, also
-  for errors. `prepared` loads the text of the published baseline instead (Wu et al.
-  2021, LividWo/Revisit-MMT, 4.5 MB; English and German): lower case, normalised, in
-  Moses tokens and joint BPE of 10,000 merges, where "@@" ends a subword inside a word.
+  `prepared` loads the text of the published baseline instead (Wu et al. 2021,
+  LividWo/Revisit-MMT, 4.5 MB; English and German). It is in lower case, normalised, in
+  Moses tokens and joint BPE of 10,000 merges. Inside a word, subwords end in "@@".
   """
   upstream, names = (PREPARED, _PREPARED) if prepared else (CAPTIONS, _CAPTIONS)
   splits = {}
@@ -353,13 +350,13 @@ _SCAN_HELD_OUT = 1000
 
 
 def load_scan(path: str = "") -> Corpus:
-  """Loads the length split of SCAN: commands, and the actions that they mean.
+  """Loads the length split of SCAN (Lake and Baroni 2018): commands and their actions.
 
-  Lake and Baroni 2018. Training has outputs of at most 22 actions, the split `test` of
-  24 to 48. Of upstream's 16,990 training pairs 1,000 are `valid`, and 1,000 the test
-  set `within`. All are in an order without meaning, so that the first of a split are a
-  sample of it. The files are in the folder `path`, or are downloaded (4 MB): see
-  `Upstream`, also for errors.
+  Training outputs have at most 22 actions, outputs in `test` 24 to 48. Of upstream's
+  16,990 training pairs, 1,000 are `valid`, and another 1,000 the test set `within`. The
+  order of pairs is random, so the first ones of a split are a sample of it. The folder
+  `path` holds the files, or they are downloaded (4 MB). `Upstream` describes the
+  errors.
   """
 
   pairs, n = _read_scan("tasks_train_length.txt", path), _SCAN_HELD_OUT
@@ -374,12 +371,12 @@ def load_scan(path: str = "") -> Corpus:
 
 
 def _read_scan(name: str, path: str) -> list[tuple[str, ...]]:
-  """Reads the pairs of a file in the order of their hashes."""
+  """Reads the pairs of a file; sorts them by their hashes, which is a random order."""
   lines = SCAN.read(name, path).decode().splitlines()
   lines.sort(key=lambda line: hashlib.sha256(line.encode()).digest())
   return [tuple(_split_scan(line)) for line in lines]
 
 
 def _split_scan(line: str) -> list[str]:
-  """Splits a line, "IN: jump OUT: I_JUMP", into command and actions."""
+  """Splits a line such as "IN: jump OUT: I_JUMP" into command and actions."""
   return line.removeprefix("IN: ").split(" OUT: ")

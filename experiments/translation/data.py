@@ -1,4 +1,4 @@
-"""Sentence pairs of a config: loaded, normalised and batched."""
+"""Loads, normalises and batches the sentence pairs of a config."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from experiments.data.batching import Batch, Batches, pair_lengths
 from experiments.errors import InputError
 from experiments.evaluation import bleu
 from experiments.files import Path
-from experiments.training.batches import batch_maker, check_batches
+from experiments.training.batches import check_batches, configure_batches
 from experiments.training.sharding import AnyMesh
 from experiments.translation import corpus as corpora
 from experiments.translation import wmt14
@@ -28,7 +28,7 @@ _LOADERS = dict(
 
 
 def check(config: ConfigDict, sizes: Mapping[str, int]) -> None:
-  """Raises InputError for wrong languages, marks or batches; reads no data."""
+  """Raises InputError for wrong languages, subword marks or batches; reads no data."""
   data = config.data
   known = LANGUAGES[data.source]
   if is_prepared(config):
@@ -48,7 +48,7 @@ def check(config: ConfigDict, sizes: Mapping[str, int]) -> None:
 
 
 def is_prepared(config: ConfigDict) -> bool:
-  """Returns whether data are the published baseline's, in tokens and subwords."""
+  """Checks whether the data are the published baseline's text, in subwords."""
   return config.data.source == "multi30k" and config.data.multi30k.prepared
 
 
@@ -72,7 +72,7 @@ def load_data(config: ConfigDict) -> Corpus:
 
 
 def _check_mark(config: ConfigDict, corpus: Corpus) -> None:
-  """Raises InputError if no training target has the mark of subwords."""
+  """Raises InputError if there should be a subword mark, but no target has it."""
   mark = config.evaluation.subword_mark
   if not mark:
     return
@@ -80,13 +80,13 @@ def _check_mark(config: ConfigDict, corpus: Corpus) -> None:
   if all(bleu.join_subwords(target, mark) == target for target in targets):
     raise InputError(
       f"config.evaluation.subword_mark is {mark!r}, but no training target's subword "
-      "ends in it: give the mark of the text, or none; config.data.moses would separate "
-      "it from its subword"
+      "ends in it: give the mark of the text, or none; config.data.moses would "
+      "separate it from its subword"
     )
 
 
 def parse_test_files(config: ConfigDict) -> dict[str, str]:
-  """Returns the files of a user's own test sets by name; one without a name is "test"."""
+  """Parses a user's test sets; returns files by name. The default name is "test"."""
   files = {}
   if config.data.source != "pairs":
     return files
@@ -100,13 +100,13 @@ def parse_test_files(config: ConfigDict) -> dict[str, str]:
 
 
 def list_tests(data: Corpus) -> list[str]:
-  """Returns the names of the test sets, test first."""
+  """Lists the names of the test sets; "test" comes first."""
   names = sorted(data.splits.keys() - {"train", "valid"})
   return sorted(names, key=lambda name: name != "test")
 
 
 def normalize(config: ConfigDict, corpus: Corpus) -> Corpus:
-  """Normalises pairs as in training: lists at once, other sequences when read."""
+  """Normalises pairs as for training: lists now, other sequences item by item."""
   if not (config.data.moses or config.data.lowercase):
     return corpus
 
@@ -128,7 +128,7 @@ def normalize(config: ConfigDict, corpus: Corpus) -> Corpus:
 def normalize_lines(
   config: ConfigDict, lines: Sequence[str], side: int = 0
 ) -> list[str]:
-  """Normalises lines of the source language, or with side 1 of the target's."""
+  """Normalises lines in the source language (side 0) or target language (side 1)."""
   data = config.data
   language = data.languages.split("-")[side]
   options = dict(moses=data.moses, lowercase=data.lowercase)
@@ -136,9 +136,9 @@ def normalize_lines(
 
 
 def learn_vocabulary(config: ConfigDict, data: Corpus, workdir: Path) -> Tokenizer:
-  """Reads the tokenizer of the run directory, or trains it on the training split.
+  """Reads the tokenizer of the run directory, or trains one on the training split.
 
-  Raises InputError: there is a checkpoint but not its tokenizer.
+  Raises InputError: there is a checkpoint, but its tokenizer is missing.
   """
   if (workdir / tok.FILE).exists() or any(workdir.glob("checkpoints/[0-9]*")):
     return tok.load_tokenizer(workdir)
@@ -146,7 +146,7 @@ def learn_vocabulary(config: ConfigDict, data: Corpus, workdir: Path) -> Tokeniz
 
 
 def learn_tokenizer(config: ConfigDict, data: Corpus) -> Tokenizer:
-  """Trains the vocabulary of `config.vocabulary` on both sides of the training split."""
+  """Trains a vocabulary on both sides of the training split."""
   lines = (line for pair in data.splits["train"] for line in pair)
   return tok.train_tokenizer(lines, **config.vocabulary)
 
@@ -154,13 +154,13 @@ def learn_tokenizer(config: ConfigDict, data: Corpus) -> Tokenizer:
 def make_batches(
   config: ConfigDict, data: Corpus, vocabulary: Tokenizer, mesh: AnyMesh
 ) -> tuple[Batches, Batches]:
-  """Returns shuffled batches of the training split, and batches of the validation split."""
+  """Makes batches: shuffled ones for training, and ordered ones for validation."""
   train = tok.encode_pairs(vocabulary, data.splits["train"])
   valid = tok.encode_pairs(vocabulary, data.splits["valid"])
-  make = batch_maker(config, pair_lengths(*train), mesh)
+  make = configure_batches(config, pair_lengths(*train), mesh)
   return make(*train, seed=config.seed), make(*valid, seed=None)
 
 
 def empty_batch(shape: tuple[int, ...]) -> Batch:
-  """Returns a batch of padding, of rows and a length."""
+  """Returns a batch of padding with shape (rows, length)."""
   return Batch(np.zeros(shape, np.int32), np.zeros(shape, np.int32))

@@ -1,4 +1,4 @@
-"""Evaluation of translations: scores, counts by sentence, samples and attention maps."""
+"""Evaluates translations: scores, statistics of sentences, samples, attention maps."""
 
 import functools
 import itertools
@@ -21,16 +21,16 @@ from experiments.files import Path, write_whole
 from experiments.training.metrics import track
 from experiments.training.processes import is_first
 from experiments.training.results import Evaluation
-from experiments.training.run import Run, own_copies
+from experiments.training.run import Run, copy_to_process
 from experiments.translation.corpus import Corpus
 from experiments.translation.data import is_prepared, list_tests
 from experiments.translation.translator import make_translator
 from relpos_jax.typing import Array, Int, PyTree
 
 _NUM_SAMPLES = 5
-GIVEN = "_given"  # ends the names of test sets that are translated with lengths given
+GIVEN = "_given"  # ends a test set's name if its references' lengths are given
 
-# The names of scores in records, and in tables.
+# The name of each score in tables, by its name in records.
 TITLES = dict(
   sacrebleu="sacreBLEU", paper_bleu="paper's BLEU", chrf="chrF", exact="exact (%)"
 )
@@ -39,9 +39,9 @@ Pairs = Sequence[tuple[str, str]]
 
 
 class Translated(NamedTuple):
-  """A split's pairs, their translations, and the seconds that these took.
+  """Holds a split's pairs, their translations, and the seconds that translating took.
 
-  `skipped` are the indices, in the split's files, of the pairs that are not among them.
+  `skipped` are the indices of pairs that the split's files have and `pairs` leaves out.
   """
 
   pairs: Pairs
@@ -53,10 +53,10 @@ class Translated(NamedTuple):
 def make_score(
   run: Run, data: Corpus
 ) -> Callable[[PyTree], tuple[dict[str, float], str]]:
-  """Returns a function that scores greedy translations, and shows a few.
+  """Makes a function of parameters that scores greedy translations, and shows a few.
 
-  Samples of the validation split are no longer than in training. Samples of a test set
-  are longer, if it has any.
+  It translates a sample of each split. Validation pairs are no longer than in training.
+  Test pairs are longer than in training, if there are any.
   """
   settings = run.config.training
   translate = make_translator(run, beam_size=1)
@@ -78,10 +78,10 @@ def make_score(
     for split, pairs in samples.items():
       sources, references = zip(*pairs, strict=True)
       translations = translate(sources, params)
-      by_name, _ = score_lines(run.config, translations, references)
-      values[f"{split}_bleu"] = by_name["sacrebleu"].value
-      values[f"{split}_chrf"] = by_name["chrf"].value
-      values[f"{split}_exact"] = by_name["exact"].value
+      named_scores, _ = score_lines(run.config, translations, references)
+      values[f"{split}_bleu"] = named_scores["sacrebleu"].value
+      values[f"{split}_chrf"] = named_scores["chrf"].value
+      values[f"{split}_exact"] = named_scores["exact"].value
       rows = zip(sources, references, translations, strict=True)
       first = itertools.islice(rows, 3)
       texts.append(format_samples(join(run.config, row) for row in first))
@@ -91,7 +91,7 @@ def make_score(
 
 
 def translate_tests(run: Run, data: Corpus) -> dict[str, Translated]:
-  """Translates the test sets; with `given_lengths` again, in their references' lengths."""
+  """Translates the test sets; with `given_lengths` also to their references' length."""
   progress = {}
   if is_first():
     progress["track"] = functools.partial(track, what="sentences")
@@ -120,7 +120,7 @@ def translate_tests(run: Run, data: Corpus) -> dict[str, Translated]:
 def score_lines(
   config: ConfigDict, translations: Sequence[str], references: Sequence[str]
 ) -> tuple[dict[str, bleu.Score], Int[np.ndarray, "sentences 7"]]:
-  """Returns the scores named in `TITLES` and the `sentence_statistics`, of whole words."""
+  """Computes the scores in `TITLES` and the `sentence_statistics`, after joining."""
   lowercase = config.evaluation.lowercase
   hypotheses = join(config, translations)
   references = join(config, references)
@@ -140,7 +140,7 @@ def score_lines(
 
 
 def join(config: ConfigDict, lines: Iterable[str]) -> list[str]:
-  """Joins subwords marked by `config.evaluation.subword_mark` into words."""
+  """Joins subwords into words, by the mark `config.evaluation.subword_mark`."""
   mark = config.evaluation.subword_mark
   return [bleu.join_subwords(line, mark) for line in lines]
 
@@ -148,12 +148,14 @@ def join(config: ConfigDict, lines: Iterable[str]) -> list[str]:
 def evaluate(
   run: Run, splits: Mapping[str, Translated], workdir: Path
 ) -> Evaluation | None:
-  """Scores the translations of each split, writes them, and draws the attention of one.
+  """Scores and writes the translations of each split, and draws one's attention.
 
-  The file of translations has a line for each pair of the split's files, empty if it
-  was skipped. A row of `sentences` is a sentence's length in tokens without EOS, that
-  of the longer side, and its `sentence_statistics`. Samples and the picture are of the
-  first split. Returns None in all processes but the first.
+  The file of translations has a line for each pair in the split's files; the line is
+  empty if the pair was skipped. A row of `sentences` has the length of the pair's
+  longer side, in tokens without EOS, and then its `sentence_statistics`. Samples and
+  the picture are of the first split.
+
+  Only the first process returns an evaluation; the others return None.
   """
   if not is_first():
     return None
@@ -166,13 +168,13 @@ def evaluate(
   for split, translated in splits.items():
     _write_translations(run.config, translated, workdir / f"{split}.translations.txt")
     references = [target for _, target in translated.pairs]
-    by_name, counts = score_lines(run.config, translated.translations, references)
+    named_scores, counts = score_lines(run.config, translated.translations, references)
     number = len(translated.pairs)
-    rows[split] = {"sentences": number} | by_name
+    rows[split] = {"sentences": number} | named_scores
     results[split] = {"sentences": number, "seconds": translated.seconds}
     scores[split] = {}
     signatures = {}
-    for name, score in by_name.items():
+    for name, score in named_scores.items():
       results[split][name] = score._asdict()
       scores[split][name] = score.value
       signatures[name] = score.signature
@@ -197,7 +199,7 @@ def _write_translations(config: ConfigDict, translated: Translated, path: Path) 
 
 
 def score_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
-  """Formats the scores, one row per split, followed by their signatures.
+  """Formats the scores, with a line for each split, and then their signatures.
 
   >>> from experiments.evaluation.bleu import Score
   >>> scores = {name: Score(36.62, f"case:{name}") for name in TITLES}
@@ -225,7 +227,7 @@ def score_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def format_samples(samples: Iterable[Sequence[str]]) -> str:
-  """Formats each sample: a source, its reference and its translation, one a line."""
+  """Formats samples; each has a source, a reference and a translation, one a line."""
   block = "source       {}\nreference    {}\ntranslation  {}"
   return "\n\n".join(block.format(*sample) for sample in samples)
 
@@ -233,14 +235,16 @@ def format_samples(samples: Iterable[Sequence[str]]) -> str:
 def draw_attention(run: Run, source: str, translation: str, path: Path):
   """Draws the attention within a source, and from a translation to it.
 
-  The first panel shows the encoder's first layer, the second the mean of the decoder's
-  layers; both are means over heads. Each row of the second panel is the token that the
-  decoder is about to write. Returns the path.
+  The first panel shows the encoder's first layer, the second the mean over the
+  decoder's layers. Both are means over heads. A row of the second panel is named after
+  the token that the decoder writes next. Returns the path.
   """
   source_ids, target_ids = encode(run.vocabulary, [source.strip(), translation])
   target_input = np.concatenate([[BOS], target_ids[:-1]])
-  params = own_copies(run.params)
-  encoder, cross = _weights(run.graphdef, params, source_ids[None], target_input[None])
+  params = copy_to_process(run.params)
+  encoder, cross = _compute_weights(
+    run.graphdef, params, source_ids[None], target_input[None]
+  )
   source_words = pieces(run.vocabulary, source_ids)
   target_words = pieces(run.vocabulary, target_ids)
   title = "self-attention, encoder layer 1"
@@ -251,8 +255,10 @@ def draw_attention(run: Run, source: str, translation: str, path: Path):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _weights(graphdef: nnx.GraphDef, params: PyTree, source: Array, target: Array):
-  """Returns the weights of both panels, (S, S) and (T, S), for ids (1, S) and (1, T)."""
+def _compute_weights(
+  graphdef: nnx.GraphDef, params: PyTree, source: Array, target: Array
+):
+  """Computes the weights of both panels, (S, S) and (T, S), for ids (1, S), (1, T)."""
   model = nnx.merge(graphdef, params)
   model.set_attributes(sow_weights=True, raise_if_not_found=False)
   _, sown = nnx.capture(model, nnx.Intermediate)(source, target)

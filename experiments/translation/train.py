@@ -1,4 +1,4 @@
-"""Trains a translator: an encoder and a decoder on sentence pairs, scored by BLEU.
+"""Trains an encoder and a decoder to translate sentences, and scores them by BLEU.
 
 `train` says what happens, in order. `experiments.train` calls it.
 """
@@ -23,12 +23,9 @@ from experiments.training.run import Run, load_average
 from experiments.training.sharding import AnyMesh, make_mesh
 from experiments.training.step import Steps, learning_rate, make_steps
 from experiments.training.workdir import (
-  check_shared,
   check_unchanged,
   data_digests,
   training_digest,
-  write_digests,
-  write_run_files,
 )
 from experiments.translation import scores
 from experiments.translation.corpus import Corpus
@@ -42,7 +39,7 @@ from experiments.translation.data import (
 )
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 
-# What the commands call, besides the functions below.
+# Commands call these, besides the functions below.
 __all__ = ["check", "empty_batch", "load_data"]
 
 
@@ -55,10 +52,10 @@ def train(
 ) -> None:
   """Trains from the last checkpoint in the run directory, if any, and evaluates.
 
-  The config is checked. Nothing is written before all inputs are checked, too. Raises
-  Stopped once a signal has stopped it and the state is saved.
+  The caller has checked the config. Nothing is written before all other inputs are
+  checked. After a signal, saves the state and raises Stopped.
   """
-  with processes.failing_together():
+  with processes.fail_together():
     data = load_data(config)
     for note in data.notes:
       print(note)
@@ -77,12 +74,10 @@ def train(
 
     with start.open_checkpoints(config, workdir) as checkpoints:
       state = start.restore(checkpoints, steps.shapes, workdir)
+      save = functools.partial(tok.save_tokenizer, vocabulary, workdir)
+      start.write_start(run, workdir, num_steps, digests, save)
       if processes.is_first():
-        write_run_files(workdir, config.to_dict(), num_steps)
-        tok.save_tokenizer(vocabulary, workdir)
-        write_digests(workdir, digests)
         write_skipped(data, workdir)
-      check_shared(workdir)
       checkpoints.prepare()
       loop.train(
         run,
@@ -104,7 +99,7 @@ def train(
 
 
 def build(config: ConfigDict, vocabulary: Tokenizer, mesh: AnyMesh) -> Steps:
-  """Builds model, optimizer and steps on a mesh; nothing is computed or compiled."""
+  """Builds model, optimizer and steps on a mesh, without computing or compiling."""
   schedule = learning_rate(config)
   return make_steps(
     config,
@@ -119,14 +114,14 @@ def build(config: ConfigDict, vocabulary: Tokenizer, mesh: AnyMesh) -> Steps:
 def make_model(
   config: ConfigDict, vocabulary: Tokenizer, rngs: nnx.Rngs
 ) -> Transformer:
-  """Returns the model of `config.model` with random parameters."""
+  """Makes the model of `config.model`, with random parameters."""
   size = vocabulary.get_vocab_size()
   values = model_values(config, TransformerConfig)
   return Transformer(TransformerConfig(size, size, **values), rngs=rngs)
 
 
 def mock_vocabulary(config: ConfigDict) -> Tokenizer:
-  """Returns a vocabulary of the configured size, for the shapes of a model."""
+  """Makes a vocabulary of the configured size, for the shapes of a model."""
   entries = {str(number): number for number in range(config.vocabulary.size)}
   return Tokenizer(WordLevel(entries, unk_token="0"))
 
@@ -134,13 +129,13 @@ def mock_vocabulary(config: ConfigDict) -> Tokenizer:
 def loss(
   model: Transformer, batch: Batch, rngs: nnx.Rngs | None = None, smoothing: float = 0.0
 ) -> Loss:
-  """Computes the loss of each target token, given the source and the target before it."""
+  """Sums the loss of each target token, given the source and the tokens before it."""
   logits = model(batch.source, shift_right(batch.target, tok.BOS), rngs=rngs)
   return cross_entropy(logits, batch.target, smoothing=smoothing)
 
 
 def load_run(config: ConfigDict, workdir: Path) -> Run:
-  """Loads the trained model in a run directory on all devices.
+  """Loads the trained model of a run directory; replicates it on all devices.
 
   Raises InputError if the tokenizer is not the one that the run was trained with.
   """
@@ -153,7 +148,7 @@ def load_run(config: ConfigDict, workdir: Path) -> Run:
 
 
 def evaluate(config: ConfigDict, workdir: Path) -> None:
-  """Scores the trained model in a run directory on the run's own test sets."""
+  """Scores the trained model of a run directory on the run's own test sets."""
   data = load_data(config)
   check_unchanged(workdir, data_digests(data.splits, parse_test_files(config)))
   score_run(load_run(config, workdir), data, workdir)

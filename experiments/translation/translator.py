@@ -1,4 +1,4 @@
-"""Translates lines by beam search: a line that is done makes room for the next."""
+"""Translates lines by beam search; a finished line makes room for the next."""
 
 import concurrent.futures
 import dataclasses
@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tokenizers import Tokenizer
 
 from experiments.data.tokenizer import BOS, EOS, PAD, Ragged, decode, encode
-from experiments.training.programs import keep_programs
+from experiments.training.programs import cache_programs
 from experiments.training.run import Run
 from relpos_jax.attention.partitioned import target_platform
 from relpos_jax.decoding.beam import Search, begin, extend
@@ -24,33 +24,32 @@ from relpos_jax.models.layers import Cache, Memory, decoding_model
 from relpos_jax.typing import Array, Bool, Int, PyTree
 
 _SHORTEST = 32
-# A sentence's state: full if it needs more room for its tokens.
-_NOT_YET, _DONE, _FULL = range(3)
+# The states of a sentence. A full one needs more room for its tokens.
+_UNFINISHED, _DONE, _FULL = range(3)
 
 
 class Translator:
   """Translates lines by beam search.
 
-  Lines of about the same length, up to 32 tokens, 64, 128, ..., share a batch, which
-  compiles once for each of these lengths. Once an eighth of its rows are done, the next
-  lines take them. A translation that outgrows its batch is searched again in a batch of
-  twice the length. On a CPU two batches take turns with its cores, since much of a step
-  uses only one.
+  Lines of similar length share a batch: up to 32 tokens, 64, 128, and so on. There is
+  one compilation for each of these lengths. Once an eighth of the rows are finished,
+  the next lines take them. A translation that outgrows its batch is searched again in a
+  batch of twice the length. On a CPU, two batches run at the same time, because much of
+  a step uses only one core.
 
   Args:
-    graphdef, params: the model, split.
-    mesh: the rows of a batch are sharded over all its devices, whatever the types of
-      its axes.
+    graphdef, params: the model, as `nnx.split` returns it.
+    mesh: the rows of a batch are sharded over all its devices.
     beam_size: hypotheses per sentence; 1 is greedy.
     length_penalty, stop: see `beam_search`.
     extra_length: a translation has at most this many tokens more than its source.
-    never_ends: no token ends a translation, which has as many tokens as its limit.
-    token_budget: padded source tokens per batch; by default 2,560 / beam_size on a CPU,
-      whose caches hold no more, and 16,384 / beam_size elsewhere.
-    key: names the model for the programs that are kept for the next process; without
-      one, none is.
-    track: wraps the lines as they are done, given their number, for example to show
-      progress.
+    never_ends: forbids EOS, so that a translation has as many tokens as its limit.
+    token_budget: padded source tokens per batch. The default is 2,560 / beam_size on a
+      CPU, because more would not fit into its caches, and 16,384 / beam_size elsewhere.
+    key: identifies the model, so that its compiled programs can be cached for the next
+      process. Without a key they are not.
+    track: wraps the iterator of finished lines, for example to show progress. Its
+      second argument is the number of lines.
   """
 
   def __init__(
@@ -82,7 +81,7 @@ class Translator:
       token_budget = (2560 if is_cpu else 16_384) // beam_size
     self._token_budget = token_budget
     rules = _Rules(graphdef, beam_size, length_penalty, stop, never_ends)
-    self._make_empty, self._advance = _compiled(rules, mesh, key)
+    self._make_empty, self._advance = _compile(rules, mesh, key)
 
   def __call__(
     self,
@@ -90,17 +89,17 @@ class Translator:
     params: PyTree | None = None,
     limits: Int[np.ndarray, "lines"] | None = None,
   ) -> list[str]:
-    """Translates lines in order, an empty line as empty.
+    """Translates lines, and returns the translations in order; empty lines stay empty.
 
-    `params` replace the translator's. `limits` are the most tokens of each translation,
-    by default those of its source and `extra_length`.
+    `params` replaces the translator's own. `limits` are the largest numbers of tokens
+    of each translation. By default it is the source's number plus `extra_length`.
     """
     if params is None:
       params = self.params
     sources = encode(self.tokenizer, [line.strip() for line in lines])
     if limits is None:
       limits = sources.lengths + self._extra_length
-    # The longest of a batch come first, so that none is left to be searched for alone.
+    # Long ones first: a long search that began last would run alone in the end.
     longest_first = np.argsort(-sources.lengths, kind="stable").tolist()
     filled = [i for i in longest_first if lines[i].strip()]
     translations = [""] * len(lines)
@@ -117,25 +116,22 @@ class Translator:
     limits: Int[np.ndarray, "lines"],
     waiting: list[int],
   ) -> Iterator[tuple[int, Int[np.ndarray, "L"]]]:
-    """Yields which of the waiting sources are done, and their tokens.
-
-    Short ones come first.
-    """
+    """Translates waiting sources, short ones first; yields their indices and tokens."""
     lengths, length = sources.lengths.tolist(), _SHORTEST
     while waiting:
-      alike = [i for i in reversed(waiting) if lengths[i] <= length]
-      longer = [i for i in waiting if lengths[i] > length]
+      short = [i for i in reversed(waiting) if lengths[i] <= length]
+      long = [i for i in waiting if lengths[i] > length]
       num_rows = max(1, self._token_budget // length // self._num_devices)
       shape = self._num_devices, num_rows, length
-      fits_in_one = len(alike) <= num_rows * self._num_devices
+      fits_in_one = len(short) <= num_rows * self._num_devices
       num_streams = 1 if fits_in_one else self._num_threads
-      stream = functools.partial(self._translate, params, sources, limits, shape, alike)
-      for i, tokens in _merged([stream() for _ in range(num_streams)]):
+      stream = functools.partial(self._translate, params, sources, limits, shape, short)
+      for i, tokens in _merge([stream() for _ in range(num_streams)]):
         if tokens is None:
-          longer.append(i)
+          long.append(i)
         else:
           yield i, tokens
-      waiting, length = longer, 2 * length
+      waiting, length = long, 2 * length
 
   def _translate(
     self,
@@ -145,14 +141,14 @@ class Translator:
     shape: tuple[int, int, int],
     waiting: list[int],
   ) -> Iterator[list[tuple[int, Int[np.ndarray, "L"] | None]]]:
-    """Yields the sources that are done at once, and their tokens.
+    """Yields lists of finished sources, with their tokens.
 
-    They are taken from the end of those waiting. In place of the tokens of a
-    translation that needs more room there is None. The shape is that of a batch:
-    devices, rows of a device, tokens.
+    Takes sources from the end of the list of waiting ones. Yields None instead of
+    tokens if a translation needs more room. The shape of a batch is devices, rows of a
+    device, tokens.
     """
     num_devices, num_rows, length = shape
-    indices = np.full((num_devices, 2 * num_rows), -1)  # of the sources, by number
+    indices = np.full((num_devices, 2 * num_rows), -1)  # the source of each number
     new = np.zeros((num_devices, num_rows), int)
     source = np.full((new.size, length), PAD, np.int32)
     batch = self._make_empty(params, source)
@@ -160,14 +156,14 @@ class Translator:
       with self._taking:
         number = _take_next(waiting, indices, new)
       rows, is_last = new.ravel(), np.bool_(not waiting)
-      source = sources.padded(rows, source.shape, PAD)
+      source = sources.pad(rows, source.shape, PAD)
       new_limits = limits[rows].astype(np.int32)
       batch, states, tokens = self._advance(
         params, batch, source, number.ravel(), new_limits, is_last
       )
       states = np.asarray(states).reshape(indices.shape)
       tokens = np.asarray(tokens).reshape(*indices.shape, -1)
-      is_over = states != _NOT_YET
+      is_over = states != _UNFINISHED
       over = zip(
         indices[is_over].tolist(), states[is_over], tokens[is_over], strict=True
       )
@@ -178,9 +174,10 @@ class Translator:
 def _take_next(
   waiting: list[int], indices: Int[np.ndarray, "D numbers"], new: Int[np.ndarray, "D B"]
 ) -> Int[np.ndarray, "D B"]:
-  """Takes the next of those waiting into `new`, and returns their numbers; -1: none.
+  """Takes the next waiting sources into `new`; returns their numbers, -1 for none.
 
-  `indices` has the source of each number that is in use.
+  A number identifies a sentence on its device. `indices` has the source of each number
+  that is in use.
   """
   number = np.full(new.shape, -1, np.int32)
   num_devices, num_rows = new.shape
@@ -193,8 +190,8 @@ def _take_next(
   return number
 
 
-def _merged(streams: Sequence[Iterator[list]]) -> Iterator:
-  """Yields what is in the lists of all streams; each runs in a thread of its own."""
+def _merge(streams: Sequence[Iterator[list]]) -> Iterator:
+  """Yields the items of all streams' lists; each stream runs in a thread of its own."""
   with concurrent.futures.ThreadPoolExecutor(len(streams)) as threads:
     running = {threads.submit(next, stream, None): stream for stream in streams}
     while running:
@@ -210,7 +207,7 @@ def _merged(streams: Sequence[Iterator[list]]) -> Iterator:
 
 
 def make_translator(run: Run, **changes) -> Translator:
-  """Makes a translator on the run's devices from `config.decoding` and changes to it."""
+  """Makes a translator for a run, by `config.decoding` and changes to it."""
   size = run.vocabulary.get_vocab_size()
   options = run.config.decoding.to_dict() | changes
   del options["average_checkpoints"]
@@ -225,9 +222,9 @@ def make_translator(run: Run, **changes) -> Translator:
 
 @dataclasses.dataclass(frozen=True)
 class _Rules:
-  """The structure of a model, and the rules of its search; see `Translator`."""
+  """Holds the structure of a model, and the rules of its search; see `Translator`."""
 
-  graphdef: nnx.GraphDef = dataclasses.field(repr=False)  # the key names the model
+  graphdef: nnx.GraphDef = dataclasses.field(repr=False)  # the key identifies the model
   beam_size: int
   length_penalty: float
   stop: str
@@ -235,12 +232,12 @@ class _Rules:
 
 
 class _Batch(NamedTuple):
-  """The sentences that are being translated, one in each row."""
+  """Holds the sentences that are being translated, one in each row."""
 
   search: Search
   memories: tuple[Memory, ...]
-  number: Int[Array, " B"]  # of the sentence; -1: none
-  is_full: Bool[Array, " B"]  # the search was given up, since it needs more room
+  number: Int[Array, " B"]  # identifies the sentence; -1: none
+  is_full: Bool[Array, " B"]  # the search was stopped because it needs more room
 
   @property
   def room(self) -> int:
@@ -248,7 +245,7 @@ class _Batch(NamedTuple):
 
 
 class _Sources(NamedTuple):
-  """The sentences that are to have a row; those with a number come first."""
+  """Holds the sentences that wait for a row; rows without a sentence come last."""
 
   memories: tuple[Memory, ...]
   number: Int[Array, " B"]
@@ -260,7 +257,7 @@ class _Sources(NamedTuple):
 
 
 class _Progress(NamedTuple):
-  """The batch, how many sources it has taken, and what is over, by number."""
+  """Holds the batch, the number of sources it has taken, and results by number."""
 
   batch: _Batch
   num_taken: Int[Array, ""]
@@ -268,12 +265,12 @@ class _Progress(NamedTuple):
   tokens: Int[Array, "numbers L"]
 
 
-def _compiled(rules: _Rules, mesh: Mesh, key: str) -> tuple[Callable, Callable]:
-  """Returns `_make_empty` and `_advance` on the devices of a mesh."""
-  mesh = Mesh(mesh.devices, mesh.axis_names)  # of automatic axes
+def _compile(rules: _Rules, mesh: Mesh, key: str) -> tuple[Callable, Callable]:
+  """Compiles `_make_empty` and `_advance` for the devices of a mesh."""
+  mesh = Mesh(mesh.devices, mesh.axis_names)  # makes its axes automatic
   everywhere, by_row = PartitionSpec(), PartitionSpec(mesh.axis_names)
   on_host = NamedSharding(mesh, everywhere)
-  # Each device stops by itself.
+  # shard_map, so that each device can stop by itself.
   on_devices = functools.partial(
     jax.shard_map, mesh=mesh, out_specs=by_row, check_vma=False
   )
@@ -286,8 +283,8 @@ def _compiled(rules: _Rules, mesh: Mesh, key: str) -> tuple[Callable, Callable]:
   devices = mesh.devices.ravel().tolist()
   if key:
     key = f"{key} {rules} {mesh}"
-    make_empty = keep_programs(make_empty, f"make_empty {key}", devices)
-    advance = keep_programs(advance, f"advance {key}", devices)
+    make_empty = cache_programs(make_empty, f"make_empty {key}", devices)
+    advance = cache_programs(advance, f"advance {key}", devices)
   return make_empty, advance
 
 
@@ -300,7 +297,7 @@ def _make_empty(rules: _Rules, params: PyTree, source: Int[Array, "B S"]) -> _Ba
 
 
 def _begin(rules: _Rules, model: nnx.Module, sources: _Sources, room: int) -> _Batch:
-  """Returns a batch that has read no token."""
+  """Begins the search for new sentences: a batch without tokens."""
   rows, beam_size = len(sources.limits), rules.beam_size
   cache = model.init_cache(rows, room, beam_size)
   search = begin(
@@ -318,10 +315,10 @@ def _advance(
   limits: Int[Array, " B"],
   is_last: Bool[Array, ""],
 ) -> tuple[_Batch, Int[Array, " numbers"], Int[Array, "numbers L"]]:
-  """Searches until all sources with a number have a row, and a few rows are free.
+  """Searches until all new sources have a row, and a few rows are free.
 
-  If `is_last`, it searches until all are done. Also returns the states and the best
-  translations of the sentences by number.
+  If `is_last`, searches until all sentences are finished. Also returns the states and
+  the best translations of sentences, by number.
   """
   rows = len(source)
   model = decoding_model(rules.graphdef, params)
@@ -335,32 +332,32 @@ def _advance(
   def search_on(progress: _Progress) -> _Progress:
     progress = _fill(rules, model, sources, progress)
     needs_rows = (progress.num_taken < sources.count) | ~is_last
-    num_free = jnp.where(needs_rows, _few(rows), rows)
+    num_free = jnp.where(needs_rows, _count_refills(rows), rows)
     batch = jax.lax.while_loop(
       lambda batch: jnp.sum(~batch.search.is_live) < num_free, step, progress.batch
     )
     return _collect(progress._replace(batch=batch))
 
-  nothing = jnp.full(2 * rows, _NOT_YET), jnp.full((2 * rows, batch.room), PAD)
+  nothing = jnp.full(2 * rows, _UNFINISHED), jnp.full((2 * rows, batch.room), PAD)
   start = _Progress(batch, jnp.int32(0), *nothing)
   batch, _, states, tokens = jax.lax.while_loop(goes_on, search_on, start)
   return batch, states, tokens
 
 
-def _few(rows: int) -> int:
+def _count_refills(rows: int) -> int:
   return max(1, rows // 8)
 
 
 def _fill(
   rules: _Rules, model: nnx.Module, sources: _Sources, progress: _Progress
 ) -> _Progress:
-  """Gives the next sources to a few of the rows that are free."""
+  """Puts the next sources into free rows, a few at a time."""
   batch = progress.batch
   rows = len(batch.number)
-  few = _few(rows)
+  few = _count_refills(rows)
   (free,) = jnp.nonzero(batch.number < 0, size=few, fill_value=rows)
   indices = progress.num_taken + jnp.arange(few)
-  free = jnp.where(indices < sources.count, free, rows)  # no row: nothing is put there
+  free = jnp.where(indices < sources.count, free, rows)  # index `rows` is dropped
   pick = functools.partial(jnp.take, indices=indices, axis=0, mode="clip")
   chosen = jax.tree.map(pick, sources)
   new = _begin(rules, model, chosen, batch.room)
@@ -371,7 +368,7 @@ def _fill(
 
 
 def _step(rules: _Rules, model: nnx.Module, batch: _Batch) -> _Batch:
-  """Extends all searches by a token, and ends those that need more room."""
+  """Extends all searches by a token; ends those that need more room."""
 
   def decode_step(tokens: Array, cache: PyTree) -> tuple[Array, PyTree]:
     logits, cache = model.decode(tokens, cache, batch.memories)
@@ -395,10 +392,12 @@ def _step(rules: _Rules, model: nnx.Module, batch: _Batch) -> _Batch:
 
 
 def _collect(progress: _Progress) -> _Progress:
-  """Notes which sentences are over, and frees their rows."""
+  """Stores the results of finished sentences, and frees their rows."""
   batch = progress.batch
   is_over = ~batch.search.is_live & (batch.number >= 0)
-  number = jnp.where(is_over, batch.number, len(progress.states))  # none: dropped
+  number = jnp.where(
+    is_over, batch.number, len(progress.states)
+  )  # an index too large is dropped
   state = jnp.where(batch.is_full, _FULL, _DONE)
   best = batch.search.ended.tokens[:, 0, 1:]
   return progress._replace(

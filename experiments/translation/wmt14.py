@@ -1,4 +1,4 @@
-"""WMT 2014, which TFDS prepares on disk and reads without TensorFlow."""
+"""Loads WMT 2014 by TFDS, which needs TensorFlow to prepare it, but not to read it."""
 
 import importlib.util
 from typing import Any
@@ -13,10 +13,10 @@ _URL = "http://www.statmt.org/wmt14/"
 def load(languages: str = "en-de") -> Corpus:
   """Loads WMT 2014, the task of the paper; valid is newstest2013, test is newstest2014.
 
-  `languages` is "en-de", "de-en", "en-fr" or "fr-en". TFDS downloads and prepares the
-  data once under TFDS_DATA_DIR (default ~/tensorflow_datasets). That needs TensorFlow,
-  to unpack the archives (extra `wmt14`); reading does not. Splits are read from disk
-  item by item.
+  `languages` is "en-de", "de-en", "en-fr" or "fr-en". The first time, TFDS downloads
+  and prepares the data under TFDS_DATA_DIR (default ~/tensorflow_datasets). That needs
+  TensorFlow, to unpack the archives (extra `wmt14`). Splits are read from disk item by
+  item.
 
   Raises InputError: the data are not prepared and there is no TensorFlow or no network,
   or they are not in array_record format.
@@ -40,24 +40,23 @@ def load(languages: str = "en-de") -> Corpus:
 
 
 def _prepare(config: str) -> Any:
-  """Returns a TFDS builder, after downloading and preparing its data unless they are on
-  disk.
+  """Returns a TFDS builder; downloads and prepares its data unless they are on disk.
 
   Replaces the files of an interrupted preparation. If several processes prepare the
-  same data, those of the first are kept.
+  same data, the files of the first one to finish stay.
   """
   import requests
   import tensorflow_datasets as tfds
   from tensorflow_datasets.core.constants import get_default_data_dir
 
   def make() -> tfds.core.DatasetBuilder:
-    # The class, because tfds.builder does not find it by name without TensorFlow.
+    # Not tfds.builder, which needs TensorFlow to find the class by its name.
     return tfds.translate.Wmt14Translate(config=config, data_dir=data_dir)
 
   data_dir = get_default_data_dir()
   builder = make()
   remedy = f"set TFDS_DATA_DIR to a folder with {builder.name} prepared as array_record"
-  # TFDS logs a warning if the folder is missing.
+  # exists() first, because is_prepared() warns about a missing folder.
   if builder.data_path.exists() and builder.is_prepared():
     return builder
   if importlib.util.find_spec("tensorflow") is None:
@@ -66,11 +65,11 @@ def _prepare(config: str) -> Any:
       f"pip install -e '.[wmt14]', or {remedy}"
     )
   try:
-    requests.head(_URL, timeout=20)  # TFDS retries for minutes
+    requests.head(_URL, timeout=20)  # without a network, TFDS retries for minutes
   except requests.RequestException as error:
     reason = f"no answer ({type(error).__name__})"
     raise InputError(f"cannot download {_URL}: {reason}; {remedy}") from None
-  # TFDS takes a folder without metadata for prepared data.
+  # TFDS would mistake a folder without metadata for prepared data.
   is_partial, mode = builder.data_path.exists(), tfds.GenerateMode
   options = tfds.download.DownloadConfig(
     try_download_gcs=False,
@@ -80,7 +79,7 @@ def _prepare(config: str) -> Any:
   )
   try:
     builder.download_and_prepare(download_config=options, file_format="array_record")
-  except Exception as error:  # TFDS has many kinds
+  except Exception as error:  # TFDS raises many kinds of errors
     again = make()
     if again.is_prepared():
       return again

@@ -1,1 +1,1 @@
-"""The operator, its relations and its implementations: pure functions of jax alone."""
+"""The operator, its relations and its implementations: pure functions that need JAX."""

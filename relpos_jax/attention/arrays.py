@@ -1,4 +1,4 @@
-"""Checks of one array: a ValueError names it, before anything is compiled."""
+"""Checks of single arrays, with errors that name the array."""
 
 import dataclasses
 import math
@@ -14,9 +14,9 @@ Shape = tuple[int, ...]
 
 
 def as_array(name: str, x: ArrayLike) -> Array:
-  """Returns an array or nested lists of numbers as an array.
+  """Converts numbers, nested lists or an array to a JAX array.
 
-  Raises if concrete integers do not fit in int32: jnp.asarray would truncate them
+  Raises if concrete integers do not fit in int32, since jnp.asarray would truncate them
   silently.
   """
   if dataclasses.is_dataclass(x):
@@ -31,7 +31,7 @@ def as_array(name: str, x: ArrayLike) -> Array:
 
 
 def check_array(name: str, x: ArrayLike, kind: type, *shapes: Shape) -> Array:
-  """Returns x as an array of one of these shapes and of a dtype of this kind."""
+  """Returns x as an array, and checks its shape and the kind of its dtype."""
   array = as_array(name, x)
   if array.shape not in shapes:
     want = " or ".join(map(str, dict.fromkeys(shapes)))
@@ -42,7 +42,7 @@ def check_array(name: str, x: ArrayLike, kind: type, *shapes: Shape) -> Array:
 
 
 def check_range(name: str, x: ArrayLike, number: int) -> None:
-  """Checks that concrete integers go from -1 to number - 1."""
+  """Checks that concrete integers are from -1 to number - 1."""
   low, high = range_of(x)
   if low < -1 or high >= number:
     raise ValueError(
@@ -51,10 +51,10 @@ def check_range(name: str, x: ArrayLike, number: int) -> None:
 
 
 def range_of(x: ArrayLike) -> tuple[int, int]:
-  """Returns the least and the greatest of concrete integers; 0 and -1 if unknown."""
+  """Returns the smallest and largest of concrete integers; 0 and -1 if unknown."""
   if isinstance(x, jax.core.Tracer) or not np.size(x):
     return 0, -1
-  with jax.ensure_compile_time_eval():  # also where a compiled function closes over x
+  with jax.ensure_compile_time_eval():  # x may be closed over in jax.jit
     return int(np.min(x)), int(np.max(x))
 
 
@@ -66,17 +66,17 @@ def describe(x: object) -> str:
 
 
 def shape_text(*sizes: int | str) -> str:
-  """Returns a shape that an error asks for."""
+  """Formats a shape for an error message."""
   return "[" + ", ".join(map(str, sizes)) + "]"
 
 
 def accumulation_dtype(dtype: DTypeLike) -> np.dtype:
-  """Returns the dtype of sums: float32, or float64 for float64."""
+  """Returns the accumulation dtype: float64 for float64, otherwise float32."""
   return jnp.promote_types(dtype, jnp.float32)
 
 
 def with_one_batch_axis(x: Array, rank: int) -> Array:
-  """Merges the axes before the last `rank` into one, or adds one."""
+  """Merges all axes before the last `rank` into one batch axis, or adds one."""
   num_axes = x.ndim - rank
   if num_axes == 1:
     return x
@@ -86,7 +86,7 @@ def with_one_batch_axis(x: Array, rank: int) -> Array:
 def slice_queries(
   x: Array | None, start: Int[Array, ""], size: int, axis: int = 1
 ) -> Array | None:
-  """Returns the slice of a block of queries; all of x if it has none or one of them."""
+  """Slices a block of queries; returns x if None or if its axis has size 1."""
   if x is None or x.shape[axis] == 1:
     return x
   return jax.lax.dynamic_slice_in_dim(x, start, size, axis)

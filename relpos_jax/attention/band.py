@@ -1,16 +1,16 @@
-"""The band of relations by distance: the diagonals whose pairs look up a row.
+"""The band: the diagonals of the pairs whose distance is within the table.
 
-A relation with clipped distances adds a number t_i(r) to a logit of query i, by the row
-r of its pair. Only the diagonals within the table need a lookup: the *band*. Left of it
-all logits of a query get the same number t_i(0), right of it t_i(-1). Such a number may
-be as low as -inf, which masks its side. So it is never subtracted from the logits of
-other pairs, where float32 would lose their digits.
+A relation with clipped distances adds a number t_i(r) to a logit of query i, where r is
+the table row of the pair. As in a band matrix, only the diagonals of the *band* need a
+lookup. Left of it, all logits of a query get the same number t_i(0), and right of it
+t_i(-1). These numbers may be as low as -inf, which masks the side. So they are never
+subtracted from the logits of other pairs, where float32 would lose digits.
 
-Values: a query's output adds sum_r P_ir w_r, with P_ir its weight on row r.
+The output of query i gets sum_r P_ir w_r, where P_ir sums its weights on row r.
 
-Several relations share one band, from the leftmost of their rows to the rightmost. Rows
-are in the order of distances: the left side, a row for each diagonal, the right side.
-`KeyBias` has numbers of each key instead, and `LinearBias` no rows.
+Several relations share one band, from their leftmost row to their rightmost. Rows are
+in the order of distances: the left side, one row per diagonal, the right side.
+`KeyBias` has numbers per key instead of per query, and `LinearBias` has no rows.
 """
 
 import functools
@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from relpos_jax.attention import dropout, masks
+from relpos_jax.attention.arrays import accumulation_dtype
 from relpos_jax.attention.by_distance import ByDistance, LinearBias
 from relpos_jax.attention.diagonals import Band
 from relpos_jax.attention.inputs import Inputs, is_symbolic
@@ -43,19 +44,21 @@ from relpos_jax.attention.tiles import (
 )
 from relpos_jax.typing import Array, Float
 
-FAR = 2**30  # a distance beyond all keys
+FAR = 2**30  # larger than the distance of any two tokens
 
-# The most pairs of a block and a tile, over all their heads. Measured on two cores: four
-# times as many take 15% more time.
+# The largest number of pairs in a block and a tile, over all their heads. On two cores,
+# four times as many take 15% more time.
 _PAIRS_ON_CPU = 2**18
-# On several of its devices all heads and sequences are in a block.
+# On several CPU devices, a block has all heads and sequences.
 _PAIRS_ON_CPUS = 2**19
-# Elsewhere their weights take 128 MiB in float32.
+# On other devices. The weights of so many pairs take 128 MiB in float32.
 _PAIRS = 2**25
 
 
 def unsupported(inputs: Inputs) -> str | None:
-  """Returns why this call has no band, or None if it has one."""
+  """Returns the reason why this call has no band, or None if it has one."""
+  if inputs.silu_divisor is not None:
+    return "weights are silu; it needs a softmax"
   for relation in inputs.relations:
     if not isinstance(relation, ByDistance | LinearBias):
       return f"it takes no {type(relation).__name__}"
@@ -67,38 +70,35 @@ def unsupported(inputs: Inputs) -> str | None:
 
 
 def distances(inputs: Inputs) -> tuple[int, int]:
-  """Returns the distances of the left side's row and of the right side's."""
+  """Returns the last distance left of the band, and the first right of it."""
   low, high = 0, 0
   for relation in _by_distance(inputs):
-    # The distances beyond which all pairs to the left, and to the right, share a row.
+    # With "zero", the row of zeros beyond the table is one farther.
     beyond = relation.beyond == "zero"
     left, right = relation.reach
     low, high = min(low, -left - beyond), max(high, right + beyond)
   offset = inputs.query_offset
-  if isinstance(offset, int):  # the distances that occur; distance 0 stays
+  if isinstance(offset, int):  # drops distances that do not occur, except 0
     low = max(low, min(-inputs.query.shape[1] - offset, 0))
     high = min(high, max(inputs.key.shape[1] - offset, 0))
-  if inputs.window is not None:  # a side that the window masks needs no row of its own
+  if inputs.window is not None:  # drops distances that the window masks
     left, right = inputs.window
     low = -left - 1 if low <= -left else low
     high = right + 1 if high >= right else high
-  if inputs.is_causal:  # distance 0 is on the band, and all right of it is masked
+  if inputs.is_causal:  # distance 0 is on the band; later keys are masked
     high = 1
   return low, max(high, low + 1)
 
 
 def logits_by_row(
-  inputs: Inputs, of_keys: bool = False
+  inputs: Inputs, by_key: bool = False
 ) -> Float[Array, "#B #N #T R"] | None:
-  """Returns the logits that relations add, by row, for each query or for each key.
-
-  None if they add none.
-  """
+  """Computes the logits by row, per query or per key; None if no relation has any."""
   terms = []
   for relation in _by_distance(inputs):
-    if relation.is_by_key != of_keys:
+    if relation.is_by_key != by_key:
       continue
-    numbers = _on_rows(inputs, relation).project(inputs.queries, inputs.keys)
+    numbers = _align_rows(inputs, relation).project(inputs.queries, inputs.keys)
     if numbers is not None and relation.is_scaled:
       numbers *= jnp.asarray(inputs.scale, numbers.dtype)
     terms.append(numbers)
@@ -106,45 +106,45 @@ def logits_by_row(
 
 
 def slopes(inputs: Inputs) -> Float[Array, "1 1 N"] | None:
-  """Returns the slopes of all linear biases; None if there are none."""
+  """Sums the slopes of all linear biases; None if there are none."""
   biases = [x for x in inputs.relations if isinstance(x, LinearBias)]
   return _sum([x.slopes[None, None] for x in biases])
 
 
 def value_table(inputs: Inputs) -> Float[Array, "R #N V"] | None:
-  """Returns the sum of the tables for values, by row; None if there are none."""
-  relations = [_on_rows(inputs, x) for x in _by_distance(inputs)]
+  """Sums the value tables of all relations; None if there are none."""
+  relations = [_align_rows(inputs, x) for x in _by_distance(inputs)]
   return _sum([getattr(x, "value", None) for x in relations])
 
 
 def _sum(terms: list[Array | None]) -> Array | None:
-  """Adds the terms that are given; None if there are none."""
-  given = [term for term in terms if term is not None]
-  return functools.reduce(jnp.add, given) if given else None
+  """Adds the terms that are not None; None if all are."""
+  present = [term for term in terms if term is not None]
+  return functools.reduce(jnp.add, present) if present else None
 
 
 def _by_distance(inputs: Inputs) -> list[ByDistance]:
   return [x for x in inputs.relations if isinstance(x, ByDistance)]
 
 
-def _on_rows(inputs: Inputs, relation: ByDistance) -> ByDistance:
-  """Returns a relation whose tables have the rows of the band."""
+def _align_rows(inputs: Inputs, relation: ByDistance) -> ByDistance:
+  """Selects table rows, so that the tables have the rows of the band."""
   low, high = distances(inputs)
   labels = relation.labels(jnp.zeros(1, jnp.int32), jnp.arange(low, high + 1))
   return relation.with_rows(labels[0], left=-low)
 
 
-# A call as arrays of queries, keys and pairs.
+# From the inputs of a call to the arrays of tiles.py, and back.
 
 
 def prepare(inputs: Inputs) -> tuple[Plan, Sides, Sides]:
-  """Returns the static parameters of a call, and its arrays with and without gradients."""
-  wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
+  """Returns the plan of a call, and its arrays with and without gradients."""
+  dtype = accumulation_dtype(inputs.query.dtype)
   low, high = distances(inputs)
   left, right = inputs.window or (UNLIMITED, UNLIMITED)
   if inputs.is_causal:
     right = 0
-  block, tile, heads = _sizes(inputs)
+  block, tile, heads = _choose_sizes(inputs)
   plan = Plan(
     block=block,
     tile=tile,
@@ -156,50 +156,52 @@ def prepare(inputs: Inputs) -> tuple[Plan, Sides, Sides]:
     dropout_rate=inputs.dropout_rate,
     precision=jax.config.jax_default_matmul_precision,
   )
-  query = inputs.query.astype(wide) * jnp.asarray(inputs.scale, wide)
-  of_queries, of_keys = (logits_by_row(inputs, of_keys=x) for x in (False, True))
-  queries = Queries(query, _heads_last(of_queries), slopes(inputs))
-  keys = Keys(inputs.key, inputs.value, _heads_last(of_keys))
-  bias = None if inputs.bias is None else inputs.bias.astype(wide)
+  query = inputs.query.astype(dtype) * jnp.asarray(inputs.scale, dtype)
+  query_rows, key_rows = (logits_by_row(inputs, by_key=x) for x in (False, True))
+  queries = Queries(query, _swap_heads(query_rows), slopes(inputs))
+  keys = Keys(inputs.key, inputs.value, _swap_heads(key_rows))
+  bias = None if inputs.bias is None else inputs.bias.astype(dtype)
   return plan, Sides(queries, keys, bias), _marks(inputs)
 
 
-def _heads_last(x: Array | None) -> Array | None:
+def _swap_heads(x: Array | None) -> Array | None:
+  """Exchanges the axes of heads and tokens."""
   return None if x is None else x.swapaxes(1, 2)
 
 
 def _marks(inputs: Inputs) -> Sides:
+  """Returns the arrays of a call that have no gradients."""
   valid, pairs = inputs.key_mask, inputs.mask
-  if pairs is not None and pairs.shape[2] == 1:  # the same for all queries
+  if pairs is not None and pairs.shape[2] == 1:  # a mask of keys, combined here
     valid = masks.combine(valid, pairs)
-  if pairs is not None and 1 in pairs.shape[2:]:  # `finish` masks queries
+  if pairs is not None and 1 in pairs.shape[2:]:  # a mask of queries is for `finish`
     pairs = None
   if valid is not None:
     valid = valid[:, :, 0].swapaxes(1, 2)
   seeds = inputs.dropout_seeds
-  if seeds is not None:  # rows of weights count from the first query
+  if seeds is not None:  # dropout counts rows from the first query of the call
     seeds = dropout.from_row(seeds, inputs.query_offset)[:, None]
-  of_queries = inputs.query_positions, inputs.query_segment_ids
-  of_keys = inputs.key_positions, inputs.key_segment_ids
-  of_queries, of_keys = jax.tree.map(lambda x: x[..., None], (of_queries, of_keys))
-  queries, keys = Marks(*of_queries, seeds=seeds), Marks(*of_keys, valid=valid)
+  queries = inputs.query_positions, inputs.query_segment_ids
+  keys = inputs.key_positions, inputs.key_segment_ids
+  queries, keys = jax.tree.map(lambda x: x[..., None], (queries, keys))
+  queries, keys = Marks(*queries, seeds=seeds), Marks(*keys, valid=valid)
   return Sides(queries, keys, pairs)
 
 
 def finish(inputs: Inputs, results: Results) -> Any:
-  """Returns the output [B, T, N, V], and the residual [B, T, N] if the call asks for it."""
+  """Returns the output [B, T, N, V], and the residual [B, T, N] if asked for it."""
   output, weights, log_total = results
   table = value_table(inputs)
   if table is not None:
     output += jnp.einsum("BTNR,RNV->BTNV", weights, table)
-  of_queries = inputs.query_mask
+  query_mask = inputs.query_mask
   if inputs.mask is not None and inputs.mask.shape[3] == 1:
-    of_queries = masks.combine(of_queries, inputs.mask)
-  if of_queries is not None:
-    is_valid = of_queries.swapaxes(1, 2)
+    query_mask = masks.combine(query_mask, inputs.mask)
+  if query_mask is not None:
+    is_valid = query_mask.swapaxes(1, 2)
     output = jnp.where(is_valid, output, 0)
     log_total = jnp.where(is_valid[..., 0], log_total, -jnp.inf)
-  if inputs.sinks is not None:  # a part of the keys whose value is zero
+  if inputs.sinks is not None:  # merged like one more key, with a value of zero
     sinks = inputs.sinks[None, None]
     has_key = ~jnp.isneginf(log_total)
     finite = jnp.where(has_key, log_total, 0)
@@ -212,13 +214,13 @@ def finish(inputs: Inputs, results: Results) -> Any:
 def attend_on_devices(
   attend: Callable, inputs: Inputs, names: tuple[str, ...], names_of_keys: tuple
 ) -> Any:
-  """Computes attention of each device's queries, and its residual if asked for.
+  """Computes attention with the queries of a sequence sharded over devices.
 
-  Mesh axes of these names shard the queries, and the keys, along their sequence. A
-  device calls `attend` with the plan and its arrays.
+  The mesh axes `names` shard the queries along their sequence. `names_of_keys` shard
+  the keys. Each device calls `attend` with the plan and its shards.
   """
   plan, floats, marks = prepare(inputs)
-  of_batch, of_heads = axes_of_heads(inputs.explicit, inputs.key.shape)
+  batch_axes, head_axes = axes_of_heads(inputs.explicit, inputs.key.shape)
 
   def specs(tree: Any, *axes: tuple[str, ...]) -> Any:
     def spec(x: Array) -> PartitionSpec:
@@ -228,21 +230,21 @@ def attend_on_devices(
 
     return jax.tree.map(spec, tree)
 
-  of_sides = []
+  in_specs = []
   for queries, keys, pairs in (floats, marks):
-    of_queries = specs(queries, of_batch, names, of_heads)
-    of_keys = specs(keys, of_batch, names_of_keys, of_heads)
-    of_pairs = specs(pairs, of_batch, of_heads, names)
-    of_sides.append(Sides(of_queries, of_keys, of_pairs))
+    query_specs = specs(queries, batch_axes, names, head_axes)
+    key_specs = specs(keys, batch_axes, names_of_keys, head_axes)
+    pair_specs = specs(pairs, batch_axes, head_axes, names)
+    in_specs.append(Sides(query_specs, key_specs, pair_specs))
   attend = functools.partial(attend, plan)
-  of_results = PartitionSpec(of_batch, names, of_heads)
-  axes = of_batch, of_heads, names
-  results = on_shards(attend, axes, tuple(of_sides), of_results)(floats, marks)
+  out_specs = PartitionSpec(batch_axes, names, head_axes)
+  axes = batch_axes, head_axes, names
+  results = on_shards(attend, axes, tuple(in_specs), out_specs)(floats, marks)
   return finish(inputs, results)
 
 
-def _sizes(inputs: Inputs) -> tuple[int, int, int | None]:
-  """Returns the queries in a block, the keys in a tile, and the heads at a time."""
+def _choose_sizes(inputs: Inputs) -> tuple[int, int, int | None]:
+  """Chooses the numbers of queries in a block, keys in a tile, and heads in a block."""
   batch, num_queries, heads, _ = inputs.query.shape
   num_keys = inputs.key.shape[1]
   is_on_cpu = target_platform() == "cpu"
@@ -250,7 +252,7 @@ def _sizes(inputs: Inputs) -> tuple[int, int, int | None]:
     tile = min(2048, num_keys)
     most = _PAIRS_ON_CPUS if is_on_cpu else _PAIRS
     return default_block(batch * heads * tile, most), tile, None
-  # Small tiles skip more masked pairs; products of large ones are faster.
+  # Small tiles skip more masked pairs, and large tiles have faster products.
   is_short = inputs.is_causal and num_keys < 2048
   size = 256 if is_short or inputs.window is not None else 512
   block, tile = min(size, num_queries), min(size, num_keys)

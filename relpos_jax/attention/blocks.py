@@ -1,10 +1,8 @@
-"""Attention with any relation, a block of queries at a time: never [B, N, T, S]
-weights.
+"""Attention with any relation by blocks of queries, without [B, N, T, S] weights.
 
-A block is a call of `projected` with fewer queries. The backward pass computes each
-block again, so that only the call's own arrays and their gradients are in memory.
-Gradients of arrays that all queries share are added up block by block, always in the
-same order.
+Each block is a call of `projected` with fewer queries. The backward pass recomputes
+each block, so that only the arguments and their gradients are in memory. Gradients of
+arrays that all queries share are summed block by block, always in the same order.
 """
 
 import functools
@@ -17,7 +15,7 @@ from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.tiles import default_block
 from relpos_jax.typing import Array, Float
 
-# The most pairs in a block, over all its heads and sequences.
+# The largest number of pairs in a block, over all heads and sequences.
 _PAIRS = 2**19
 
 
@@ -29,17 +27,16 @@ def attention(inputs: Inputs) -> Array | tuple[Array, Array]:
     return reference.projected(inputs)
   tokens = inputs.queries, inputs.keys
   relations = tuple(relation.with_keys(*tokens) for relation in inputs.relations)
-  # The products of a block read keys and values by head: they are transposed once for
-  # all blocks.
+  # Products read keys and values by head. Here they are transposed once for all blocks.
   key_BKSH, value_BKSV = inputs.key.swapaxes(1, 2), inputs.value.swapaxes(1, 2)
   shared = key_BKSH, value_BKSV, relations
-  wide = jax.tree.map(_widened, shared)
+  promoted = jax.tree.map(_promote, shared)
 
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def attend(start):
-    # The gradients of what blocks share are summed in the accumulation dtype.
+    # Casts within the block, so that gradients are summed in the accumulation dtype.
     key_BKSH, value_BKSV, relations = jax.tree.map(
-      lambda x, narrow: x.astype(narrow.dtype), wide, shared
+      lambda x, original: x.astype(original.dtype), promoted, shared
     )
     part = inputs._replace(
       key=key_BKSH.swapaxes(1, 2), value=value_BKSV.swapaxes(1, 2), relations=relations
@@ -47,22 +44,23 @@ def attention(inputs: Inputs) -> Array | tuple[Array, Array]:
     return reference.projected(part.block(start, block))
 
   starts = block * jnp.arange(-(-num_queries // block))
-  starts = jnp.minimum(starts, num_queries - block)  # the last block may overlap
+  # The last block may overlap the one before.
+  starts = jnp.minimum(starts, num_queries - block)
   results = jax.lax.map(attend, starts)
-  return jax.tree.map(lambda x: _joined(x, num_queries), results)
+  return jax.tree.map(lambda x: _join_blocks(x, num_queries), results)
 
 
-def _widened(x: Array) -> Array:
-  """Returns floating numbers in the accumulation dtype; other arrays stay."""
+def _promote(x: Array) -> Array:
+  """Casts floating numbers to the accumulation dtype; other arrays stay."""
   if not jnp.issubdtype(x.dtype, jnp.floating):
     return x
   return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def _joined(
+def _join_blocks(
   blocks: Float[Array, "X B C *rest"], num_queries: int
 ) -> Float[Array, "B {num_queries} *rest"]:
-  """Joins blocks of queries, the last of which may overlap the one before."""
+  """Concatenates blocks of queries, and drops the overlap of the last."""
   num_blocks, batch, block, *rest = blocks.shape
   overlap = num_blocks * block - num_queries
   before = jnp.moveaxis(blocks[:-1], 0, 1).reshape(batch, -1, *rest)

@@ -1,11 +1,11 @@
 """Relations by the signed distance j - i from query i to key j.
 
-Positions without a table, turned into queries and keys before the call, are in
-rotary.py.
+Rotary positions are in rotary.py: they rotate queries and keys before the call.
 """
 
 import dataclasses
 import math
+import numbers
 
 import jax
 import jax.numpy as jnp
@@ -26,46 +26,45 @@ from relpos_jax.typing import Array, ArrayLike, Beyond, Float, Int, Leaf
 
 
 class ByDistance(TableRelation):
-  """A relation with table rows by distance: it has the fields `beyond` and `left`."""
+  """Looks up table rows by distance. Subclasses have the fields `beyond` and `left`."""
 
   beyond: Beyond
   left: int | None
 
   @property
   def reach(self) -> tuple[int, int]:
-    """Returns the distances of the first row, to the left, and of the last one, to the
-    right.
-    """
+    """Returns how far the table reaches to the left and to the right, as distances."""
     left = self.num_rows // 2 if self.left is None else self.left
     return left, self.num_rows - 1 - left
 
   def labels(
     self, query_positions: Int[Array, "*#B T"], key_positions: Int[Array, "*#B S"]
   ) -> Int[Array, "*#B T S"]:
-    """Returns the table row of every pair; -1 is no relation, the zero vector."""
+    """Returns the index of each pair's table row; -1 stands for the zero vector."""
     left, right = self.reach
     distance = distances(query_positions, key_positions)
     nearest = jnp.clip(distance, -left, right)
-    rows = nearest + left  # the sum of the distance and left might not fit in 32 bits
+    rows = nearest + left  # clipped first: distance + left might not fit in 32 bits
     return rows if self.beyond == "clip" else jnp.where(distance == nearest, rows, -1)
 
   def rows(self, queries: Tokens, keys: Tokens) -> Int[Array, "#B T S"]:
     return self.labels(queries.positions, keys.positions)
 
   def with_rows(self, labels: Int[Array, " M"], left: int):
-    """Returns the relation with these rows of its tables, zero where a label is -1."""
+    """Selects rows of the tables by label; a label of -1 selects zeros."""
     return dataclasses.replace(
-      self, table=lookup.rows_of(self.table, labels), left=left
+      self, table=lookup.take_rows(self.table, labels), left=left
     )
 
   def with_checked_distances(self, name: str):
-    """Returns the relation, whose tables are checked already."""
+    """Checks `left` and `beyond`, after the tables, and returns the relation."""
     num_rows, left = self.num_rows, self.left
     if left is None and num_rows % 2 == 0:
       raise ValueError(
         f"{name} has {num_rows} rows; want an odd number, 2k + 1, or give left="
       )
-    if left is not None and not (isinstance(left, int) and left in range(num_rows)):
+    is_row = isinstance(left, numbers.Integral) and 0 <= left < num_rows
+    if left is not None and not is_row:
       raise ValueError(
         f"{name}.left is {left!r}; want 0 to {num_rows - 1}, a table row"
       )
@@ -77,7 +76,7 @@ class ByDistance(TableRelation):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RelativePositions(ByDistance, VectorRelation):
-  """The signed distance j - i from query i to key j, with a vector for each in a table.
+  """Adds Shaw et al.'s vectors by clipped distance j - i to keys and values.
 
   a_ij is row `clip(j - i, -left, right) + left` of a table of R = left + 1 + right
   rows. With the default symmetric table, R = 2k + 1, row 0 is "k or more to the left",
@@ -85,12 +84,12 @@ class RelativePositions(ByDistance, VectorRelation):
   section 3.2.
 
   Attributes:
-    key, value: tables of aK and aV, `[R, H]` shared by the heads or `[R, N, H]` one per
-      head; None for no such term.
-    beyond: "clip" gives a pair beyond the table the nearest end row; "zero" gives it no
+    key, value: tables of aK and aV: `[R, H]`, shared by the heads, or `[R, N, H]`. None
+      adds no such term.
+    beyond: "clip" uses the nearest end row for a pair beyond the table; "zero" adds no
       term (Huang et al. 2018, Music Transformer).
-    left: the number of rows before "same position". None: R must be odd, and left is (R
-      - 1) / 2.
+    left: the number of rows before "same position". By default R must be odd, and left
+      is (R - 1) / 2.
 
   >>> import jax.numpy as jnp
   >>> table = jnp.ones((2 * 3 + 1, 64))
@@ -106,18 +105,17 @@ class RelativePositions(ByDistance, VectorRelation):
 
   @classmethod
   def deberta(cls, buckets: ArrayLike, max_distance: int = 512) -> "RelativePositions":
-    """Returns DeBERTa's content-to-position term, with a row for each distance it tells
-    apart.
+    """Returns DeBERTa's content-to-position term, with a table row per distance.
 
-    A row for each small distance, then rows that grow with the logarithm of the
-    distance, as in DeBERTa v2 and v3; `KeyBias.deberta` is the other term, and the
-    scale is (3 H)**-0.5.
+    As in DeBERTa v2 and v3, each small distance has a bucket of its own, and other
+    buckets grow with the logarithm of the distance. `KeyBias.deberta` is the other
+    term, and the scale is (3 H)**-0.5.
 
     Args:
       buckets: `[R, N, H]` or `[R, H]`, the projected embeddings in the order of the
-        authors' code: row 0 is for keys far after the query. R is twice their
+        authors' code: row 0 is for keys far after the query. R is twice the authors'
         `position_buckets`.
-      max_distance: their `max_relative_positions`.
+      max_distance: the authors' `max_relative_positions`.
 
     >>> import jax.numpy as jnp
     >>> RelativePositions.deberta(jnp.arange(8.0)[:, None], max_distance=5).key[:, 0]
@@ -129,20 +127,19 @@ class RelativePositions(ByDistance, VectorRelation):
     return self.with_checked_tables(name, sizes).with_checked_distances(name)
 
   def with_rows(self, labels: Int[Array, " M"], left: int):
-    key = lookup.rows_of(self.key, labels)
-    value = lookup.rows_of(self.value, labels)
+    key = lookup.take_rows(self.key, labels)
+    value = lookup.take_rows(self.value, labels)
     return dataclasses.replace(self, key=key, value=value, left=left)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DistanceBias(ByDistance):
-  """A number for each signed distance j - i, added to the logit and not multiplied by
-  the scale.
+  """Adds a trained number to the logit by distance j - i, after the scale.
 
   Attributes:
     table: `[R]`, shared by the heads, or `[R, N]`.
-    beyond, left: as in `RelativePositions`, where pairs find their rows; "zero" adds
+    beyond, left: how distances select rows, as in `RelativePositions`; "zero" adds
       nothing to pairs beyond the table.
 
   >>> import jax.numpy as jnp
@@ -161,17 +158,17 @@ class DistanceBias(ByDistance):
   def t5(
     cls, buckets: ArrayLike, bidirectional: bool = True, max_distance: int = 128
   ) -> "DistanceBias":
-    """Returns T5's bias, with a row for each distance up to `max_distance`, where it is
-    constant.
+    """Returns T5's relative position bias, with a table row per distance.
 
-    A bucket for each small distance, then buckets that grow with the logarithm of the
-    distance. T5 uses no scale: give the operator `scale=1.0`. Raffel et al. 2020,
-    section 2.1.
+    Each small distance has a bucket of its own, and other buckets grow with the
+    logarithm of the distance. The bias is constant from `max_distance` on. T5 uses no
+    scale: give the operator `scale=1.0`. Raffel et al. 2020, section 2.1.
 
     Args:
       buckets: `[num_buckets, N]`, or `[num_buckets]`; T5X stores the transpose.
-      bidirectional: whether later keys have their own half of the buckets, the second
-        (encoders); otherwise they share the bucket of distance 0 (decoders).
+      bidirectional: whether the second half of the buckets is for later keys, as in
+        encoders.
+        Otherwise later keys share the bucket of distance 0 (decoders).
       max_distance: the distance from which on all keys share the last bucket.
 
     >>> import jax.numpy as jnp
@@ -180,7 +177,7 @@ class DistanceBias(ByDistance):
     """
     buckets = jnp.asarray(buckets)
     number = len(buckets) // 2 if bidirectional else len(buckets)
-    exact = number // 2  # buckets of one distance
+    exact = number // 2  # buckets that hold one distance
     if not 0 < exact < max_distance:
       raise ValueError(
         f"buckets has {len(buckets)} rows and max_distance is {max_distance}; want at "
@@ -188,7 +185,7 @@ class DistanceBias(ByDistance):
       )
     distances = np.arange(max_distance + 1)
     steps = _logarithms(distances, exact, max_distance) * (number - exact)
-    growing = exact + np.floor(steps + 1e-9).astype(int)  # 2.999... is 3
+    growing = exact + np.floor(steps + 1e-9).astype(int)  # 2.999... means 3
     growing = np.minimum(growing, number - 1)
     rows = np.where(distances < exact, distances, growing)
     before = rows[::-1]
@@ -205,12 +202,12 @@ class DistanceBias(ByDistance):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LinearBias(Relation):
-  """ALiBi: the distance times a negative slope, -slope abs(j - i), of any reach.
+  """Adds ALiBi's -slope abs(j - i) to the logit, after the scale.
 
-  Press et al. 2022, section 3. The term is added to the logit after the scale.
+  Press et al. 2022, section 3. No distance is clipped.
 
   Attributes:
-    slopes: `[N]`, one per head; `LinearBias.alibi` has the paper's.
+    slopes: `[N]`, one per head; `LinearBias.alibi` returns the slopes of the paper.
 
   >>> import jax.numpy as jnp
   >>> from relpos_jax import dot_product_attention
@@ -225,13 +222,15 @@ class LinearBias(Relation):
   def alibi(cls, num_heads: int) -> "LinearBias":
     """Returns the paper's slopes: a geometric sequence that ends at 2**-8.
 
-    It starts at its own ratio, 2**(-8 / N). If N is no power of two, the heads that
-    exceed one take every second slope of the sequence for twice that power, as in the
-    authors' code.
+    Its first slope and its ratio are 2**(-8 / N). If N is not a power of two, let M be
+    the power of two below it. The first M heads have the slopes for M heads. The others
+    have every second slope of the sequence for 2 M heads, as in the authors' code.
 
     >>> LinearBias.alibi(3).slopes
     Array([0.0625    , 0.00390625, 0.25      ], dtype=float32)
     """
+    if num_heads < 1:
+      raise ValueError(f"num_heads is {num_heads}; want one or more")
     power = 2 ** int(math.log2(num_heads))
     steps = np.arange(1, power + 1)
     between = np.arange(num_heads - power) + 0.5
@@ -251,16 +250,15 @@ class LinearBias(Relation):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ContentBias(ByDistance):
-  """Transformer-XL's content-position term, p_i . w[row(j - i)]; not scaled.
+  """Adds Transformer-XL's content-position term p_i . w[row(j - i)], not scaled.
 
-  It multiplies another query vector and a table, whose rows pairs find as in
-  `RelativePositions`. Dai et al. 2019, section 3.3: their q + u is the operator's
-  query, (q + v) times the scale is p, and the rows are their projected sinusoids by
-  distance.
+  It multiplies a second query vector p_i by a table row, selected by distance as in
+  `RelativePositions`. For Dai et al. 2019, section 3.3, the operator's query is q + u,
+  p is (q + v) times the scale, and the rows are the projected sinusoids by distance.
 
   Attributes:
-    query: p, `[B, T, N, P]` (or `[T, N, P]` if the operator's query has no batch), in
-      the query's dtype. Multiply it by the scale.
+    query: p, `[B, T, N, P]` (or `[T, N, P]` without a batch), in the query's dtype. It
+      is not scaled: multiply it by the scale first.
     table: `[R, P]`, shared by the heads, or `[R, N, P]`.
     beyond, left: as in `RelativePositions`; "zero" adds nothing to pairs beyond the
       table.
@@ -302,10 +300,10 @@ class ContentBias(ByDistance):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KeyBias(ByDistance):
-  """DeBERTa's position-to-content term, k_j . w[row(j - i)], multiplied by the scale.
+  """Adds DeBERTa's position-to-content term k_j . w[row(j - i)], times the scale.
 
-  It multiplies the key and a table, whose rows pairs find as in `RelativePositions`. He
-  et al. 2021, section 3.1, equation 4; their scale is (3 H)**-0.5.
+  It multiplies the key by a table row, selected by distance as in `RelativePositions`.
+  He et al. 2021, section 3.1, equation 4, where the scale is (3 H)**-0.5.
 
   Attributes:
     table: `[R, H]`, shared by the heads, or `[R, N, H]`, one per query head.
@@ -326,10 +324,10 @@ class KeyBias(ByDistance):
 
   @classmethod
   def deberta(cls, buckets: ArrayLike, max_distance: int = 512) -> "KeyBias":
-    """Returns DeBERTa's position-to-content term, of buckets as in
-    `RelativePositions.deberta`.
+    """Returns DeBERTa's position-to-content term from buckets.
 
-    A pair has the same row of both, as in the authors' code.
+    The arguments are as in `RelativePositions.deberta`. A pair has the same bucket in
+    both terms, as in the authors' code.
     """
     return cls(_deberta_table(buckets, max_distance))
 
@@ -354,7 +352,7 @@ class KeyBias(ByDistance):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _ProjectedKeys(KeyBias):
-  """A `KeyBias` with its products with the keys, [B, N, S, R], as its table."""
+  """Holds the products of keys and table rows, [B, N, S, R], as its table."""
 
   @property
   def num_rows(self) -> int:
@@ -365,9 +363,10 @@ class _ProjectedKeys(KeyBias):
 
 
 def _deberta_table(buckets: ArrayLike, max_distance: int) -> Float[Array, "R ..."]:
-  """Returns DeBERTa's row for each distance j - i from -max_distance to max_distance.
+  """Returns a row for each distance j - i from -max_distance to max_distance.
 
-  `make_log_bucket_position` of the authors, of the distance i - j, and clipped.
+  The bucket is `make_log_bucket_position` of the authors, for the distance i - j, and
+  clipped.
   """
   buckets = jnp.asarray(buckets)
   num_rows, exact = len(buckets), len(buckets) // 4
@@ -379,13 +378,13 @@ def _deberta_table(buckets: ArrayLike, max_distance: int) -> Float[Array, "R ...
   distances = np.arange(max_distance, -max_distance - 1, -1)
   sizes = abs(distances)
   steps = _logarithms(sizes, exact, max_distance - 1) * (exact - 1)
-  growing = exact + np.ceil(steps - 1e-9).astype(int)  # 3.000...1 is 3
+  growing = exact + np.ceil(steps - 1e-9).astype(int)  # 3.000...1 means 3
   growing *= np.sign(distances)
   rows = np.where(sizes <= exact, distances, growing) + num_rows // 2
   return buckets[rows.clip(0, num_rows - 1)]
 
 
 def _logarithms(distances: np.ndarray, exact: int, farthest: int) -> np.ndarray:
-  """Returns 0 for distances up to `exact`, then their logarithms, 1 for `farthest`."""
+  """Returns logarithms of distances: 0 up to `exact`, 1 at `farthest`."""
   ratios = np.maximum(distances, exact) / exact
   return np.log(ratios) / math.log(farthest / exact)

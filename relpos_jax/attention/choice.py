@@ -1,4 +1,4 @@
-"""The choice of the implementation: what each supports, and which is the fastest."""
+"""The choice of an implementation: what each supports, and which is fastest."""
 
 import dataclasses
 import logging
@@ -14,15 +14,14 @@ from relpos_jax.attention.inputs import Inputs, gather_inputs, is_symbolic
 from relpos_jax.attention.partitioned import (
   axes_of_keys,
   num_target_devices,
-  of_arrays,
+  split_arrays,
   target_device,
   target_platform,
 )
 from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array
 
-# Has a record for each call that is traced, at level DEBUG: the implementation and the
-# reason, as arguments.
+# Logs the implementation and the reason for each traced call, at level DEBUG.
 logger = logging.getLogger(__name__)
 
 
@@ -31,16 +30,16 @@ def _takes_every_call(inputs: Inputs) -> None:
 
 
 class Implementation(NamedTuple):
-  """A way to compute attention."""
+  """Holds the functions of one implementation."""
 
   attention: Callable[[Inputs], Array | tuple[Array, Array]]
-  # Returns why it cannot do the call, or None.
+  # Returns the reason why it cannot run a call, or None.
   unsupported: Callable[[Inputs], str | None] = _takes_every_call
-  # The only platform that it compiles for; elsewhere it is interpreted.
+  # The only platform that it compiles for; on others it is interpreted. None: all.
   device: str | None = None
 
   def is_compiled(self) -> bool:
-    """Returns whether it compiles for the platform at hand."""
+    """Returns whether it compiles for the target platform."""
     return self.device in (None, target_platform())
 
 
@@ -57,7 +56,7 @@ def _unsupported_by_pallas_gpu(inputs: Inputs) -> str | None:
 
 
 def _chunked(inputs: Inputs) -> Array | tuple[Array, Array]:
-  """Computes attention by blocks: in a ring, by the band, or with any relations."""
+  """Computes attention in a ring, by blocks and tiles, or by blocks of queries."""
   names, _ = axes_of_keys()
   if names:
     return ring.attention(inputs)
@@ -84,22 +83,23 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
   "pallas_gpu": Implementation(_pallas_gpu, _unsupported_by_pallas_gpu, device="gpu"),
 }
 
-# `implementation=` does not take this name: users can call jax.nn themselves.
+# Not a name for `implementation=`, since users can call jax.nn themselves.
 PLAIN = "jax.nn"
 
 
-# A kernel is chosen where a page in results/ shows that it is right and faster on a kind
-# of device. The lengths on CPUs are from times, forward and backward. Elsewhere little is
-# timed, and the choice follows the compiler for TPUs: results/tpu_costs.md.
+# A kernel is chosen only if a page in results/ shows that it is exact and faster on a
+# kind of device. The lengths for CPUs are from times, forward and backward. On other
+# devices little was timed: the choice follows the TPU compiler, results/tpu_costs.md.
 def _is_timed_on_gpu(inputs: Inputs) -> bool:
-  """Returns whether a call is causal self-attention from 1,024 tokens on, in bfloat16,
-  on one H200.
+  """Returns whether the kernel was timed on calls like this one, and was the fastest.
 
-  Timed were heads of 64 numbers, without relations or with 18 rows of tables, at 1,024
-  to 4,096 tokens. This allows one row for 16 tokens, and 1 GiB for the band.
-  Forward and backward it takes 0.54 times as long as jax.nn without relations at 1,024
-  tokens, and 0.40 times at 4,096. Without relations it takes 0.29 and 0.27 times as
-  long: results/attention.md.
+  These calls are causal self-attention in bfloat16 on one H200, with head width 64, at
+  1,024 to 4,096 tokens, without relations or with 18 table rows. This function also
+  accepts longer sequences, one row per 16 tokens, and 1 GiB for the band.
+
+  With relations, forward and backward take 0.54 times as long as jax.nn without
+  relations at 1,024 tokens, and 0.40 times at 4,096. Without relations they take 0.29
+  and 0.27 times as long: results/attention.md.
   """
   if target_device().device_kind != "NVIDIA H200" or num_target_devices() > 1:
     return False
@@ -116,21 +116,22 @@ def _is_timed_on_gpu(inputs: Inputs) -> bool:
 
 
 def _num_pairs(inputs: Inputs) -> int:
-  """Returns the number of weights, over all heads and sequences."""
+  """Returns the number of pairs of query and key, over all heads and sequences."""
   batch, num_queries, heads, _ = inputs.query.shape
   return batch * heads * num_queries * inputs.key.shape[1]
 
 
 def _is_long(inputs: Inputs) -> bool:
-  """Returns whether keys are many: 64 on a CPU (512 for few queries), else 1 GiB of
-  weights.
+  """Returns whether there are enough keys to prefer `chunked`.
 
-  On a CPU, `chunked` is slower than `per_position` at 32 tokens, about as fast at 64,
-  in a fifth of the memory, and faster from 128 on: results/attention.md. Without a
-  band, which makes `chunked` twice as fast, keys are many from 16 MiB of weights on.
+  On a CPU: from 64 keys on, or 512 for few queries. `chunked` is slower than
+  `per_position` at 32 tokens. At 64 it is as fast, in a fifth of the memory, and from
+  128 on it is faster: results/attention.md. Without a band `chunked` takes twice as
+  long; then it is preferred from 16 MiB of weights on.
 
-  Elsewhere `projected` moves the fewest bytes. It takes three times the weights in
-  temporary memory: with 1 GiB of them, 3 of a v5e's 16 GB.
+  On other devices: from 1 GiB of weights on. Below, `projected` moves the fewest bytes.
+  It needs temporary memory for three times the weights, which is 3 of the 16 GB of a
+  v5e.
   """
   if target_platform() == "cpu":
     if band.unsupported(inputs):
@@ -144,21 +145,22 @@ def _is_long(inputs: Inputs) -> bool:
 
 
 def _is_plain(inputs: Inputs) -> bool:
-  """Returns whether jax.nn can do the call."""
+  """Returns whether jax.nn can compute the call."""
   if inputs.relations or inputs.return_residual:
     return False
-  lacking = inputs.dropout_seeds, inputs.soft_cap, inputs.sinks
+  lacking = inputs.dropout_seeds, inputs.soft_cap, inputs.sinks, inputs.silu_divisor
   if any(option is not None for option in lacking):
     return False
-  if inputs.value.shape != inputs.key.shape:  # jax.nn takes no others
+  if inputs.value.shape != inputs.key.shape:  # jax.nn refuses other widths
     return False
-  # Compiled, jax.nn asks for a product of float16 that only GPUs have.
+  # Only GPUs have the product of float16 that jax.nn compiles.
   return inputs.query.dtype != jnp.float16 or target_platform() == "gpu"
 
 
-def _gathered_is_small(inputs: Inputs) -> bool:
-  """Returns whether, on a CPU, fewer than 64 keys have gathered vectors no larger than
-  weights.
+def _has_small_gather(inputs: Inputs) -> bool:
+  """Returns whether gathered vectors take no more memory than weights, on a CPU.
+
+  It is False from 64 keys on.
   """
   if target_platform() != "cpu" or inputs.key.shape[1] >= 64:
     return False
@@ -171,7 +173,7 @@ def _gathered_is_small(inputs: Inputs) -> bool:
 
 
 class Choice(NamedTuple):
-  """An implementation, and why it runs."""
+  """Holds the name of an implementation, and the reason to choose it."""
 
   implementation: str
   reason: str
@@ -184,15 +186,15 @@ _PLAIN = Choice(
 
 
 def choose(inputs: Inputs, implementation: str | None = None) -> Choice:
-  """Returns the implementation that runs, with the reason, and logs both.
+  """Chooses the implementation that runs a call, and logs the reason.
 
-  Raises if the implementation that is asked for does not support the call.
+  Raises if `implementation` names one that does not support the call.
   """
   if implementation is not None:
     _check(implementation, inputs)
     choice = Choice(implementation, "implementation= names it")
   elif axes_of_keys()[1] > 1:
-    _check("chunked", inputs)  # the others would gather the keys
+    _check("chunked", inputs)  # other implementations would gather the keys
     choice = Choice("chunked", "mesh_axes shards the keys, and it passes them round")
   else:
     choice = _fastest(inputs)
@@ -201,7 +203,7 @@ def choose(inputs: Inputs, implementation: str | None = None) -> Choice:
 
 
 def _fastest(inputs: Inputs) -> Choice:
-  """Returns the choice for a call whose keys are not sharded."""
+  """Chooses the fastest implementation, if keys are not sharded."""
   if is_symbolic(inputs.query, inputs.key):
     if _is_plain(inputs):
       return _PLAIN
@@ -212,12 +214,12 @@ def _fastest(inputs: Inputs) -> Choice:
   if reference.has_few_queries(inputs):
     if _is_long(inputs):
       return Choice("chunked", "queries are few and keys are many, on a CPU")
-    # jax.nn would transpose the keys and the values.
+    # jax.nn is slower, since it would transpose the keys and the values.
     return Choice("projected", "queries are few, on a CPU")
   if not inputs.relations:
     return _fastest_without_relations(inputs)
-  if _gathered_is_small(inputs):
-    reason = "keys are below 64, and it gathers no more numbers than there are weights"
+  if _has_small_gather(inputs):
+    reason = "under 64 keys, with gathered vectors no larger than the weights"
     return Choice("per_position", reason)
   if _is_long(inputs):
     return Choice("chunked", "keys are many, and it does not store their weights")
@@ -225,9 +227,9 @@ def _fastest(inputs: Inputs) -> Choice:
 
 
 def _fastest_without_relations(inputs: Inputs) -> Choice:
-  # Forward and backward, on a CPU, chunked takes 0.66 times as long as jax.nn at 512
-  # tokens (causal: 0.48), and a seventh of the memory: results/attention.md. With a
-  # bias it takes three quarters to a tenth of the memory from this number of pairs on.
+  # On a CPU at 512 tokens, forward and backward, chunked takes 0.66 times as long as
+  # jax.nn (causal: 0.48), and a seventh of the memory: results/attention.md. With a
+  # bias and at least 2**20 pairs, it takes a tenth to three quarters of the memory.
   is_long = _is_long(inputs)
   if is_long and _num_pairs(inputs) >= 2**20:
     reason = (
@@ -242,7 +244,7 @@ def _fastest_without_relations(inputs: Inputs) -> Choice:
 
 
 def _check(name: str, inputs: Inputs) -> None:
-  """Raises an error if there is no such implementation, or it lacks the call."""
+  """Raises if there is no such implementation, or if it does not support the call."""
   if name not in IMPLEMENTATIONS:
     wanted = f"None, which chooses, or one of {', '.join(IMPLEMENTATIONS)}"
     if name in ("xla", "cudnn"):
@@ -253,13 +255,13 @@ def _check(name: str, inputs: Inputs) -> None:
     raise NotImplementedError(f"implementation {name!r} cannot do this call: {reason}")
 
 
-@jax.tree_util.register_static  # so that a traced function returns it
+@jax.tree_util.register_static  # so that jax.eval_shape can return it
 @dataclasses.dataclass(frozen=True, eq=False)
 class Explanation:
-  """The result of `explain`; its string has a line for each implementation."""
+  """Holds the result of `explain`. As a string, it has a line per implementation."""
 
-  implementation: str  # "jax.nn" is `jax.nn.dot_product_attention`
-  reasons: dict[str, str]  # by name, why it would run or would not
+  implementation: str  # "jax.nn" means `jax.nn.dot_product_attention`
+  reasons: dict[str, str]  # for each name, why it would or would not run
 
   def __str__(self) -> str:
     return "\n".join(f"{name}: {reason}" for name, reason in self.reasons.items())
@@ -268,10 +270,10 @@ class Explanation:
 def explain(
   *arrays: Any, implementation: str | None = None, **options: Any
 ) -> Explanation:
-  """Explains which implementation `dot_product_attention` would run, and why not the
-  others.
+  """Explains which implementation `dot_product_attention` would choose, and why.
 
-  Takes its arguments and raises its errors; arrays may be `jax.ShapeDtypeStruct`s.
+  Takes the same arguments, and raises the same errors. Arrays may also be given as
+  `jax.ShapeDtypeStruct`s.
 
   >>> import jax.numpy as jnp
   >>> from relpos_jax import RelativePositions
@@ -279,7 +281,7 @@ def explain(
   >>> table = jax.ShapeDtypeStruct((33, 32), jnp.float32)
   >>> relations = RelativePositions(table, table)
   >>> print(explain(q, q, q, relations=relations, query_positions=jnp.arange(16)))
-  per_position: chosen, keys are below 64, and it gathers no more numbers than there are weights
+  per_position: chosen, under 64 keys, with gathered vectors no larger than the weights
   reference: can do it, but per_position is preferred
   skew: positions are given; if they are consecutive, give query_offset instead
   projected: can do it, but per_position is preferred
@@ -291,8 +293,10 @@ def explain(
     return _describe(gather_inputs(*arrays, **options), implementation)
 
   arguments = arrays, options
-  of_shapes, shapes = of_arrays(describe, arguments, lambda x: hasattr(x, "shape"))
-  return jax.eval_shape(of_shapes, shapes)
+  describe_shapes, shapes = split_arrays(
+    describe, arguments, lambda x: hasattr(x, "shape")
+  )
+  return jax.eval_shape(describe_shapes, shapes)
 
 
 def _describe(inputs: Inputs, implementation: str | None) -> Explanation:

@@ -1,7 +1,7 @@
-"""Attention whose relations go by distance, by blocks of queries and tiles of their keys.
+"""Attention with relations by distance, by blocks of queries and tiles of keys.
 
-The arithmetic is in tiles.py. Where the mesh shards the queries along their sequence,
-each device computes its own ones, with all keys.
+The arithmetic is in tiles.py. If the mesh shards the queries along their sequence, each
+device computes its own queries with all keys.
 """
 
 import functools
@@ -32,12 +32,15 @@ def attention(inputs: Inputs) -> Any:
 def _attend_to_all_keys(
   names: tuple[str, ...], plan: Plan, floats: Sides, marks: Sides
 ) -> Results:
-  """Gathers the keys; the gradients of a device's own ones come back summed."""
+  """Gathers the keys of all devices, and computes attention.
 
-  def gathered(x: jax.Array) -> jax.Array:
+  The transpose of the gather sums the gradients of each device's keys.
+  """
+
+  def gather(x: jax.Array) -> jax.Array:
     return jax.lax.all_gather(x, names, axis=1, tiled=True)
 
   if names:
-    keys, key_marks = jax.tree.map(gathered, (floats.keys, marks.keys))
+    keys, key_marks = jax.tree.map(gather, (floats.keys, marks.keys))
     floats, marks = floats._replace(keys=keys), marks._replace(keys=key_marks)
   return tiles.attend(plan, floats, marks)

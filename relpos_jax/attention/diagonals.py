@@ -1,7 +1,9 @@
-"""The diagonals of a tile of pairs, [S, T] of one head, that look up a row of a band.
+"""The lookup by table row within a tile of pairs, [S, T] of one head.
 
-`place` is the distance from the tile's first key to its first query: a pair's distance
-is s - t - place. The numbers of a band are those of each query, or `of_keys`.
+A band of diagonals has a table row per diagonal; see band.py. Numbers to look up are
+[T, R], one per query and row, or [S, R] if `by_key`. `offset` is the position of the
+tile's first query less the position of its first key. So key s and query t have
+distance s - t - offset.
 """
 
 import functools
@@ -14,7 +16,7 @@ from relpos_jax.typing import Array, Bool, Float, Int
 
 
 class Band(NamedTuple):
-  """Rows in the order of distances: the left side, a row a diagonal, the right side."""
+  """Describes a band. Its rows: the left side, one per diagonal, the right side."""
 
   first: int  # the distance j - i of the first diagonal
   num_diagonals: int
@@ -26,7 +28,7 @@ class Band(NamedTuple):
 
   @property
   def end(self) -> int:
-    """Returns the distance past the last diagonal, the first of the right side."""
+    """Returns the first distance right of the band."""
     return self.first + self.num_diagonals
 
 
@@ -34,132 +36,133 @@ class Band(NamedTuple):
 def _add_rows(
   x: Float[Array, "S T"],
   rows: Float[Array, "_ R"],
-  place: Int[Array, ""],
+  offset: Int[Array, ""],
   band: Band,
-  of_keys: bool,
+  by_key: bool,
 ) -> Float[Array, "S T"]:
-  """Adds to each pair the number of its row, those of its query or those of its key.
+  """Adds to x[s, t] the entry for its row r: rows[t, r], or rows[s, r] if `by_key`.
 
-  JAX's derivative would add the gradients of numbers one by one, which is slow.
+  It has a derivative of its own, since JAX would add the gradients one by one, slowly.
   """
-  left, *_, right = jnp.expand_dims(rows.T, 2 if of_keys else 1)
+  left, *_, right = jnp.expand_dims(rows.T, 2 if by_key else 1)
 
-  def on_band(x: Array) -> Array:
+  def add_all(x: Array) -> Array:
     if band.num_diagonals:
-      x = _add_diagonals(x, rows[:, 1:-1], place, band, of_keys)
-    distances = _distances(x, place)
+      x = _add_diagonals(x, rows[:, 1:-1], offset, band, by_key)
+    distances = _distances(x, offset)
     sides = jnp.where(distances < band.first, left, 0)
     if band.has_right:
       sides = jnp.where(distances >= band.end, right, sides)
     return x + sides
 
-  def beside(x: Array) -> Array:
+  def add_side(x: Array) -> Array:
     return x + jnp.where(is_left, left, right)
 
-  is_left, is_right = _is_beside(x, place, band)
-  return jax.lax.cond(is_left | is_right, beside, on_band, x)
+  is_left, is_right = _find_side(x, offset, band)
+  return jax.lax.cond(is_left | is_right, add_side, add_all, x)
 
 
 def _sum_by_row(
-  x: Float[Array, "S T"], place: Int[Array, ""], band: Band, of_keys: bool
+  x: Float[Array, "S T"], offset: Int[Array, ""], band: Band, by_key: bool
 ) -> Float[Array, "_ R"]:
   """Sums x by row, for each query or for each key."""
-  axis = 1 if of_keys else 0
+  axis = 1 if by_key else 0
   total = x.sum(axis)
 
-  def on_band(x: Array) -> Array:
-    diagonals = _diagonals(x, place, band, of_keys)
+  def sum_all(x: Array) -> Array:
+    diagonals = _diagonals(x, offset, band, by_key)
     right = jnp.zeros_like(total)
     if band.has_right:
-      right = jnp.where(_distances(x, place) >= band.end, x, 0).sum(axis)
-    left = total - diagonals.sum(1) - right
+      right = jnp.where(_distances(x, offset) >= band.end, x, 0).sum(axis)
+    # The rest of the total would be no zero for rows that no pair has.
+    left = jnp.where(_distances(x, offset) < band.first, x, 0).sum(axis)
     return jnp.concatenate([left[:, None], diagonals, right[:, None]], axis=1)
 
-  def beside(x: Array) -> Array:
+  def set_side(x: Array) -> Array:
     rows = jnp.zeros((len(total), band.num_rows), x.dtype)
     return rows.at[:, jnp.where(is_left, 0, -1)].set(total)
 
-  is_left, is_right = _is_beside(x, place, band)
-  return jax.lax.cond(is_left | is_right, beside, on_band, x)
+  is_left, is_right = _find_side(x, offset, band)
+  return jax.lax.cond(is_left | is_right, set_side, sum_all, x)
 
 
 def _add_rows_forward(
-  x: Array, rows: Array, place: Array, band: Band, of_keys: bool
+  x: Array, rows: Array, offset: Array, band: Band, by_key: bool
 ) -> tuple[Array, Array]:
-  return _add_rows(x, rows, place, band, of_keys), place
+  return _add_rows(x, rows, offset, band, by_key), offset
 
 
 def _add_rows_backward(
-  band: Band, of_keys: bool, place: Array, d_x: Array
+  band: Band, by_key: bool, offset: Array, d_x: Array
 ) -> tuple[Array, Array, None]:
-  return d_x, _sum_by_row(d_x, place, band, of_keys), None
+  return d_x, _sum_by_row(d_x, offset, band, by_key), None
 
 
 _add_rows.defvjp(_add_rows_forward, _add_rows_backward)
 
-# For all heads and sequences. Where these are at one place, `cond` stays one.
+# Over all heads and sequences. If all have one offset, `cond` runs one branch only.
 add_rows = jnp.vectorize(_add_rows, excluded={3, 4}, signature="(s,t),(q,r),()->(s,t)")
 sum_by_row = jnp.vectorize(_sum_by_row, excluded={2, 3}, signature="(s,t),()->(q,r)")
 
 
-def _is_beside(
-  x: Float[Array, "S T"], place: Int[Array, ""], band: Band
+def _find_side(
+  x: Float[Array, "S T"], offset: Int[Array, ""], band: Band
 ) -> tuple[Bool[Array, ""], Bool[Array, ""]]:
-  """Returns whether all pairs are left of the band, and whether all are right of it."""
+  """Returns whether all pairs are left of the band, and whether all are right."""
   num_keys, num_queries = x.shape
-  return num_keys - 1 - place < band.first, 1 - num_queries - place >= band.end
+  return num_keys - 1 - offset < band.first, 1 - num_queries - offset >= band.end
 
 
-def _distances(x: Float[Array, "S T"], place: Int[Array, ""]) -> Int[Array, "S T"]:
+def _distances(x: Float[Array, "S T"], offset: Int[Array, ""]) -> Int[Array, "S T"]:
   num_keys, num_queries = x.shape
-  return jnp.arange(num_keys)[:, None] - jnp.arange(num_queries)[None] - place
+  return jnp.arange(num_keys)[:, None] - jnp.arange(num_queries)[None] - offset
 
 
 def _add_diagonals(
   x: Float[Array, "S T"],
   numbers: Float[Array, "_ D"],
-  place: Int[Array, ""],
+  offset: Int[Array, ""],
   band: Band,
-  of_keys: bool,
+  by_key: bool,
 ) -> Float[Array, "S T"]:
-  """Adds the numbers of each diagonal.
+  """Adds the entries of the diagonals, key by key.
 
-  The queries on the band of a key follow one another. Their numbers are added at once,
-  which on a CPU takes a tenth of the time of adding them one by one.
+  The queries whose pair with a key is on the band are consecutive. On a CPU, adding
+  their entries as one window takes a tenth of the time of adding them one by one.
   """
   (num_keys, num_queries), num_diagonals = x.shape, band.num_diagonals
-  num_near = min(num_queries + num_diagonals - 1, num_keys)
+  num_on_band = min(num_queries + num_diagonals - 1, num_keys)
   width = min(num_diagonals, num_queries)
-  key = jnp.clip(place + band.first, 0, num_keys - num_near) + jnp.arange(num_near)
-  first_query = jnp.clip(key - place - band.end + 1, 0, num_queries - width)
+  first_key = jnp.clip(offset + band.first, 0, num_keys - num_on_band)
+  key = first_key + jnp.arange(num_on_band)
+  first_query = jnp.clip(key - offset - band.end + 1, 0, num_queries - width)
   start = key * num_queries + first_query
   key, query = key[:, None], first_query[:, None] + jnp.arange(width)[None]
-  diagonal = key - query - place - band.first
-  is_near = (diagonal >= 0) & (diagonal < num_diagonals)
-  token = key if of_keys else query
-  added = numbers[token, jnp.clip(diagonal, 0, num_diagonals - 1)]
-  added = jnp.where(is_near, added, 0)
-  one_window_a_key = jax.lax.ScatterDimensionNumbers((1,), (), (0,))
+  diagonal = key - query - offset - band.first
+  is_on_band = (diagonal >= 0) & (diagonal < num_diagonals)
+  token = key if by_key else query
+  terms = numbers[token, jnp.clip(diagonal, 0, num_diagonals - 1)]
+  terms = jnp.where(is_on_band, terms, 0)
+  one_window_per_key = jax.lax.ScatterDimensionNumbers((1,), (), (0,))
   flat = jax.lax.scatter_add(
-    x.reshape(-1), start[:, None], added, one_window_a_key, mode="promise_in_bounds"
+    x.reshape(-1), start[:, None], terms, one_window_per_key, mode="promise_in_bounds"
   )
   return flat.reshape(x.shape)
 
 
 def _diagonals(
-  x: Float[Array, "S T"], place: Int[Array, ""], band: Band, of_keys: bool
+  x: Float[Array, "S T"], offset: Int[Array, ""], band: Band, by_key: bool
 ) -> Float[Array, "_ D"]:
-  """Returns x on each diagonal, of each query or of each key; 0 if there is no pair."""
+  """Returns x on each diagonal, per query or per key; 0 where there is no pair."""
   num_keys, num_queries = x.shape
-  steps = (
-    place + band.first + jnp.arange(band.num_diagonals)[None]
-  )  # from a query to its key
-  if of_keys:
+  # From the index of a query to the index of its key on each diagonal.
+  steps = offset + band.first + jnp.arange(band.num_diagonals)[None]
+  if by_key:
     key = jnp.arange(num_keys)[:, None]
     other = query = key - steps
   else:
     query = jnp.arange(num_queries)[:, None]
     other = key = query + steps
-  is_pair = (other >= 0) & (other < (num_queries if of_keys else num_keys))
+  is_pair = (other >= 0) & (other < (num_queries if by_key else num_keys))
   index = jnp.where(is_pair, key * num_queries + query, x.size)
   return x.reshape(-1).at[index].get(mode="fill", fill_value=0)

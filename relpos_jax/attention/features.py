@@ -1,9 +1,10 @@
-"""Relations by features of each pair of query and key."""
+"""Relations by a feature vector of each pair of query and key."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from relpos_jax.attention import lookup
 from relpos_jax.attention.arrays import (
@@ -12,16 +13,17 @@ from relpos_jax.attention.arrays import (
   slice_queries,
   with_one_batch_axis,
 )
+from relpos_jax.attention.edge_list import EdgeList, EdgeTerms, count_of_kind
 from relpos_jax.attention.relation import Relation, Sizes, Tokens, VectorRelation
-from relpos_jax.typing import Array, Float, Int, Leaf
+from relpos_jax.typing import Array, ArrayLike, Float, Int, Leaf
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class EdgeFeatures(VectorRelation):
-  """Features of the edge from i to j, mapped to a vector by a trained kernel.
+class EdgeFeatures(EdgeTerms, VectorRelation):
+  """Adds the features of the edge from i to j, times a trained kernel.
 
-  a_ij is `features[i, j] @ kernel`. With one-hot features it is `EdgeLabels`.
+  a_ij is `features[i, j] @ kernel`. With one-hot features it equals `EdgeLabels`.
 
   Attributes:
     features: `[B, T, S, F]`, or `[T, S, F]` for all of the batch.
@@ -40,6 +42,37 @@ class EdgeFeatures(VectorRelation):
   key: Leaf | None
   value: Leaf | None
 
+  @classmethod
+  def from_edges(
+    cls,
+    senders: ArrayLike,
+    receivers: ArrayLike,
+    features: ArrayLike,
+    key: ArrayLike | None,
+    value: ArrayLike | None,
+  ) -> EdgeList:
+    """Gives features `[B, M, F]` to the pairs of M edges, as `EdgeLabels.from_edges`.
+
+    All other pairs attend to each other without. A pair of several edges has the mean
+    of their features, as in `edge_attention`.
+    """
+    return EdgeList(senders, receivers, cls(features, key, value))
+
+  def checked_edges(self, name: str, sizes: Sizes, num_edges: int) -> EdgeTerms:
+    relation = self.with_checked_tables(name, sizes)
+    relation = relation.with_checked_features(name, (*sizes.batch, num_edges))
+    features = relation.features.astype(sizes.accumulation_dtype)
+    return dataclasses.replace(relation, features=with_one_batch_axis(features, 2))
+
+  def shares(
+    self, senders: Int[Array, "B M"], receivers: Int[Array, "B M"], dtype: DTypeLike
+  ) -> Float[Array, "B M"]:
+    """Returns 1 / n for each of a pair's n edges."""
+    return 1 / count_of_kind(senders, receivers).astype(dtype)
+
+  def edge_rows(self, table: Float[Array, "R #N H"]) -> Float[Array, "B M #N H"]:
+    return jnp.einsum("BMR,RNH->BMNH", self.features, table)
+
   def checked(self, name: str, sizes: Sizes) -> Relation:
     pairs = sizes.queries, sizes.keys
     relation = self.with_checked_tables(name, sizes)
@@ -48,7 +81,7 @@ class EdgeFeatures(VectorRelation):
     return dataclasses.replace(relation, features=with_one_batch_axis(features, 3))
 
   def with_checked_features(self, name: str, *shapes: Shape):
-    """Returns the relation, with checked tables, with features as an array."""
+    """Checks the features, after the kernels, and returns the relation."""
     wanted = [(*shape, self.num_rows) for shape in shapes]
     features = check_array(f"{name}.features", self.features, jnp.floating, *wanted)
     return dataclasses.replace(self, features=features)

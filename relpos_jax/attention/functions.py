@@ -1,9 +1,10 @@
-"""Relations by any function of a pair of query and key."""
+"""Relations by a function of each pair of query and key."""
 
 import dataclasses
 import functools
+import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -27,26 +28,25 @@ from relpos_jax.typing import Array, Float, Int
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FunctionBias(Relation):
-  """A score_mod: any function of a query's and a key's positions and data, added to the
-  logit after the scale.
+  """Adds a score_mod: any function of the positions and data of a query and a key.
 
-  Adds `function(params, i, j, x_i, y_j, z_ij)` to the logit of query i and key j: a
-  number, or numbers `[N]`, one per head. It is written for one pair, and mapped over
-  all pairs with `jax.vmap`. Its gradients are exact, for the parameters and for the
-  data, and the same in every run.
+  It adds `function(params, i, j, x_i, y_j, z_ij)` to the logit of query i and key j,
+  after the scale. Write the function for one pair: `jax.vmap` maps it over all pairs.
+  Gradients of the parameters and the data are exact, and the same in every run.
 
   Attributes:
-    function: takes the parameters, the positions i and j (integers), and the data of
-      the query, the key and the pair, each None if there are none.
+    function: takes the parameters, the integer positions i and j, and the data of the
+      query, the key and the pair, each None if not given. Returns a number, or `[N]`, a
+      number per head.
     params: a tree of arrays.
-    of_query: a tree of arrays `[B, T, ...]`; for all of the batch `[1, T, ...]`, with a
-      1 for each batch axis, or `[T, ...]`. A shape that fits both, such as `[T, T]` for
-      B = T, raises ValueError: give shared data as `x[None]`, and map a call with data
-      of each sequence over them by `jax.vmap`.
-    of_key: a tree of arrays `[B, S, ...]`, `[1, S, ...]` or `[S, ...]`.
-    of_pair: a tree of arrays `[B, T, S, ...]`, `[1, T, S, ...]` or `[T, S, ...]`.
+    of_query: data of the queries, a tree of arrays `[B, T, ...]`. If sequences share
+      them: `[1, T, ...]`, with a 1 for each batch axis, or `[T, ...]`. A shape that
+      fits both, such as `[T, T]` for B = T, raises ValueError. Then give shared data as
+      `x[None]`; for data per sequence, map the call over the sequences with `jax.vmap`.
+    of_key: data of the keys: `[B, S, ...]`, `[1, S, ...]` or `[S, ...]`.
+    of_pair: data of the pairs: `[B, T, S, ...]`, `[1, T, S, ...]` or `[T, S, ...]`.
 
-  KERPLE (Chi et al. 2022, equation 6) has a logarithm of the distance with two
+  KERPLE (Chi et al. 2022, equation 6) is a logarithm of the distance with two trained
   parameters:
 
   >>> import jax.numpy as jnp
@@ -67,13 +67,16 @@ class FunctionBias(Relation):
   def checked(self, name: str, sizes: Sizes) -> Relation:
     params = jax.tree.map(lambda x: as_array(f"{name}.params", x), self.params)
     batch, queries, keys = sizes.batch, sizes.queries, sizes.keys
-    of_query = _checked_data(f"{name}.of_query", self.of_query, batch, queries)
-    of_key = _checked_data(f"{name}.of_key", self.of_key, batch, keys)
-    of_pair = _checked_data(f"{name}.of_pair", self.of_pair, batch, queries, keys)
+    of_query = _check_data(f"{name}.of_query", self.of_query, batch, queries)
+    of_key = _check_data(f"{name}.of_key", self.of_key, batch, keys)
+    of_pair = _check_data(f"{name}.of_pair", self.of_pair, batch, queries, keys)
     relation = FunctionBias(self.function, params, of_query, of_key, of_pair)
     number = jax.eval_shape(self.function, params, *relation.shapes_of_pair(jnp.int32))
-    is_number = hasattr(number, "shape") and jnp.issubdtype(number.dtype, jnp.number)
-    if not is_number or number.shape not in ((), (sizes.heads,)):
+    is_real = False
+    if hasattr(number, "shape"):
+      kinds = jnp.floating, jnp.integer
+      is_real = any(jnp.issubdtype(number.dtype, kind) for kind in kinds)
+    if not is_real or number.shape not in ((), (sizes.heads,)):
       raise ValueError(
         f"{name}.function returns {describe(number)}; want a number, or "
         f"[{sizes.heads}], one per head"
@@ -81,18 +84,22 @@ class FunctionBias(Relation):
     return relation
 
   def shapes_of_pair(self, position_dtype: DTypeLike) -> tuple:
-    """Returns the shapes of all arguments of the function but the parameters."""
+    """Returns the shapes of the function's arguments after the parameters."""
     position = jax.ShapeDtypeStruct((), position_dtype)
-    of_query, of_key = _shapes_of_one((self.of_query, self.of_key), num_axes=2)
-    of_pair = _shapes_of_one(self.of_pair, num_axes=3)
+    of_query, of_key = _drop_axes((self.of_query, self.of_key), num_axes=2)
+    of_pair = _drop_axes(self.of_pair, num_axes=3)
     return position, position, of_query, of_key, of_pair
 
   def as_program(self, position_dtype: DTypeLike) -> "FunctionBias":
-    # A new function: JAX would find the trace of one that it knows.
-    traced = jax.make_jaxpr(lambda *arguments: self.function(*arguments))
-    closed = traced(self.params, *self.shapes_of_pair(position_dtype))
-    params = self.params, closed.consts
-    return dataclasses.replace(self, function=PairProgram(closed.jaxpr), params=params)
+    arguments = self.params, *self.shapes_of_pair(position_dtype)
+    # A new lambda each time, since JAX caches traces by the identity of the function.
+    closed = jax.make_jaxpr(lambda *x: self.function(*x))(*arguments)
+    derivative = None
+    if any(name.startswith("custom_") for name in _primitives(closed.jaxpr)):
+      derivative = _trace_derivative(self.function, *arguments)
+    program = PairProgram(closed, derivative)
+    params = self.params, [jnp.asarray(x) for x in closed.consts]
+    return dataclasses.replace(self, function=program, params=params)
 
   def block(self, start: Int[Array, ""], size: int) -> Relation:
     data = self.of_query, self.of_pair
@@ -100,29 +107,29 @@ class FunctionBias(Relation):
     return dataclasses.replace(self, of_query=of_query, of_pair=of_pair)
 
   def logits(self, queries: Tokens, keys: Tokens) -> Float[Array, "#B #N T S"]:
-    of_pair = functools.partial(self.function, self.params)
-    of_row = jax.vmap(of_pair, (None, 0, None, 0, 0))
-    of_sequence = jax.vmap(of_row, (0, None, 0, None, 0))
+    call_pair = functools.partial(self.function, self.params)
+    map_keys = jax.vmap(call_pair, (None, 0, None, 0, 0))
+    map_queries = jax.vmap(map_keys, (0, None, 0, None, 0))
     data = self.of_query, self.of_key, self.of_pair
     arguments = queries.positions, keys.positions, *data
-    # Once, if no sequence has data of its own.
+    # The batch has size 1 if all sequences share positions and data.
     batch = max(len(x) for x in jax.tree.leaves(arguments))
     arguments = jax.tree.map(
       lambda x: jnp.broadcast_to(x, (batch, *x.shape[1:])), arguments
     )
-    numbers = jax.vmap(of_sequence)(*arguments)
+    numbers = jax.vmap(map_queries)(*arguments)
     numbers = numbers.astype(accumulation_dtype(queries.vectors.dtype))
-    is_shared = numbers.ndim == 3  # by the heads
+    is_shared = numbers.ndim == 3  # one number for all heads
     return numbers[:, None] if is_shared else jnp.moveaxis(numbers, -1, 1)
 
 
-def _shapes_of_one(data: Any, num_axes: int) -> Any:
+def _drop_axes(data: Any, num_axes: int) -> Any:
   """Returns the shapes of arrays without their first axes."""
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[num_axes:], x.dtype), data)
 
 
-def _checked_data(name: str, data: Any, batch: Shape, *tokens: int) -> Any:
-  """Returns a tree of arrays that have one batch axis, and axes of these tokens."""
+def _check_data(name: str, data: Any, batch: Shape, *tokens: int) -> Any:
+  """Returns a tree of checked arrays [B or 1, *tokens, ...]."""
 
   def checked(x):
     return _with_one_batch_axis(name, as_array(name, x), batch, tokens)
@@ -131,7 +138,7 @@ def _checked_data(name: str, data: Any, batch: Shape, *tokens: int) -> Any:
 
 
 def _with_one_batch_axis(name: str, x: Array, batch: Shape, tokens: Shape) -> Array:
-  """Returns data with one batch axis, of size 1 if all sequences share them."""
+  """Gives data one batch axis, of size 1 if all sequences share it."""
   ones = (1,) * len(batch)
 
   def begins_with(shape):
@@ -144,29 +151,42 @@ def _with_one_batch_axis(name: str, x: Array, batch: Shape, tokens: Shape) -> Ar
     own, shared = shape_text(*batch, *tokens, "..."), shape_text(*tokens, "...")
     want = " or ".join(dict.fromkeys((shared, own)))
     raise ValueError(f"{name} has an array of shape {x.shape}; want {want}")
-  # With one query, [1, 1] may be [1, T], or [T, P] without the axes of a batch.
+  # For T = 1, a shape [1, 1] may mean [1, T] or, without batch axes, [T, P].
   may_lack_batch = x.ndim == len(batch + tokens) or not has_ones
   if batch and has_batch and may_be_shared and may_lack_batch:
     want = shape_text(*ones, *tokens, "...")
     raise ValueError(
       f"{name} has an array of shape {x.shape}, which may be shared or not; want "
-      f"{want} if it is, as x[None] has; if it is not, map the call over the sequences "
-      "with jax.vmap"
+      f"{want} if it is shared, as from x[None]; otherwise map the call over the "
+      "sequences with jax.vmap"
     )
   return with_one_batch_axis(x, x.ndim - has_batch * len(batch))
 
 
 class PairProgram:
-  """A function of a pair that equals every other one of the same program.
+  """Wraps a traced function, so that functions with the same program are equal.
 
-  A function itself would be compared by its identity: what it reads around it, such as
-  the weights of a module, would stay as at the first call.
+  JAX compares plain functions by identity. A compiled call would then keep the values
+  that the function closes over, such as the weights of a module, from the first call.
+
+  Arrays that the function reads become arguments. What the text of a program does not
+  show must be the same object: arrays within a `jax.jit` that it calls, and callbacks.
+  Rules of derivatives are shown by the text of its derivative.
   """
 
-  def __init__(self, jaxpr: core.Jaxpr):
-    self._jaxpr = jaxpr
-    # Rules of derivatives are printed with their addresses, which differ in each trace.
-    self._text = re.sub("0x[0-9a-f]+", "", str(jaxpr))
+  def __init__(
+    self, closed: core.ClosedJaxpr, derivative: core.ClosedJaxpr | None = None
+  ):
+    self._jaxpr = closed.jaxpr
+    programs = [closed.jaxpr]
+    self._hidden = list(_hidden_in(closed.jaxpr))
+    if derivative is not None:
+      programs.append(derivative.jaxpr)
+      known = {id(constant) for constant in closed.consts}
+      hidden = *derivative.consts, *_hidden_in(derivative.jaxpr)
+      self._hidden += [x for x in hidden if id(x) not in known]
+    # Functions are printed with their addresses, which differ in each trace.
+    self._text = re.sub("0x[0-9a-f]+", "", "\n".join(map(str, programs)))
 
   def __call__(self, params: tuple[Any, list], *pair: Any) -> Array:
     own_params, constants = params
@@ -175,7 +195,54 @@ class PairProgram:
     return result
 
   def __eq__(self, other: object) -> bool:
-    return isinstance(other, PairProgram) and self._text == other._text
+    if not isinstance(other, PairProgram) or self._text != other._text:
+      return False
+    pairs = itertools.zip_longest(self._hidden, other._hidden)
+    return all(mine is theirs for mine, theirs in pairs)
 
   def __hash__(self) -> int:
     return hash(self._text)
+
+
+def _trace_derivative(
+  function: Callable, params: Any, query_position: Any, key_position: Any, *data: Any
+) -> core.ClosedJaxpr:
+  """Traces the gradients of a function, by the rules of what it calls."""
+
+  def differentiate(params, i, j, *data):
+    def of_floats(params, data):
+      return function(params, i, j, *data)
+
+    number, pull_back = jax.vjp(of_floats, params, data)
+    return pull_back(jnp.ones_like(number))
+
+  return jax.make_jaxpr(differentiate)(params, query_position, key_position, *data)
+
+
+def _equations(jaxpr: core.Jaxpr) -> Iterator[Any]:
+  """Yields the equations of a program, and of the programs within."""
+  for equation in jaxpr.eqns:
+    yield equation
+    for inner in _inner_programs(equation):
+      yield from _equations(getattr(inner, "jaxpr", inner))
+
+
+def _inner_programs(equation: Any) -> Iterator[core.ClosedJaxpr | core.Jaxpr]:
+  for value in equation.params.values():
+    values = value if isinstance(value, tuple | list) else [value]
+    for item in values:
+      if isinstance(item, core.ClosedJaxpr | core.Jaxpr):
+        yield item
+
+
+def _primitives(jaxpr: core.Jaxpr) -> set[str]:
+  return {equation.primitive.name for equation in _equations(jaxpr)}
+
+
+def _hidden_in(jaxpr: core.Jaxpr) -> Iterator[Any]:
+  """Yields what the text of a program does not show."""
+  for equation in _equations(jaxpr):
+    if "callback" in equation.primitive.name:
+      yield equation.params
+    for inner in _inner_programs(equation):
+      yield from getattr(inner, "consts", ())

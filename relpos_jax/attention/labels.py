@@ -1,9 +1,10 @@
-"""Relations by a label of each pair: edges of a graph, kinds of pairs."""
+"""Relations by an integer label of each pair of query and key."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from relpos_jax.attention.arrays import (
   Shape,
@@ -12,21 +13,38 @@ from relpos_jax.attention.arrays import (
   slice_queries,
   with_one_batch_axis,
 )
+from relpos_jax.attention.edge_list import EdgeList, EdgeTerms, is_first_of_kind
 from relpos_jax.attention.relation import (
   Relation,
   Sizes,
-  TableRelation,
   Tokens,
   VectorRelation,
   check_table,
 )
-from relpos_jax.typing import Array, Int, Integer, Leaf
+from relpos_jax.typing import Array, ArrayLike, Float, Int, Integer, Leaf
 
 
-class ByLabel(TableRelation):
-  """A relation with table rows by label: it has the field `labels`."""
+class ByLabel(EdgeTerms):
+  """Looks up table rows by label. Subclasses have the field `labels`."""
 
   labels: Leaf
+
+  def shares(
+    self, senders: Int[Array, "B M"], receivers: Int[Array, "B M"], dtype: DTypeLike
+  ) -> Float[Array, "B M"]:
+    """Returns 1 for the first edge of a pair with its label, and 0 for repeated ones."""
+    labels = clamp(self.labels, self.num_rows)
+    is_new = is_first_of_kind(labels, senders, receivers)
+    return (is_new & (labels >= 0)).astype(dtype)
+
+  def edge_rows(self, table: Float[Array, "R #N *H"]) -> Float[Array, "B M #N *H"]:
+    return table[jnp.maximum(clamp(self.labels, self.num_rows), 0)]
+
+  def with_checked_edges(self, name: str, sizes: Sizes, num_edges: int):
+    """Returns the relation, with checked tables, with a label for each edge."""
+    relation = self.with_checked_labels(name, (*sizes.batch, num_edges))
+    labels = with_one_batch_axis(relation.labels, 1)
+    return dataclasses.replace(relation, labels=labels)
 
   def rows(self, queries: Tokens, keys: Tokens) -> Int[Array, "#B T S"]:
     return clamp(self.labels, self.num_rows)
@@ -35,7 +53,7 @@ class ByLabel(TableRelation):
     return dataclasses.replace(self, labels=slice_queries(self.labels, start, size))
 
   def with_checked_labels(self, name: str, *shapes: Shape):
-    """Returns the relation, with checked tables, with labels as an array."""
+    """Checks the labels, after the tables, and returns the relation."""
     labels = check_array(f"{name}.labels", self.labels, jnp.integer, *shapes)
     check_range(f"{name}.labels", labels, self.num_rows)
     tables = jax.tree.map(
@@ -45,7 +63,7 @@ class ByLabel(TableRelation):
     return dataclasses.replace(tables, labels=labels)
 
   def with_checked_pairs(self, name: str, sizes: Sizes):
-    """Returns the relation, with checked tables, with the labels of all pairs."""
+    """Checks labels `[*B, T, S]` or `[T, S]`, and returns the relation."""
     pairs = sizes.queries, sizes.keys
     relation = self.with_checked_labels(name, (*sizes.batch, *pairs), pairs)
     labels = with_one_batch_axis(relation.labels, 2)
@@ -55,19 +73,18 @@ class ByLabel(TableRelation):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EdgeLabels(ByLabel, VectorRelation):
-  """The label of the edge from i to j in a directed graph, with a vector for each in a
-  table.
+  """Adds a vector to keys and values by the label of the edge from i to j.
 
-  a_ij is row `labels[i, j]` of the table. Shaw et al. 2018, section 3.1: relative
-  positions are the special case of a linear graph whose labels are clipped distances.
+  a_ij is row `labels[i, j]` of a table. `RelativePositions` is the special case of
+  labels that are clipped distances. Shaw et al. 2018, section 3.1.
 
   Attributes:
-    labels: integers `[B, T, S]`, or `[T, S]` for all of the batch; -1 is "no relation",
-      the zero vector. Other labels out of range raise if they are concrete. Traced ones
-      are clamped, but in a function that is traced under `jax.debug_nans(True)`, or
-      with JAX_DEBUG_NANS=1, they make NaN, at which JAX raises.
-    key, value: tables of aK and aV, as in `RelativePositions`: `[E, H]`, `[E, N, H]` or
-      None.
+    labels: integers `[B, T, S]`, or `[T, S]` for all of the batch. -1 is "no relation",
+      the zero vector. Other labels out of range raise if they are concrete. Traced
+      labels are clamped. Under `jax.debug_nans(True)` or JAX_DEBUG_NANS=1 they become
+      NaN instead, so that JAX raises.
+    key, value: tables of aK and aV: `[E, H]`, `[E, N, H]` or None, as in
+      `RelativePositions`.
 
   >>> import jax.numpy as jnp
   >>> from relpos_jax import dot_product_attention
@@ -82,19 +99,56 @@ class EdgeLabels(ByLabel, VectorRelation):
   key: Leaf | None
   value: Leaf | None
 
+  @classmethod
+  def from_edges(
+    cls,
+    senders: ArrayLike,
+    receivers: ArrayLike,
+    labels: ArrayLike,
+    key: ArrayLike | None,
+    value: ArrayLike | None,
+  ) -> EdgeList:
+    """Labels the pairs of M edges; all other pairs attend to each other without label.
+
+    Takes memory for the edges and a block of queries, not for `[T, S]`. A pair of
+    several edges has the sum of the rows of its distinct labels, as in
+    `edge_attention`.
+
+    Args:
+      senders, receivers: integers `[B, M]`, rows of the keys and of the queries; -1 is
+        padding.
+      labels: integers `[B, M]`; -1 is an edge without label.
+      key, value: the tables.
+
+    >>> import jax.numpy as jnp
+    >>> from relpos_jax import attention_weights
+    >>> q, table = jnp.ones((1, 3, 1, 4)), jnp.full((1, 4), 9.0)
+    >>> edge = jnp.array([[2]]), jnp.array([[0]]), jnp.array([[0]])
+    >>> relations = EdgeLabels.from_edges(*edge, table, None)
+    >>> weights = attention_weights(q, q, relations=relations)[0, 0]
+    >>> (100 * weights).round().astype(int)
+    Array([[  0,   0, 100],
+           [ 33,  33,  33],
+           [ 33,  33,  33]], dtype=int32)
+    """
+    return EdgeList(senders, receivers, cls(labels, key, value))
+
   def checked(self, name: str, sizes: Sizes) -> Relation:
     return self.with_checked_tables(name, sizes).with_checked_pairs(name, sizes)
+
+  def checked_edges(self, name: str, sizes: Sizes, num_edges: int) -> EdgeTerms:
+    relation = self.with_checked_tables(name, sizes)
+    return relation.with_checked_edges(name, sizes, num_edges)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LabelBias(ByLabel):
-  """An edge bias: a number for the label of each pair, added to the logit after the
-  scale.
+  """Adds an edge bias to the logit after the scale: a number by label.
 
-  Swin (Liu et al. 2021, section 3.2) labels a pair of patches by its two offsets,
-  Graphormer (Ying et al. 2021, section 3.1.2) a pair of nodes by their distance in the
-  graph.
+  In Swin (Liu et al. 2021, section 3.2) the label of two patches is their offset in
+  rows and columns. In Graphormer (Ying et al. 2021, section 3.1.2) the label of two
+  nodes is their distance in the graph.
 
   Attributes:
     labels: integers `[B, T, S]`, or `[T, S]` for all of the batch, as in `EdgeLabels`;
@@ -113,21 +167,36 @@ class LabelBias(ByLabel):
   labels: Leaf
   table: Leaf
 
-  def checked(self, name: str, sizes: Sizes) -> Relation:
+  @classmethod
+  def from_edges(
+    cls, senders: ArrayLike, receivers: ArrayLike, labels: ArrayLike, table: ArrayLike
+  ) -> EdgeList:
+    """Adds numbers to the pairs of M edges, as `EdgeLabels.from_edges` adds vectors."""
+    return EdgeList(senders, receivers, cls(labels, table))
+
+  def with_checked_table(self, name: str, sizes: Sizes) -> "LabelBias":
+    """Returns the relation with its table checked."""
     table = check_table(f"{name}.table", self.table, sizes)
-    return dataclasses.replace(self, table=table).with_checked_pairs(name, sizes)
+    return dataclasses.replace(self, table=table)
+
+  def checked(self, name: str, sizes: Sizes) -> Relation:
+    return self.with_checked_table(name, sizes).with_checked_pairs(name, sizes)
+
+  def checked_edges(self, name: str, sizes: Sizes, num_edges: int) -> EdgeTerms:
+    relation = self.with_checked_table(name, sizes)
+    return relation.with_checked_edges(name, sizes, num_edges)
 
 
 def clamp(labels: Integer[Array, "..."], num_rows: int) -> Int[Array, "..."]:
-  """Returns labels of any integer type as int32, from -1 to num_rows - 1."""
-  wide = labels.astype(jnp.promote_types(labels.dtype, jnp.int32))
-  return jnp.clip(wide, -1, num_rows - 1).astype(jnp.int32)
+  """Clips labels of any integer dtype to -1 to num_rows - 1, as int32."""
+  promoted = labels.astype(jnp.promote_types(labels.dtype, jnp.int32))
+  return jnp.clip(promoted, -1, num_rows - 1).astype(jnp.int32)
 
 
 def nan_if_clamped(x: Array, labels: Integer[Array, "..."], num_rows: int) -> Array:
-  """Returns x; under `jax.debug_nans`, NaN if traced labels are clamped.
+  """Returns x, or NaN under `jax.debug_nans` if traced labels were clamped.
 
-  Otherwise it costs nothing.
+  Without `jax.debug_nans`, it adds nothing to the program.
   """
   if not jax.config.jax_debug_nans or not isinstance(labels, jax.core.Tracer):
     return x

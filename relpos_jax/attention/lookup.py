@@ -1,7 +1,7 @@
-"""Products, and lookups by label that form no [T, S, H] tensor.
+"""Products, and lookups by label without a [T, S, H] tensor.
 
-q_i . aK_ij = (q_i . table)[label_ij], and sum_j p_ij aV_ij = (sum of p_ij by label) .
-table.
+q_i . aK_ij = (q_i . table)[label_ij]
+sum_j p_ij aV_ij = (sum of p_ij by label) . table
 """
 
 import functools
@@ -14,33 +14,35 @@ from relpos_jax.typing import Array, Float, Int
 
 
 def product(subscripts: str, x: Array, y: Array) -> Array:
-  """Computes the einsum of x and y in x's dtype, accumulated in float32 or wider."""
+  """Computes the einsum of x and y in x's dtype, with x's accumulation dtype."""
   dtype = accumulation_dtype(x.dtype)
   einsum = functools.partial(jnp.einsum, subscripts, preferred_element_type=dtype)
   if x.dtype == dtype:
     return einsum(x, y.astype(dtype))
 
-  # XLA lacks some of these products on CPUs, where float32 is no slower.
-  def widened(x, y):
+  # XLA lacks some low-precision products on CPUs, where float32 is as fast.
+  def promote_and_multiply(x, y):
     return einsum(x.astype(dtype), y.astype(dtype))
 
-  return jax.lax.platform_dependent(x, y.astype(x.dtype), cpu=widened, default=einsum)
+  return jax.lax.platform_dependent(
+    x, y.astype(x.dtype), cpu=promote_and_multiply, default=einsum
+  )
 
 
 def look_up(
   numbers: Float[Array, "#B N T R"], labels: Int[Array, "#B T S"]
 ) -> Float[Array, "#B N T S"]:
   """Returns numbers[b, n, i, labels[i, j]], zero where the label is -1."""
-  # TPUs gather slowly, and GPUs would sum by label one weight after the other. By the
-  # compiler for TPUs, products move about half of the bytes or less:
-  # results/tpu_costs.md.
+  # TPUs gather slowly. On GPUs the transpose, a scatter, adds one weight after another.
+  # By the compiler for TPUs, products with one-hot labels move about half of the bytes
+  # or less: results/tpu_costs.md.
   return jax.lax.platform_dependent(labels, numbers, cpu=gather, default=multiply)
 
 
 def sum_by_label(
   weights: Float[Array, "B N T S"], labels: Int[Array, "#B T S"], num_rows: int
 ) -> Float[Array, "B N T R"]:
-  """Sums the weights of each query by label, the transpose of `look_up`."""
+  """Sums the weights of each query by label: the transpose of `look_up`."""
   *rows, _ = weights.shape
   sums = jax.typeof(weights).update(shape=(*rows, num_rows))
   (sums_BNTR,) = jax.linear_transpose(lambda x: look_up(x, labels), sums)(weights)
@@ -50,7 +52,7 @@ def sum_by_label(
 def multiply(
   labels: Int[Array, "#B T S"], numbers: Float[Array, "#B N T R"]
 ) -> Float[Array, "#B N T S"]:
-  """Looks up by products with one-hot labels, at a precision that keeps the numbers."""
+  """Looks up by products with one-hot labels, at the highest precision."""
   one_hot = jax.nn.one_hot(labels, numbers.shape[-1], dtype=numbers.dtype)
   highest = jax.lax.Precision.HIGHEST
   return jnp.einsum("BNTR,BTSR->BNTS", numbers, one_hot, precision=highest)
@@ -61,20 +63,20 @@ def gather(
 ) -> Float[Array, "#B N T S"]:
   """Looks up by index: numbers[b, n, i, labels[i, j]], zero where the label is -1."""
   batch, heads, length, num_rows = numbers.shape
-  # One index into the flattened [T R] is twice as fast on a CPU as a pair of indices.
+  # On a CPU, one index into the flattened [T R] is twice as fast as two indices.
   first = num_rows * jnp.arange(length)
   index = first[None, :, None] + jnp.maximum(labels, 0)
   index = index.reshape(labels.shape[0], 1, -1)
   flat = numbers.reshape(batch, heads, length * num_rows)
-  found = jnp.take_along_axis(flat, index, axis=-1, mode="promise_in_bounds")
-  found = found.reshape(*found.shape[:2], length, -1)
-  return jnp.where(labels[:, None] >= 0, found, 0)
+  gathered = jnp.take_along_axis(flat, index, axis=-1, mode="promise_in_bounds")
+  gathered = gathered.reshape(*gathered.shape[:2], length, -1)
+  return jnp.where(labels[:, None] >= 0, gathered, 0)
 
 
-def rows_of(
+def take_rows(
   table: Float[Array, "R *row"] | None, labels: Int[Array, "*pairs"]
 ) -> Float[Array, "..."] | None:
-  """Returns the table row of each label, zero where it is -1; None without a table."""
+  """Returns the table row of each label, zero for -1; None if the table is None."""
   if table is None:
     return None
   has_row = (labels >= 0).reshape(*labels.shape, *[1] * (table.ndim - 1))

@@ -1,4 +1,4 @@
-"""Masks: which query may attend to which key."""
+"""Boolean masks: True where a query attends to a key."""
 
 import functools
 
@@ -6,19 +6,19 @@ import jax.numpy as jnp
 
 from relpos_jax.typing import Array, Bool, Float, Int
 
-# The logit of a hidden pair. It is finite, so that a query that sees no key does not
-# become NaN. Logits below half of it count as hidden.
+# The logit of a masked pair. It is finite, so that a fully masked query does not become
+# NaN. Pairs with logits below half of it count as masked.
 LOWEST = 0.7 * float(jnp.finfo(jnp.float32).min)
 
 
 def combine(*masks: Bool[Array, "..."] | None) -> Bool[Array, "..."] | None:
-  """Returns the logical and of the masks given, or None if there are none."""
-  given = [mask for mask in masks if mask is not None]
-  return functools.reduce(jnp.logical_and, given) if given else None
+  """Returns the logical and of the masks that are not None; None if all are."""
+  present = [mask for mask in masks if mask is not None]
+  return functools.reduce(jnp.logical_and, present) if present else None
 
 
 def cap(logits: Float[Array, "..."], soft_cap: float | None) -> Float[Array, "..."]:
-  """Returns c tanh(logits / c) for a soft cap c; logits that hide a pair stay as they are."""
+  """Returns c tanh(logits / c) for a soft cap c, except for masked logits."""
   if soft_cap is None:
     return logits
   return jnp.where(logits <= LOWEST / 2, logits, soft_cap * jnp.tanh(logits / soft_cap))
@@ -27,15 +27,15 @@ def cap(logits: Float[Array, "..."], soft_cap: float | None) -> Float[Array, "..
 def causal(
   queries: Int[Array, "#B T"], keys: Int[Array, "#B S"]
 ) -> Bool[Array, "#B 1 T S"]:
-  """Returns True where the position of the key is not later than that of the query."""
-  # By the distance: positions across 2**31 wrap around, and their distances do not.
+  """Returns True where the key's position is not later than the query's."""
+  # Compares the distance, since positions may wrap around at 2**31.
   return keys[:, None, None, :] - queries[:, None, :, None] <= 0
 
 
 def within(
   lengths: Int[Array, " B"] | None, size: int
 ) -> Bool[Array, "B 1 1 {size}"] | None:
-  """Returns True for the first `lengths` of `size` tokens, or None without lengths."""
+  """Returns True for the first `lengths` of `size` tokens; None without lengths."""
   if lengths is None:
     return None
   return jnp.arange(size)[None, None, None] < lengths[:, None, None, None]

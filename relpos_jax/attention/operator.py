@@ -1,6 +1,6 @@
 """The operator: attention with any relation, by any implementation."""
 
-# Without it `inspect.signature` would spell out every union.
+# Without this import, `inspect.signature` would spell out every union.
 from __future__ import annotations
 
 import dataclasses
@@ -20,7 +20,7 @@ from relpos_jax.attention.partitioned import (
   with_automatic_axes,
 )
 from relpos_jax.attention.relations import Relations
-from relpos_jax.typing import Array, ArrayLike, Float, ImplementationName
+from relpos_jax.typing import Array, ArrayLike, Float, ImplementationName, WeightsName
 
 
 @overload
@@ -62,6 +62,8 @@ def dot_product_attention(
   scale: ArrayLike | None = None,
   logits_soft_cap: float | None = None,
   sinks: ArrayLike | None = None,
+  weights: WeightsName = "softmax",
+  divisor: ArrayLike | None = None,
   is_causal: bool = False,
   query_positions: ArrayLike | None = None,
   key_positions: ArrayLike | None = None,
@@ -83,76 +85,78 @@ def dot_product_attention(
 
   Shaw et al. 2018, equations 3 and 4. With `relations=None` it is
   `jax.nn.dot_product_attention`. A fully masked query gets zero output and zero
-  gradient. B, T and S may be 0. A NaN or an infinity in a masked key or value may still
-  reach the result, as in jax.nn: zero times it is NaN.
+  gradient. B, T and S may be 0. As in jax.nn, a NaN or an infinity in a masked key or
+  value may reach the result, since zero times NaN is NaN.
 
-  Outside of `jax.jit`, JAX compiles a call once for its shapes and options. Another
-  offset compiles nothing. On a CPU neither does another scale; elsewhere a kernel may
-  be chosen, which is compiled for one scale.
+  Outside of `jax.jit`, JAX compiles a call once for its shapes and options. A new
+  `query_offset` compiles nothing. On a CPU, nor does a new `scale`. On other devices it
+  may, because kernels are compiled for one scale.
 
   Args:
-    query: `[B, T, N, H]`. For B, here and below, there may be no axis or several: `[T,
-      N, H]` or `[B, R, T, N, H]`.
-    key: `[B, S, K, H]`; N is a multiple of K: consecutive query heads share a key head.
-    value: `[B, S, K, V]`, of any width V; value tables are as wide.
-    bias: floating numbers added to the scaled logits, of any rank that broadcasts to
-      `[B, N, T, S]`; below -1.2e38 it masks.
-    mask: bool, True where a query attends to a key; broadcasts to `[B, N, T, S]`, as a
-      bias does.
-    relations: `RelativePositions`, `EdgeLabels` or `EdgeFeatures`, which define a_ij;
-      or a term of the logits: `DistanceBias`, `LinearBias`, `ContentBias`, `KeyBias`,
-      `LabelBias` or `FunctionBias`; or a tuple of any of them, whose terms are added.
-      For rotary positions, `rotate` the queries and keys.
-    scale: factor of the content, of q_i . aK_ij and of `KeyBias`, `H**-0.5` by default.
-    logits_soft_cap: c, if logits become c tanh(logits / c) (Gemma 2), as in tokamax:
-      after the scale, the relative term and the bias, before the masks. So a bias of
-      -1e9 masks nothing.
-    sinks: `[N]`, logits that take weight and give no value, as in gpt-oss: exp(sink) is
-      added to the sum that divides a query's weights. After scale and soft cap, and
-      never masked.
-    is_causal: masks the keys whose position is later than the query's.
-    query_positions: integers `[B, T]` or `[T]`, `arange(T)` by default. Rows packed
-      with several sequences need segment ids and no positions: distances within a
-      segment are the same. Any 32-bit integers whose differences fit in 32 bits; traced
-      ones may wrap around.
-    key_positions: integers `[B, S]` or `[S]`, `arange(S)` by default. Mask unused
-      slots.
+    query: `[B, T, N, H]`. Here and below, B stands for any number of batch axes: `[T,
+      N, H]` and `[B, R, T, N, H]` work, too.
+    key: `[B, S, K, H]`. N is a multiple of K: consecutive query heads share a key head.
+    value: `[B, S, K, V]`, with any width V. Value tables have the same width.
+    bias: floating numbers that are added to the scaled logits. Any rank that broadcasts
+      to `[B, N, T, S]`. Numbers below -1.2e38 mask.
+    mask: bool, True where a query attends to a key. Broadcasts like a bias.
+    relations: `RelativePositions`, `EdgeLabels` or `EdgeFeatures`, which define a_ij.
+      Or a term of the logits: `DistanceBias`, `LinearBias`, `ContentBias`, `KeyBias`,
+      `LabelBias` or `FunctionBias`. Or a tuple of relations, to add their terms. For
+      rotary positions, `rotate` the queries and keys.
+    scale: factor of q_i . k_j, of q_i . aK_ij and of `KeyBias`. Default: `H**-0.5`.
+    logits_soft_cap: c, to replace logits by c tanh(logits / c) (Gemma 2). As in
+      tokamax, it applies after the scale, the relations and the bias, and before the
+      masks. So a bias of -1e9 masks nothing.
+    sinks: `[N]`, logits that take weight but have no value, as in gpt-oss: exp(sink) is
+      added to the denominator of the softmax. Scale, soft cap and masks do not apply.
+    weights: "softmax", or "silu": SiLU(logit) / n in place of a softmax over the keys
+      (HSTU: Zhai et al. 2024, equation 2). Masked pairs have weight 0. It takes no
+      sinks and returns no residual.
+    divisor: n of "silu", one number. Default: the number of keys. Beside padding or a
+      cache give a number that does not depend on them.
+    is_causal: whether to mask the keys with later positions than the query.
+    query_positions: integers `[B, T]` or `[T]`, `arange(T)` by default. Their
+      differences must fit in 32 bits; traced positions may wrap around. Rows that pack
+      several sequences need segment ids but no positions, since distances within a
+      segment stay the same.
+    key_positions: integers `[B, S]` or `[S]`, `arange(S)` by default. Mask the unused
+      slots of a cache.
     query_offset: an integer or integers `[B]`, instead of positions: queries are at
       query_offset, query_offset + 1, ..., keys at 0, 1, ... Every implementation
-      supports it, so prefer it for chunked prefill, decoding with a cache, and shards
-      of a sequence. Within `jax.jit` a Python int is static. From -2**30 to 2**30;
-      traced ones may be any whose distances fit in 32 bits. One causal query without it
-      is at 0, as in jax.nn; with relations there is a warning.
-    query_seq_lengths: integers `[B]`, or one for all; queries past their row's length
-      get zero, as in jax.nn.
-    key_value_seq_lengths: integers `[B]`, or one for all; keys past their row's length
-      are masked.
-    local_window_size: the distance, or (left, right) distances, beyond which keys are
+      supports it. So prefer it for chunked prefill, decoding with a cache, and shards
+      of a sequence. Within `jax.jit` a Python int is static. The range is -2**30 to
+      2**30; for traced offsets, distances must fit in 32 bits. Without an offset, one
+      causal query is at position 0, as in jax.nn; with relations this warns.
+    query_seq_lengths: integers `[B]`, or one for all. Queries past the length of their
+      row get zero, as in jax.nn.
+    key_value_seq_lengths: integers `[B]`, or one for all. Keys past the length of their
+      row are masked.
+    local_window_size: a distance, or the distances (left, right). Keys farther away are
       masked.
-    query_segment_ids: integers `[B, T]` or `[T]`; a query attends to its own segment.
-    key_segment_ids: integers `[B, S]` or `[S]`, given together with the queries'.
-    dropout_rate: the share of weights dropped, for v_j and aV_ij alike.
-    dropout_key: `jax.random.key`, or an old `PRNGKey`; needed if the rate is positive.
+    query_segment_ids: integers `[B, T]` or `[T]`. A query attends to its own segment.
+    key_segment_ids: integers `[B, S]` or `[S]`. Give both segment ids or neither.
+    dropout_rate: the share of weights to drop, for v_j and aV_ij alike.
+    dropout_key: `jax.random.key`, or an old `PRNGKey`. Needed if the rate is positive.
     implementation: a name, or None to choose one; see `explain`. None chooses
-      "pallas_gpu" on one H200 for causal self-attention in bfloat16 from 1,024 tokens
-      on, with heads of 64 numbers, and no other kernel. For long sequences (on CPUs
-      from 64 keys on) it chooses "chunked". This has first reverse-mode derivatives
-      only if all relations go by distance, and so have the kernels. For jvp or second
-      derivatives name "projected" or "skew", and for arrays on the CPU of an H200's
-      machine, too.
-    return_residual: whether to return the logarithm of the sum of exp(logit), too, as
-      in jax.nn.
+      "chunked" for long sequences, which on CPUs is from 64 keys on. The only kernel
+      that it chooses is "pallas_gpu": on one H200, for causal self-attention in
+      bfloat16 from 1,024 tokens on, with head width 64. Kernels have first derivatives
+      in reverse mode only, and so has "chunked" if all relations go by distance. For
+      forward mode or second derivatives name "projected" or "skew". Name one of these
+      for arrays on the CPU of a machine with an H200, too.
+    return_residual: whether to return the log-sum-exp of the logits, too, as in jax.nn.
 
   Returns:
-    `[B, T, N, V]`, in the value's dtype; with `return_residual` also `[B, T, N]`, in
-    float32 or float64, -inf for fully masked queries: `merge` joins parts of the keys
-    by it. Softmax and sums of weights are in float32, or in float64 for float64 inputs
-    (without relations always in float32, as in jax.nn).
+    `[B, T, N, V]`, in the value's dtype. With `return_residual` also the log-sum-exp of
+    the logits `[B, T, N]`, in float32 or float64, -inf for fully masked queries;
+    `merge` needs it. Softmax and sums of weights are in float32, or in float64 for
+    float64 inputs. Without relations they are always in float32, as in jax.nn.
 
   Raises:
     ValueError: an argument is wrong, or `implementation` is not a known name.
-    NotImplementedError: `implementation` does not support this call; `explain` lists
-      those that do.
+    NotImplementedError: `implementation` does not support this call. `explain` lists
+      the implementations that do.
 
   >>> from relpos_jax import RelativePositions
   >>> q = k = v = jnp.ones((2, 10, 8, 64))
@@ -170,6 +174,8 @@ def dot_product_attention(
     scale=scale,
     logits_soft_cap=logits_soft_cap,
     sinks=sinks,
+    weights=weights,
+    divisor=divisor,
     is_causal=is_causal,
     query_positions=query_positions,
     key_positions=key_positions,
@@ -189,7 +195,7 @@ def dot_product_attention(
   except TypeError as error:
     if "custom_vjp" not in str(error):
       raise
-    # jax.jvp, outside of jax.jit
+    # jax.jvp outside of jax.jit raises this.
     raise NotImplementedError(FIRST_DERIVATIVES_ONLY) from error
   batch = jnp.shape(query)[:-3]
   return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), output)
@@ -204,11 +210,12 @@ def attention_weights(
 ) -> Array:
   """Computes the weights p_ij of `dot_product_attention`, before dropout.
 
-  Takes its arguments except `value` and `implementation`.
+  Takes the same arguments, except `value` and `implementation`.
 
   Returns:
     `[B, N, T, S]` (or `[N, T, S]`), float32, or float64 for float64 inputs. A row sums
-    to one, to less with `sinks`, or to zero for fully masked queries.
+    to one, to less with `sinks`, and to zero for fully masked queries. Weights of
+    "silu" have any sum.
 
   >>> q = k = jnp.ones((2, 4, 1, 8))
   >>> attention_weights(q, k, is_causal=True)[0, 0]
@@ -227,9 +234,9 @@ def merge(
 ) -> tuple[Float[Array, "*B T N V"], Float[Array, "*B T N"]]:
   """Merges attention to parts of the keys into attention to all of them.
 
-  Takes the outputs and the residuals of `dot_product_attention` with `return_residual`,
-  for the same queries and any split of the keys (give sinks to one part only), and
-  returns both for all keys. Gradients are exact, too.
+  Takes the outputs and residuals of `dot_product_attention` with `return_residual`, for
+  the same queries and any split of the keys, and returns both for all keys. Give sinks
+  to one part only. Gradients are exact, too.
 
   >>> q, k = jnp.ones((2, 1, 8)), jnp.linspace(0.0, 1.0, 4 * 8).reshape(4, 1, 8)
   >>> first, last = k[:1], k[1:]
@@ -253,7 +260,7 @@ def merge(
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Static:
-  """A number or a name: calls with equal ones share what JAX compiled."""
+  """Wraps a number or a name: calls with equal ones share a compiled program."""
 
   value: Any
 
@@ -265,13 +272,12 @@ def _compute(
   *,
   result: str | tuple[str, ...],
 ) -> Any:
-  """Returns `function(inputs, implementation)`; a call outside of `jax.jit` is
-  compiled.
+  """Computes `function(inputs, implementation)`, compiled unless within `jax.jit`.
 
-  It is compiled once for its shapes and for the values that are no arrays. The axes of
-  each result have the letters of `result`.
+  JAX compiles it once for the shapes and for the values that are not arrays. `result`
+  has the letters of each result's axes.
   """
-  # New arrays are concrete under jax.grad and jax.vmap, too.
+  # In jax.jit new arrays are tracers. Under jax.grad and jax.vmap they are concrete.
   is_in_jit = isinstance(jnp.zeros(()), jax.core.Tracer)
   if is_in_jit:
     return _run(inputs, function, implementation, result)
@@ -300,23 +306,28 @@ _run_compiled = jax.jit(_run, static_argnums=(1, 2, 3))
 
 
 def _with_traced_numbers(inputs: Inputs, implementation: str | None) -> Inputs:
-  """Makes arrays of what may change from call to call without another program."""
+  """Makes arrays of the numbers that may change without compiling again."""
   position_dtype = inputs.query_positions.dtype
   programs = tuple(relation.as_program(position_dtype) for relation in inputs.relations)
   offset, scale = inputs.query_offset, inputs.scale
+  divisor = inputs.silu_divisor
+  if divisor is not None:
+    divisor = jnp.asarray(divisor, accumulation_dtype(inputs.query.dtype))
   if isinstance(offset, int) and offset:
     offset = jnp.int32([offset])
-  # A kernel is compiled for one scale, and may be chosen on its device.
+  # A kernel is compiled for one scale. None may choose one, except on a CPU.
   may_choose_kernel = implementation is None and target_platform() != "cpu"
   if implementation != "pallas_gpu" and not may_choose_kernel:
     scale = jnp.asarray(scale)
   elif not isinstance(scale, jax.core.Tracer):
     scale = float(scale)
-  return inputs._replace(relations=programs, query_offset=offset, scale=scale)
+  return inputs._replace(
+    relations=programs, query_offset=offset, scale=scale, silu_divisor=divisor
+  )
 
 
 def _attend(inputs: Inputs, implementation: str | None) -> Array | tuple[Array, Array]:
-  """Calls the implementation of that name, or the one chosen for the call."""
+  """Calls the named implementation, or chooses one."""
   choice = choose(inputs, implementation)
   if not inputs.query.size or not inputs.key.size:
     return _without_pairs(inputs)
@@ -326,7 +337,7 @@ def _attend(inputs: Inputs, implementation: str | None) -> Array | tuple[Array, 
 
 
 def _without_pairs(inputs: Inputs) -> Array | tuple[Array, Array]:
-  """Returns zeros, and residuals of fully masked queries."""
+  """Returns zeros and residuals of -inf, for calls without queries or keys."""
   *queries, _ = inputs.query.shape
   dtype = inputs.value.dtype
   output = jnp.zeros((*queries, inputs.value.shape[3]), dtype)
@@ -344,18 +355,19 @@ def _weights(inputs: Inputs, _) -> Float[Array, "B N T S"]:
 
 
 def _plain(inputs: Inputs) -> Array:
-  """Calls jax.nn, then sets fully masked queries to zero.
+  """Calls jax.nn, then sets the output of fully masked queries to zero.
 
-  There jax.nn would average the values.
+  For these, jax.nn returns the mean of the values.
   """
   mask = inputs.pair_mask()
   bias = inputs.bias_of_each()
   if bias is not None:
-    bias = jnp.maximum(bias.astype(jnp.float32), masks.LOWEST)  # -inf becomes finite
+    # jax.nn makes NaN of a row of -inf.
+    bias = jnp.maximum(bias.astype(jnp.float32), masks.LOWEST)
   arrays = inputs.query, inputs.key, inputs.value, bias, mask
   output = jax.nn.dot_product_attention(*arrays, scale=inputs.scale)  # pyright: ignore
   if bias is not None:
-    is_masked = bias <= masks.LOWEST / 2  # a NaN masks nothing
+    is_masked = bias <= masks.LOWEST / 2  # False for NaN
     mask = masks.combine(mask, ~is_masked)
   if mask is None:
     return output

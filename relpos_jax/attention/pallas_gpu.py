@@ -1,8 +1,7 @@
-"""Attention by fused kernels for GPUs, Pallas through Triton: never [T, S], forward or
-backward.
+"""Attention by fused kernels for GPUs, in Pallas with Triton, without a [T, S] tensor.
 
-This module pads to blocks, computes the thin products with the tables, and defines the
-derivative around the kernels of `pallas_gpu_kernels`.
+This module pads the arrays to blocks, multiplies by the tables, and defines the
+derivative by the kernels in pallas_gpu_kernels.py.
 """
 
 import functools
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from relpos_jax.attention import band, masks
+from relpos_jax.attention.arrays import accumulation_dtype
 from relpos_jax.attention.by_distance import DistanceBias, RelativePositions
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.lookup import product
@@ -30,23 +30,22 @@ from relpos_jax.attention.partitioned import (
 )
 from relpos_jax.typing import Array, Float
 
-_MIN_TILE = 16  # the smallest side of a product on the tensor cores
-_MAX_WIDTH = 256  # of heads whose tiles fit a multiprocessor's memory
+_MIN_TILE = 16  # the smallest matrix side that tensor cores multiply
+_MAX_WIDTH = 256  # the largest head width for which tiles fit in shared memory
 
 
 def unsupported(inputs: Inputs) -> str | None:
-  """Returns why this implementation cannot run the call; None if it can.
+  """Returns the reason why the kernels cannot run the call, or None if they can.
 
-  It takes what training a Transformer with Shaw's or T5's positions needs, and nothing
-  else.
+  They support what training a Transformer with Shaw's or T5's positions needs.
   """
   width, value_width = inputs.query.shape[3], inputs.value.shape[3]
   if width > _MAX_WIDTH:
-    return f"heads are {width} wide; it needs {_MAX_WIDTH} or less"
+    return f"heads have width {width}; it needs {_MAX_WIDTH} or less"
   if target_platform() == "gpu" and inputs.query.dtype == jnp.float64:
     return "query is float64; on a GPU it needs float32 or narrower"
   if value_width != width:
-    return f"values are {value_width} wide; it needs the keys' width, {width}"
+    return f"values have width {value_width}; it needs the keys' width, {width}"
   if isinstance(inputs.scale, jax.core.Tracer):
     return "scale is traced; it needs a number"
   if names := axes_of_tokens(inputs.explicit):
@@ -54,6 +53,8 @@ def unsupported(inputs: Inputs) -> str | None:
   for relation in inputs.relations:
     if not isinstance(relation, RelativePositions | DistanceBias):
       return f"it takes no {type(relation).__name__}"
+  if inputs.silu_divisor is not None:
+    return "weights are silu; it needs a softmax"
   return _unsupported_option(inputs) or _unsupported_mask(inputs)
 
 
@@ -87,9 +88,11 @@ def attention(
 ) -> Float[Array, "B T N H"]:
   """Computes attention by the kernels.
 
-  `interpret` selects Pallas' interpret mode, by default if the platform is not a GPU.
-  `block` has the queries and keys of a tile: powers of 2, on a GPU at least 16. Its
-  default was not tuned.
+  Args:
+    inputs: the arguments of the call.
+    interpret: whether to use Pallas' interpret mode; None uses it except on GPUs.
+    block: the numbers of queries and keys in a tile, powers of 2, on a GPU at least 16.
+      The default was not tuned.
   """
   length, width = inputs.query.shape[1], inputs.query.shape[3]
   if block is None:
@@ -98,7 +101,7 @@ def attention(
   value_table = band.value_table(inputs)
   low, high = band.distances(inputs)
   if not inputs.relations and not inputs.is_causal:
-    low, high = band.FAR, band.FAR  # all keys are alike
+    low, high = band.FAR, band.FAR  # then all keys are left of the band
   plan = KernelPlan(
     block=block,
     low=low,
@@ -121,16 +124,16 @@ def attention(
 
 
 def _on_devices(plan: KernelPlan, inputs: Inputs, floats: Arrays, key_masks: Arrays):
-  """Has each device compute its sequences and heads, if the mesh in context shards them.
+  """Runs the kernels on each device with its sequences and heads.
 
-  XLA cannot partition a kernel: without a mesh in context it gathers the arrays.
+  XLA cannot partition a kernel. Without a mesh in context, it gathers the arrays.
   """
-  of_batch, of_heads = axes = axes_of_heads(inputs.explicit, inputs.key.shape)
-  names = dict(B=of_batch, N=of_heads, K=of_heads)
+  batch_axes, head_axes = axes = axes_of_heads(inputs.explicit, inputs.key.shape)
+  names = dict(B=batch_axes, N=head_axes, K=head_axes)
 
   def spec(name: str, shape: tuple[int, ...] | None) -> PartitionSpec:
     letters = AXES[name]
-    sizes = shape or (2,) * len(letters)  # results have all axes
+    sizes = shape or (2,) * len(letters)  # results have no axis of size 1
     parts = [
       names.get(x) if n > 1 else None for x, n in zip(letters, sizes, strict=True)
     ]
@@ -152,9 +155,9 @@ def _power_of_2(size: int) -> int:
 
 
 def _floats(inputs: Inputs, block: tuple[int, int]) -> Arrays:
-  """Returns the operands that have gradients, padded to whole tiles."""
-  # Wide, so that the gradient is rounded once, after its two terms are added.
-  query = inputs.query.astype(jnp.promote_types(inputs.query.dtype, jnp.float32))
+  """Returns the differentiable arrays, padded to whole tiles."""
+  # Promoted, so that its gradient is rounded once, after its two terms are added.
+  query = inputs.query.astype(accumulation_dtype(inputs.query.dtype))
   arrays = dict(
     query=(query, block[0]), key=(inputs.key, block[1]), value=(inputs.value, block[1])
   )
@@ -168,9 +171,9 @@ def _floats(inputs: Inputs, block: tuple[int, int]) -> Arrays:
 
 
 def _masks(inputs: Inputs, queries: int, keys: int) -> Arrays:
-  """Returns segments [#B, T] and [#B, S], seeds, and a mask [#B, S], 0 for masked keys.
+  """Returns segments [#B, T] and [#B, S], seeds, and a mask of keys [#B, S].
 
-  They are padded to multiples of the queries and keys of a tile; padding is masked.
+  They are padded to whole tiles. Masked keys and padding are 0 in the mask.
   """
   arrays, num_keys = {}, inputs.key.shape[1]
   mask = masks.combine(inputs.mask, inputs.key_mask)
@@ -198,7 +201,7 @@ def _pad(x: Array, axis: int, block: int) -> Array:
 def _attend(
   plan: KernelPlan, floats: Arrays, key_masks: Arrays
 ) -> tuple[Array, Array | None]:
-  """Returns the output without the value table's term, and the weights by row of the tables."""
+  """Computes the output without the value table, and the weights by table row."""
   return _attend_forward(plan, floats, key_masks)[0]
 
 
@@ -216,7 +219,8 @@ def _attend_backward(
 ) -> tuple[Arrays, None]:
   operands, outputs = residuals
   d_output, d_weights = d_results
-  # Of a wide output: an error of delta enters all of a query's gradients.
+  # From an output that is not rounded yet: an error of delta enters all gradients of a
+  # query.
   delta = jnp.einsum(
     "BTNH,BTNH->BNT", d_output, outputs["output"], precision=plan.precision
   )
@@ -228,7 +232,7 @@ def _attend_backward(
   with jax.default_matmul_precision(plan.precision):
     gradients = backward(plan, operands)
   gradients = {name.removeprefix("d_"): x for name, x in gradients.items()}
-  for name in ("key", "value"):  # summed over the query heads that share a key head
+  for name in ("key", "value"):  # sums over the query heads that share a key head
     batch, num_keys, key_heads, width = operands[name].shape
     x = gradients[name].reshape(batch, num_keys, key_heads, -1, width)
     gradients[name] = x.sum(3).astype(operands[name].dtype)

@@ -1,19 +1,18 @@
-"""The kernels for GPUs: the output, the gradient of queries and band, that of keys and
-values.
+"""The GPU kernels: one for the output, two for the gradients.
 
-For a block of queries the keys fall into three runs of tiles: all of a tile is left of
-the band, or right of it, where all keys of a query have the same relative term; or the
-tile is *mixed*.
+For a block of queries, the tiles of keys are in three groups. Some tiles are left of
+the band (band.py) and some are right of it: there all keys of a query have the same
+relative term. The others, which touch the band, are *mixed*.
 
-What queries have for each row of a table is in an array [T, R]. A pair (i, j) has
-column clip(j - i - low, 0, R - 1), gathered through a reference in a mixed tile. Every
-(i, r) of the band has one j, so what is summed by rows of the table is scattered there
-without atomics; the first and the last column, of all keys beside the band, are sums.
+Each query has a number for each table row, in an array [T, R]. Pair (i, j) has column
+clip(j - i - low, 0, R - 1), which a mixed tile gathers through a reference. On the
+band, each (i, r) has one j. So weights and gradients are written there without atomics.
+The first and the last column are sums over all keys left and right of the band.
 
-A hidden pair has a very low logit, so that nothing is ever infinite. A weight is
-exp(logit - maximum) * inverse_total, forward and backward, in this order: float32 loses
-a small summand beside a large logit, and rounds a large one that is multiplied with
-log2(e).
+A masked pair has a very low, finite logit. A weight is exp(logit - maximum) *
+inverse_total, forward and backward. With a single log-sum-exp, float32 would lose small
+summands next to large logits. With exp2, it would round large logits when they are
+multiplied by log2(e).
 """
 
 import functools
@@ -27,18 +26,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from relpos_jax.attention import dropout, masks
+from relpos_jax.attention.arrays import accumulation_dtype
 from relpos_jax.attention.band import FAR
 from relpos_jax.attention.partitioned import align_manual_axes, shapes_like
 from relpos_jax.typing import Array, Int
 
-# A letter for each axis of each array, small ones are not sharded.
+# The axes of each array. Axes with lower-case letters are not sharded.
 AXES = dict.fromkeys(("query", "output", "d_output", "d_query"), "BtNh")
-AXES |= dict(
-  key="BSKh", value="BSKh", d_key="BSNh", d_value="BSNh"
-)  # gradients per query head
-AXES |= dict.fromkeys(
-  ("band_logits", "d_band_logits"), "BNtr"
-)  # of size 1 where all are the same
+AXES |= dict(key="BSKh", value="BSKh")
+AXES |= dict(d_key="BSNh", d_value="BSNh")  # one gradient per query head
+AXES |= dict.fromkeys(("band_logits", "d_band_logits"), "BNtr")  # may have size 1
 AXES |= dict.fromkeys(("band_weights", "d_band_weights"), "BNtr")  # after dropout
 AXES |= dict(key_mask="BS", query_segments="Bt", key_segments="BS", seeds="BN")
 AXES |= dict.fromkeys(("maximum", "inverse_total", "delta"), "BNt")
@@ -47,17 +44,17 @@ Arrays = dict[str, Any]
 
 
 class KernelPlan(NamedTuple):
-  """The static parameters of the fused kernels."""
+  """Holds the static parameters of the kernels."""
 
-  block: tuple[int, int]  # queries and keys of a tile; powers of 2
-  low: int  # all keys up to this distance have the same relative term
-  high: int  # and so have all from this one on
+  block: tuple[int, int]  # queries and keys in a tile; powers of 2
+  low: int  # keys at this distance or less have the same relative term
+  high: int  # keys at this distance or more have the same relative term
   scale: float
   is_causal: bool
   dropout_rate: float
-  has_values: bool  # whether there is a table for values
-  interpret: bool  # runs as plain XLA, without a device
-  precision: str | None  # the default where the call was traced
+  has_values: bool  # whether there is a value table
+  interpret: bool  # whether to run as plain XLA, without a GPU
+  precision: str | None  # JAX's matmul precision when the call was traced
 
   @property
   def num_rows(self) -> int:
@@ -65,27 +62,33 @@ class KernelPlan(NamedTuple):
 
 
 def forward(plan: KernelPlan, operands: Arrays) -> Arrays:
-  """Computes attention without the value table, and the weights by its rows."""
+  """Computes attention without the value table, and the weights by table row."""
   query = operands["query"]
   batch, length, heads, _ = query.shape
-  wide = jnp.promote_types(query.dtype, jnp.float32)
-  row = jax.ShapeDtypeStruct((batch, heads, length), wide)
+  dtype = accumulation_dtype(query.dtype)
+  row = jax.ShapeDtypeStruct((batch, heads, length), dtype)
   shapes = dict(output=row.update(shape=query.shape), maximum=row, inverse_total=row)
   in_place = {}
   if plan.has_values:
-    in_place["band_weights"] = jnp.full((*row.shape, plan.num_rows), masks.LOWEST, wide)
+    in_place["band_weights"] = jnp.full(
+      (*row.shape, plan.num_rows), masks.LOWEST, dtype
+    )
   outputs = _call(_output_kernel, plan, "t", operands, shapes, in_place)
-  if plan.has_values:  # within the band they are logits
+  if plan.has_values:  # on the band, the kernel returns logits
     weights, columns = outputs["band_weights"], jnp.arange(plan.num_rows)
-    is_beside = (columns == 0) | (columns == plan.num_rows - 1)
-    in_band = jnp.exp(weights - outputs["maximum"][..., None])
+    is_side = (columns == 0) | (columns == plan.num_rows - 1)
+    on_band = jnp.exp(weights - outputs["maximum"][..., None])
     factor = outputs["inverse_total"][..., None] / (1 - plan.dropout_rate)
-    outputs["band_weights"] = jnp.where(is_beside, weights, in_band) * factor
+    outputs["band_weights"] = jnp.where(is_side, weights, on_band) * factor
   return outputs
 
 
 def backward(plan: KernelPlan, operands: Arrays) -> Arrays:
-  """Computes gradients by two kernels: of the query and the band, wide, and of key and value."""
+  """Computes the gradients by two kernels.
+
+  One returns the gradients of the query and of the logits by row, in the accumulation
+  dtype. The other returns the gradients of the key and of the value.
+  """
   query, key, delta = operands["query"], operands["key"], operands["delta"]
   band, in_place = operands.get("band_logits"), {}
   if band is not None:
@@ -96,10 +99,10 @@ def backward(plan: KernelPlan, operands: Arrays) -> Arrays:
     shared = [axis for axis in range(3) if band.shape[axis] == 1]
     gradients["d_band_logits"] = gradients["d_band_logits"].sum(shared, keepdims=True)
   batch, _, heads, width = query.shape
-  # Those of several heads are summed before they are rounded.
+  # If query heads share a key head, their gradients are summed, and then rounded.
   dtype = key.dtype if heads == key.shape[2] else delta.dtype
-  of_keys = jax.ShapeDtypeStruct((batch, key.shape[1], heads, width), dtype)
-  shapes = dict(d_key=of_keys, d_value=of_keys)
+  key_shape = jax.ShapeDtypeStruct((batch, key.shape[1], heads, width), dtype)
+  shapes = dict(d_key=key_shape, d_value=key_shape)
   return gradients | _call(_d_key_kernel, plan, "S", operands, shapes, {})
 
 
@@ -111,11 +114,11 @@ def _call(
   results: Arrays,
   in_place: Arrays,
 ) -> Arrays:
-  """Runs a kernel for every block of one axis of every head; it reads all of the other
-  axes.
+  """Runs a kernel for every block of one axis, in every head.
 
-  Its results have these shapes. It writes some entries of the arrays `in_place`,
-  results, too.
+  Each run reads one block of the axis `blocked`, and everything along the other axes.
+  The results have the shapes `results`. The arrays `in_place` are results, too: the
+  kernel overwrites some of their entries.
   """
   query, key = operands["query"], operands["key"]
   batch, length, heads, width = query.shape
@@ -130,14 +133,14 @@ def _call(
 
   def spec(name, x):
     axes = list(zip(AXES[name], x.shape, strict=True))
-    squeezed = dict.fromkeys("BNK")  # axes that the kernel does not see
+    squeezed = dict.fromkeys("BNK")  # axes that a kernel's reference lacks
     shape = [
       min(size, n) if axis == blocked else squeezed.get(axis, n) for axis, n in axes
     ]
 
     def index(i, n, b):
-      at = {"B": b, "N": n, "K": lax.div(n, jnp.int32(group)), blocked: i}
-      return tuple(at.get(axis, 0) if n > 1 else 0 for axis, n in axes)
+      indices = {"B": b, "N": n, "K": lax.div(n, jnp.int32(group)), blocked: i}
+      return tuple(indices.get(axis, 0) if n > 1 else 0 for axis, n in axes)
 
     return pl.BlockSpec(shape, index)
 
@@ -158,8 +161,7 @@ def _call(
   )(operands)
 
 
-# The kernels
-# --------------------------------------------------------------------------------------
+# The kernels.
 
 
 def _output_kernel(plan: KernelPlan, operands: Arrays, outputs: Arrays):
@@ -167,8 +169,8 @@ def _output_kernel(plan: KernelPlan, operands: Arrays, outputs: Arrays):
   zeros = jnp.zeros(plan.block[0], dtype)
 
   def visit(tile: _Tile, state: tuple) -> tuple:
-    """Adds a tile to an online softmax, whose sums are relative to exp(maximum)."""
-    old_maximum, total, output, beside = state
+    """Adds a tile to the sums of an online softmax, which are relative to maximum."""
+    old_maximum, total, output, sides = state
     logits = _logits(plan, operands, tile, query, operands["key"][tile.keys])
     maximum = jnp.maximum(old_maximum, logits.max(1))
     correction = jnp.exp(old_maximum - maximum)
@@ -184,21 +186,21 @@ def _output_kernel(plan: KernelPlan, operands: Arrays, outputs: Arrays):
       )
     if plan.has_values:
       _scatter(plan, outputs["band_weights"], tile, logits)
-      beside = _add_beside(plan, tile, tuple(x * correction for x in beside), weights)
+      sides = _add_sides(plan, tile, tuple(x * correction for x in sides), weights)
     value = operands["value"][tile.keys]
     output = output * correction[:, None] + _dot(
       weights.astype(value.dtype), value, 1, 0
     )
-    return maximum, total, output, beside
+    return maximum, total, output, sides
 
-  beside = (zeros, zeros) if plan.has_values else None
+  sides = (zeros, zeros) if plan.has_values else None
   state = (
     jnp.full_like(zeros, masks.LOWEST),
     zeros,
     jnp.zeros(query.shape, dtype),
-    beside,
+    sides,
   )
-  maximum, total, output, beside = _over_tiles(plan, operands, "t", visit, state)
+  maximum, total, output, sides = _over_tiles(plan, operands, "t", visit, state)
   has_key = maximum > masks.LOWEST / 2
   inverse_total = jnp.where(has_key, 1 / jnp.where(has_key, total, 1), 0)
   outputs["output"][...] = output * (inverse_total / (1 - plan.dropout_rate))[:, None]
@@ -206,7 +208,7 @@ def _output_kernel(plan: KernelPlan, operands: Arrays, outputs: Arrays):
   outputs["inverse_total"][...] = inverse_total
   if plan.has_values:
     band = outputs["band_weights"]
-    band[:, 0], band[:, plan.num_rows - 1] = beside
+    band[:, 0], band[:, plan.num_rows - 1] = sides
 
 
 def _d_query_kernel(plan: KernelPlan, operands: Arrays, gradients: Arrays):
@@ -214,20 +216,20 @@ def _d_query_kernel(plan: KernelPlan, operands: Arrays, gradients: Arrays):
   d_band = gradients.get("d_band_logits")
 
   def visit(tile: _Tile, carry: tuple) -> tuple:
-    d_query, beside = carry
+    d_query, sides = carry
     key, value = operands["key"][tile.keys], operands["value"][tile.keys]
     _, d_logits = _d_logits(plan, operands, tile, query, key, value, d_output)
     if d_band is not None:
       _scatter(plan, d_band, tile, d_logits)
-      beside = _add_beside(plan, tile, beside, d_logits)
-    return d_query + _dot(d_logits.astype(key.dtype), key, 1, 0), beside
+      sides = _add_sides(plan, tile, sides, d_logits)
+    return d_query + _dot(d_logits.astype(key.dtype), key, 1, 0), sides
 
   zeros = jnp.zeros(query.shape, gradients["d_query"].dtype)
-  beside = None if d_band is None else (jnp.zeros(plan.block[0], zeros.dtype),) * 2
-  d_query, beside = _over_tiles(plan, operands, "t", visit, (zeros, beside))
+  sides = None if d_band is None else (jnp.zeros(plan.block[0], zeros.dtype),) * 2
+  d_query, sides = _over_tiles(plan, operands, "t", visit, (zeros, sides))
   gradients["d_query"][...] = plan.scale * d_query
   if d_band is not None:
-    d_band[:, 0], d_band[:, plan.num_rows - 1] = beside
+    d_band[:, 0], d_band[:, plan.num_rows - 1] = sides
 
 
 def _d_key_kernel(plan: KernelPlan, operands: Arrays, gradients: Arrays):
@@ -253,7 +255,7 @@ def _d_key_kernel(plan: KernelPlan, operands: Arrays, gradients: Arrays):
 def _d_logits(
   plan: KernelPlan, operands: Arrays, tile: "_Tile", query, key, value, d_output
 ):
-  """Computes a tile's weights after dropout, and the gradient of its logits."""
+  """Computes the weights of a tile after dropout, and the gradient of its logits."""
   names = "maximum", "inverse_total", "delta"
   maximum, inverse_total, delta = (
     operands[name][tile.queries][:, None] for name in names
@@ -271,18 +273,17 @@ def _d_logits(
   return weights * factor, weights * (d_weights * factor - delta)
 
 
-# Tiles
-# --------------------------------------------------------------------------------------------
+# Tiles.
 
 
 class _Tile(NamedTuple):
-  """A tile of queries by keys."""
+  """Describes a tile: some consecutive queries and keys."""
 
-  row: Array  # its first query
-  column: Array  # and its first key
-  queries: Any  # its slices of the kernel's references
-  keys: Any
-  side: str  # of the band: "left", "right", or "mixed"
+  row: Array  # the index of its first query
+  column: Array  # the index of its first key
+  queries: Any  # the slice of its queries in the kernel's references
+  keys: Any  # the slice of its keys
+  side: str  # "left" or "right" of the band, or "mixed"
   size: tuple[int, int]
 
   @property
@@ -301,9 +302,10 @@ class _Tile(NamedTuple):
 def _over_tiles(
   plan: KernelPlan, operands: Arrays, blocked: str, visit: Callable, carry: tuple
 ) -> tuple:
-  """Calls `visit(tile, carry)` for all tiles with visible pairs of a block of one axis.
+  """Calls `visit(tile, carry)` for each tile of a block that is not masked.
 
-  Those right of the band are first, unless they are hidden, and those left of it last.
+  It visits the tiles right of the band, unless causality masks them, then mixed tiles,
+  then tiles left of the band.
   """
   block, size = plan.block if blocked == "t" else plan.block[::-1]
   low, high = (plan.low, plan.high) if blocked == "t" else (-plan.high, -plan.low)
@@ -313,8 +315,8 @@ def _over_tiles(
   def floor(x):
     return lax.div(jnp.clip(x, 0, num_tiles * size), jnp.int32(size))
 
-  # Differences from the block are at most `low` in the first tiles, at least `high` in
-  # the last.
+  # From the block, tiles before low_end are at distance `low` or less, and tiles from
+  # high_begin on are at distance `high` or more.
   low_end = floor(start + (low + 1))
   high_begin = jnp.maximum(floor(start + (block + high + size - 2)), low_end)
   runs = (0, low_end), (low_end, high_begin), (high_begin, num_tiles)
@@ -337,25 +339,26 @@ def _over_tiles(
 def _logits(
   plan: KernelPlan, operands: Arrays, tile: _Tile, query: Array, key: Array
 ) -> Array:
-  """Computes a tile's logits."""
+  """Computes the logits of a tile, and masks them."""
   logits = _dot(query, key, 1, 1) * plan.scale
   if "band_logits" in operands:
     logits += _terms(plan, operands["band_logits"], tile)
-  visible = []
+  parts = []
   if plan.is_causal and tile.side == "mixed":
-    visible.append(tile.distances <= 0)
+    parts.append(tile.distances <= 0)
   if "key_mask" in operands:
-    visible.append((operands["key_mask"][tile.keys] != 0)[None])
+    parts.append((operands["key_mask"][tile.keys] != 0)[None])
   if "query_segments" in operands:
-    of_queries, of_keys = operands["query_segments"], operands["key_segments"]
-    visible.append(of_queries[tile.queries][:, None] == of_keys[tile.keys][None])
-  for mask in visible:
+    query_segments = operands["query_segments"][tile.queries]
+    key_segments = operands["key_segments"][tile.keys]
+    parts.append(query_segments[:, None] == key_segments[None])
+  for mask in parts:
     logits = jnp.where(mask, logits, masks.LOWEST)
   return logits
 
 
 def _terms(plan: KernelPlan, reference: Any, tile: _Tile) -> Array:
-  """Reads each pair's entry of [T, R]; off the band it is one number per query."""
+  """Reads the entry of each pair from [T, R]; off the band, one entry per query."""
   if tile.side == "mixed":
     rows, columns = _indices(plan, tile)
     return plgpu.load(
@@ -366,16 +369,16 @@ def _terms(plan: KernelPlan, reference: Any, tile: _Tile) -> Array:
 
 
 def _scatter(plan: KernelPlan, reference: Any, tile: _Tile, x: Array) -> None:
-  """Writes the pairs on the band to their entries of [T, R]."""
+  """Writes x of the pairs on the band to their entries of [T, R]."""
   if tile.side == "mixed":
     on_band = (tile.distances > plan.low) & (tile.distances < plan.high)
     plgpu.store(reference.at[_indices(plan, tile)], x, mask=on_band)
 
 
-def _add_beside(
+def _add_sides(
   plan: KernelPlan, tile: _Tile, sides: tuple, x: Array
 ) -> tuple[Array, Array]:
-  """Adds a tile to the sums left and right of the band."""
+  """Adds the sums of x left and right of the band to the sums of earlier tiles."""
   left, right = sides
   if tile.side == "mixed":
     left += jnp.where(tile.distances <= plan.low, x, 0).sum(1)
@@ -394,7 +397,6 @@ def _indices(
 
 
 def _dot(x: Array, y: Array, axis_x: int, axis_y: int) -> Array:
-  """Computes the product over one axis of each, accumulated in float32 or wider."""
-  wide = jnp.promote_types(x.dtype, jnp.float32)
+  """Computes the product over one axis of each, in the accumulation dtype."""
   axes = (((axis_x,), (axis_y,)), ((), ()))
-  return lax.dot_general(x, y, axes, preferred_element_type=wide)
+  return lax.dot_general(x, y, axes, preferred_element_type=accumulation_dtype(x.dtype))

@@ -1,10 +1,12 @@
-"""Attention over a mesh: explicit, automatic and manual axes.
+"""Sharding of attention over a mesh, with explicit, automatic or manual axes.
 
-XLA partitions the batch and the heads itself. Along a sequence each device computes its
-own queries, in `jax.shard_map`, with all keys of the sequence, unless `mesh_axes` shards
-these, too (ring.py). A kernel runs on each device's own sequences and heads. For both
-the mesh must be in context (`jax.set_mesh`), with the explicit sharding of the query or
-names of the mesh's automatic axes: see `mesh_axes`.
+XLA partitions the batch and the heads by itself. If a sequence is sharded, each device
+computes its own queries in `jax.shard_map`, with all keys of the sequence. If
+`mesh_axes` shards the keys, too, they go around a ring (ring.py). A kernel runs on each
+device with its own sequences and heads.
+
+Sharded sequences and kernels need the mesh in context (`jax.set_mesh`). They also need
+a query with explicit sharding, or automatic axes with names that `mesh_axes` knows.
 """
 
 import itertools
@@ -18,15 +20,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from relpos_jax.typing import Array, ArrayLike
 
-# The mesh axes that usually shard an axis: B batch, N heads, T queries.
-_USUAL = dict(
+# Usual names of the mesh axes that shard the axes B batch, N heads and T queries.
+_USUAL_NAMES = dict(
   B=("data", "fsdp", "dp", "batch", "replica"),
   N=("tensor", "model", "tp", "heads"),
   T=("sequence", "seq", "sp", "context"),
 )
-_GIVEN = jax.make_user_context(None)
+_NAMED = jax.make_user_context(None)
 
-# The mesh axes that shard the axis of a letter, as a static value.
+# Pairs of an axis' letter and the mesh axes that shard it. A tuple, since it is static.
 Shards = tuple[tuple[str, tuple[str, ...]], ...]
 
 
@@ -36,54 +38,54 @@ def mesh_axes(
   queries: str | tuple[str, ...] | None = None,
   keys: str | tuple[str, ...] | None = None,
 ):
-  """Returns a context in which attention is sharded over these axes of the mesh in
-  context.
+  """Names the mesh axes that shard attention, within a `with` statement.
 
-  Without it, automatic axes of a mesh in context are known by the usual names. The batch
-  and the heads need no names, but for kernels. The layers of `relpos_jax.models` shard
-  their activations over the same axes.
+  It is for meshes with automatic axes. Without it, attention looks for the usual names
+  below. XLA shards the batch and the heads without names, except in kernels. The layers
+  of `relpos_jax.models` shard their activations over the same axes.
 
   Args:
-    batch: axes that shard the batch, () for none; None for those of "data", "fsdp",
-      "dp", "batch" and "replica" that the mesh has.
-    heads: axes that shard the heads; None for "tensor", "model", "tp" and "heads".
-    queries: axes that shard the queries; None for "sequence", "seq", "sp" and
+    batch: axes that shard the batch, () for none. None looks for "data", "fsdp", "dp",
+      "batch" and "replica".
+    heads: axes that shard the heads. None looks for "tensor", "model", "tp" and
+      "heads".
+    queries: axes that shard the queries. None looks for "sequence", "seq", "sp" and
       "context".
-    keys: the axes of queries again, so that keys are sharded, too, and go round the
-      devices (ring.py) instead of being gathered; None otherwise. The mesh must be in
-      context.
+    keys: None, or the same axes as queries. Then the keys are sharded, too, and go
+      around a ring of devices instead of being gathered.
 
-  A name that the mesh in context lacks raises ValueError when attention is called.
+  The mesh must be in context when attention is called. A name that it lacks raises
+  ValueError then.
 
   >>> with mesh_axes(batch=("replicas", "zero"), heads="megatron"):
   ...   pass
   """
-  if keys is not None and (queries is None or _tuple(keys) != _tuple(queries)):
+  if keys is not None and (queries is None or _as_tuple(keys) != _as_tuple(queries)):
     raise ValueError(f"keys is {keys!r}; want None or the axes of queries, {queries!r}")
-  given = dict(B=batch, N=heads, T=queries, S=keys)
-  return _GIVEN(
-    tuple((x, _tuple(names)) for x, names in given.items() if names is not None)
+  named = dict(B=batch, N=heads, T=queries, S=keys)
+  return _NAMED(
+    tuple((x, _as_tuple(names)) for x, names in named.items() if names is not None)
   )
 
 
 def axes_in_context() -> dict[str, tuple[str, ...]]:
-  """Returns the automatic axes of the mesh in context, by the letter of what they shard."""
+  """Returns the automatic mesh axes that shard B, N, T and S, by letter."""
   mesh = jax.sharding.get_abstract_mesh()
   free = [name for name in mesh.auto_axes if mesh.shape[name] > 1]
-  given = dict(_GIVEN.value or ())
-  missing = {*itertools.chain(*given.values())}.difference(mesh.axis_names)
+  named = dict(_NAMED.value or ())
+  missing = {*itertools.chain(*named.values())}.difference(mesh.axis_names)
   if missing and mesh.axis_names:
     raise ValueError(
       f"mesh_axes has {sorted(missing)}; the mesh in context {mesh.axis_names}"
     )
-  known = _USUAL | given
+  known = _USUAL_NAMES | named
   return {
     letter: tuple(x for x in names if x in free) for letter, names in known.items()
   }
 
 
 def axes_of_keys() -> tuple[tuple[str, ...], int]:
-  """Returns the axes of the mesh in context that shard keys, by `mesh_axes`, and their devices."""
+  """Returns the mesh axes that shard keys by `mesh_axes`, and the number of devices."""
   mesh, names = jax.sharding.get_abstract_mesh(), axes_in_context().get("S", ())
   return names, math.prod(mesh.shape[name] for name in names)
 
@@ -91,10 +93,10 @@ def axes_of_keys() -> tuple[tuple[str, ...], int]:
 def target_device() -> jax.Device | jax.sharding.AbstractDevice:
   """Returns a device of the mesh in context, or JAX's default device.
 
-  A mesh in context may have devices of this machine (`jax.set_mesh`) or described ones
-  (`jax.experimental.topologies`); code traced in it is compiled for them.
+  A mesh in context (`jax.set_mesh`) has devices of this machine, or descriptions of
+  devices (`jax.experimental.topologies`). Code traced in it is compiled for them.
   """
-  default = jax.config.jax_default_device  # maybe None, or the name of a platform
+  default = jax.config.jax_default_device  # a device, None, or the name of a platform
   device = jax.sharding.get_abstract_mesh().abstract_device or default
   return jax.devices(device)[0] if device is None or isinstance(device, str) else device
 
@@ -106,19 +108,19 @@ def target_platform() -> str:
 
 
 def num_target_devices() -> int:
-  """Returns the number of devices of the mesh in context; without one, of all that JAX has."""
+  """Returns the number of devices of the mesh in context, or of all devices."""
   mesh = jax.sharding.get_abstract_mesh()
   return jax.device_count() if mesh.empty else mesh.size
 
 
 def explicit_axes(query: ArrayLike) -> Shards:
-  """Returns the explicit mesh axes that shard the query, [B, T, N, H] or [T, N, H], by letter."""
+  """Returns the explicit mesh axes that shard the query, by letter."""
   sharding = jax.typeof(query).sharding
   if not sharding.mesh.explicit_axes:
     return ()
   letters = "BTNH"[-jnp.ndim(query) :]
   return tuple(
-    (x, _tuple(names)) for x, names in zip(letters, sharding.spec, strict=True)
+    (x, _as_tuple(names)) for x, names in zip(letters, sharding.spec, strict=True)
   )
 
 
@@ -128,11 +130,13 @@ def with_automatic_axes(
   *arguments: Any,
   result: str | tuple[str, ...] = "BTNH",
 ) -> Any:
-  """Returns `attend(*arguments)`, run with automatic axes if arrays have explicit ones.
+  """Calls `attend(*arguments)`, with explicit mesh axes made automatic.
 
-  The axes of the results, of letters `result`, are sharded as those of the query.
+  `result` has the letters of each result's axes. They are sharded as in the query.
   """
-  automatic, arrays = of_arrays(attend, arguments, lambda x: isinstance(x, jax.Array))
+  automatic, arrays = split_arrays(
+    attend, arguments, lambda x: isinstance(x, jax.Array)
+  )
   meshes = (jax.typeof(x).sharding.mesh for x in arrays.values())
   mesh = next((mesh for mesh in meshes if mesh.explicit_axes), None)
   if mesh is None:
@@ -152,10 +156,13 @@ def with_automatic_axes(
   )
 
 
-def of_arrays(
+def split_arrays(
   function: Callable, arguments: tuple, is_array: Callable[[Any], bool]
 ) -> tuple[Callable, dict[int, Any]]:
-  """Returns a function of the arrays among its arguments alone, and these, by index."""
+  """Splits arguments into arrays and the rest.
+
+  Returns a function of the arrays alone, and the arrays by index.
+  """
   leaves, structure = jax.tree.flatten(arguments)
 
   def call(arrays):
@@ -173,22 +180,19 @@ def axes_of_tokens(explicit: Shards) -> tuple[str, ...]:
 def axes_of_heads(
   explicit: Shards, shape: tuple[int, ...]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-  """Returns the mesh axes that shard the batch and the heads evenly.
-
-  The shape is that of the keys, [B, S, K, ...].
-  """
+  """Returns the mesh axes that divide the batch and the heads of keys, [B, S, K, H]."""
   batch, _, key_heads, *_ = shape
   mesh, axes = jax.sharding.get_abstract_mesh(), dict(explicit) or axes_in_context()
-  found = []
+  axes_by_letter = []
   for letter, size in (("B", batch), ("N", key_heads)):
     names = axes.get(letter, ())
     num_devices = math.prod(mesh.shape[name] for name in names)
-    found.append(names if size % num_devices == 0 else ())
-  return tuple(found)
+    axes_by_letter.append(names if size % num_devices == 0 else ())
+  return tuple(axes_by_letter)
 
 
 def is_one_device() -> bool:
-  """Returns whether the program in hand runs on one device, or on one device's shards."""
+  """Returns whether traced code runs on one device, or on the shards of one device."""
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
     return num_target_devices() == 1
@@ -197,7 +201,7 @@ def is_one_device() -> bool:
 
 
 def align_manual_axes(x: Any) -> Any:
-  """Makes all arrays of a tree vary over the same manual axes of `jax.shard_map`."""
+  """Casts all arrays of a tree to vary over the same manual axes of `jax.shard_map`."""
   varying = frozenset().union(*(_varying(leaf) for leaf in jax.tree.leaves(x)))
 
   def cast(leaf):
@@ -210,12 +214,12 @@ def align_manual_axes(x: Any) -> Any:
 
 
 def zeros(shape: Sequence[int], like: Array) -> Array:
-  """Returns zeros of the dtype of `like` that vary over the same manual axes."""
+  """Returns zeros with the dtype and the varying manual axes of `like`."""
   return align_manual_axes((jnp.zeros(shape, like.dtype), like))[0]
 
 
 def shapes_like(like: Array, shapes: Any) -> Any:
-  """Returns shapes of arrays that vary over the same manual axes as `like`."""
+  """Returns shapes with the varying manual axes of `like`."""
   kind = jax.typeof(like).manual_axis_type
   return jax.tree.map(lambda shape: shape.update(manual_axis_type=kind), shapes)
 
@@ -224,28 +228,26 @@ def _varying(x: Any) -> frozenset[str]:
   return jax.typeof(x).manual_axis_type.varying
 
 
-def _tuple(names: str | tuple[str, ...] | None) -> tuple[str, ...]:
+def _as_tuple(names: str | tuple[str, ...] | None) -> tuple[str, ...]:
   return (names,) if isinstance(names, str) else tuple(names or ())
 
 
 def on_shards(
   function: Callable, axes: Sequence[tuple[str, ...]], in_specs: Any, out_specs: Any
 ) -> Callable:
-  """Returns a function that each device along these mesh axes calls with its shards.
+  """Maps a function over the shards of its arguments along these mesh axes.
 
-  Arrays that the devices share are cast to varying ones first: the transpose of the cast
-  sums their gradients.
+  Arrays that all devices share are cast to varying ones first. The transpose of this
+  cast sums their gradients over devices.
   """
   names = {*itertools.chain(*axes)}
   if not names:
     return function
 
-  def of_shards(*arrays):
+  def call(*arrays):
     return function(*align_manual_axes(arrays))
 
-  return jax.shard_map(
-    of_shards, in_specs=in_specs, out_specs=out_specs, axis_names=names
-  )
+  return jax.shard_map(call, in_specs=in_specs, out_specs=out_specs, axis_names=names)
 
 
 FIRST_DERIVATIVES_ONLY = (
@@ -255,9 +257,9 @@ FIRST_DERIVATIVES_ONLY = (
 
 
 def first_derivatives_only(function: Callable) -> Callable:
-  """Returns the function, which names the remedy when it is differentiated.
+  """Makes a function raise `FIRST_DERIVATIVES_ONLY` when it is differentiated.
 
-  It is for what a `jax.custom_vjp` calls: only a second derivative comes here.
+  The backward pass of a `jax.custom_vjp` calls it. So only a second derivative raises.
   """
   function = jax.custom_jvp(function)
 

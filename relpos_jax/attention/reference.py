@@ -1,9 +1,10 @@
-"""Attention with its [B, N, T, S] weights in memory, and three ways to add relations.
+"""Attention with all weights [B, N, T, S] in memory, in three implementations.
 
 `attention` is Shaw et al. 2018, equations 3 and 4, on gathered [T, S, H] vectors: slow
-and simple, for tests to compare with. `per_position` is section 3.3. `projected` has
-the terms that relations compute themselves, without [T, S, H] vectors. All differ in
-two functions, as skew.py does: a relation's terms of the logits and of the output.
+and simple, for tests to compare with. `per_position` is section 3.3. `projected`
+multiplies queries by the tables first and needs no [T, S, H] vectors. They differ only
+in how a relation computes its terms of the logits and of the output. skew.py passes
+`attention` two functions of its own.
 """
 
 import functools
@@ -19,8 +20,8 @@ from relpos_jax.attention.partitioned import target_platform
 from relpos_jax.attention.relation import Relation, VectorRelation
 from relpos_jax.typing import Array, Float
 
-# A relation's term of the logits, before the scale, and its term of the output from the
-# weights; None if it has none.
+# They compute a relation's term of the logits, before the scale, and its term of the
+# output from the weights. None means that the relation has no such term.
 Logits = Callable[[Inputs, Relation], Array | None]
 Values = Callable[[Inputs, Relation, Array], Array | None]
 
@@ -40,9 +41,7 @@ def attention(
   logits_of: Logits = gathered_logits,
   values_of: Values = gathered_values,
 ) -> Array | tuple[Array, Array]:
-  """Computes z_i = sum_j p_ij (v_j + aV_ij), with dropout of the p_ij, and any
-  residual.
-  """
+  """Computes z_i = sum_j p_ij (v_j + aV_ij), and the residual if asked for it."""
   weights, residual = attention_weights(inputs, logits_of)
   output = _weighted_sum(inputs, weights, values_of)
   return output if residual is None else (output, residual)
@@ -51,12 +50,12 @@ def attention(
 def _weighted_sum(
   inputs: Inputs, weights: Array, values_of: Values
 ) -> Float[Array, "B T N V"]:
-  """Computes the output from the weights [B, N, T, S], some of which are dropped."""
+  """Computes the output from the weights [B, N, T, S], with dropout."""
   if inputs.dropout_seeds is not None:
     _, _, rows, columns = jnp.ogrid[:1, :1, : weights.shape[2], : weights.shape[3]]
     seeds = inputs.dropout_seeds[..., None, None]
-    kept = dropout.keep(seeds, rows, columns, inputs.dropout_rate)
-    weights = jnp.where(kept, weights / (1 - inputs.dropout_rate), 0)
+    is_kept = dropout.keep(seeds, rows, columns, inputs.dropout_rate)
+    weights = jnp.where(is_kept, weights / (1 - inputs.dropout_rate), 0)
   batch, _, num_queries, num_keys = weights.shape
   weights_BKGTS = weights.reshape(batch, inputs.key.shape[2], -1, num_queries, num_keys)
   weights_BKGTS = weights_BKGTS.astype(inputs.value.dtype)
@@ -75,12 +74,17 @@ def _weighted_sum(
 def attention_weights(inputs: Inputs, logits_of: Logits) -> tuple[Array, Array | None]:
   """Computes p_ij = softmax_j(logits), [B, N, T, S]; zero for a fully masked query.
 
-  Also returns the residual [B, T, N] if the call asks for it: the logarithm of a
-  query's sum of exp(logit), sinks included, -inf without a key.
+  If the call asks for it, also returns the residual [B, T, N]: the log-sum-exp of the
+  logits, sinks included, or -inf for a fully masked query.
   """
   logits = _masked_logits(inputs, logits_of)
+  if inputs.silu_divisor is not None:
+    # SiLU of 0 is 0: a bias of -inf is masked, too, and makes no NaN.
+    logits = jnp.where(logits <= masks.LOWEST / 2, 0, logits)
+    divisor = jnp.asarray(inputs.silu_divisor, logits.dtype)
+    return jax.nn.silu(logits) / divisor, None
   highest = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
-  # A query whose logits are all -inf is no NaN.
+  # Prevents NaN if all logits of a query are -inf.
   maximum = jnp.maximum(highest, masks.LOWEST)
   sinks = None
   if inputs.sinks is not None:
@@ -93,7 +97,8 @@ def attention_weights(inputs: Inputs, logits_of: Logits) -> tuple[Array, Array |
   total = jnp.where(highest <= masks.LOWEST / 2, jnp.inf, total)
   weights, residual = powers / total, None
   if inputs.return_residual:
-    # Separately: in a logsumexp float32 would lose the total beside a large maximum.
+    # The two are added only here: in the weights, float32 would lose log(total) next to
+    # a large maximum.
     residual = jnp.where(jnp.isinf(total), -jnp.inf, maximum + jnp.log(total))
     residual = residual[..., 0].swapaxes(1, 2)
   return weights, residual
@@ -102,8 +107,7 @@ def attention_weights(inputs: Inputs, logits_of: Logits) -> tuple[Array, Array |
 def _masked_logits(inputs: Inputs, logits_of: Logits) -> Float[Array, "B N T S"]:
   """Computes scale * q_i . (k_j + aK_ij) + bias_ij in the accumulation dtype.
 
-  Relations add their terms before the scale or after it. Masked logits are `LOWEST`;
-  numbers of -inf stay.
+  Relations add their terms before or after the scale. Masked logits are `LOWEST`.
   """
   batch, num_queries, heads, width = inputs.query.shape
   query_BTKGH = inputs.query.reshape(batch, num_queries, inputs.key.shape[2], -1, width)
@@ -130,10 +134,10 @@ def _masked_logits(inputs: Inputs, logits_of: Logits) -> Float[Array, "B N T S"]
 
 
 def has_few_queries(inputs: Inputs) -> bool:
-  """Returns whether, on a CPU, at most 8 queries share a key head, as in decoding.
+  """Returns whether at most 8 queries use each key head, on a CPU, as in decoding.
 
-  Then products have the keys or the values first: XLA's CPU compiler would transpose
-  them where they are second.
+  Then the keys or values must be the first operand of a product. As second operand,
+  XLA's CPU compiler would transpose them.
   """
   group = inputs.query.shape[2] // inputs.key.shape[2]
   is_known = target_platform() == "cpu" and not is_symbolic(inputs.query)
@@ -141,28 +145,28 @@ def has_few_queries(inputs: Inputs) -> bool:
 
 
 def projected_logits(inputs: Inputs, relation: Relation) -> Array | None:
-  """Computes a relation's term of the logits by projection on its R rows."""
+  """Computes a relation's term of the logits: project on its table, then look up."""
   return relation.logits(inputs.queries, inputs.keys)
 
 
 def projected_values(
   inputs: Inputs, relation: Relation, weights: Array
 ) -> Array | None:
-  """Computes a relation's term of the output by projection on its R rows."""
+  """Computes a relation's term of the output: sum weights by row, then project."""
   return relation.values(weights, inputs.queries, inputs.keys)
 
 
 def projected(inputs: Inputs) -> Array | tuple[Array, Array]:
-  """Computes attention with two projections on the table rows, and lookups by label."""
+  """Computes attention with projections on the tables, and lookups by label."""
   return attention(inputs, projected_logits, projected_values)
 
 
 def per_position(inputs: Inputs) -> Array | tuple[Array, Array]:
-  """Computes attention with T batched products in each relative term.
+  """Computes each relative term by T batched products, one per query position.
 
-  Batch elements and heads share the vectors [S, H] of query position i, so a relative
+  All sequences and heads share the vectors [S, H] of query position i. So a relative
   term is T products of (B N, H) with (H, S). Shaw et al. 2018, section 3.3. Relations
-  without vectors are added as in `attention`.
+  without vectors are computed as in `attention`.
   """
   return attention(inputs, _logits_by_position, _values_by_position)
 
@@ -193,9 +197,8 @@ def _values_by_position(
 
 def _by_position(subscripts: str, x: Array, a_BTSNH: Array) -> Array:
   """Computes a product for each of the T queries, the first axis of x."""
-  # Keeps a transpose out of the adjacent product. XLA's CPU compiler would fuse the two
-  # into one with strided memory access; with the barrier, forward and backward are a
-  # sixth faster.
-  apart = jax.lax.optimization_barrier
+  # XLA's CPU compiler would fuse a transpose with the product next to it, which then
+  # reads memory with strides. With the barrier, forward and backward take a sixth less.
+  barrier = jax.lax.optimization_barrier
   products = jax.vmap(functools.partial(product, subscripts))
-  return apart(products(apart(x), a_BTSNH.swapaxes(0, 1)))
+  return barrier(products(barrier(x), a_BTSNH.swapaxes(0, 1)))

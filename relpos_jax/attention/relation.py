@@ -1,8 +1,8 @@
-"""What every relation between query i and key j knows about itself.
+"""The base classes of relations between query i and key j.
 
-The operator and its implementations ask a relation and never look at its kind: its
-check of its arrays, its slice for a block of queries, its terms of the logits and of
-the output. To add one, see docs/development.md.
+A relation checks its arrays, slices them for a block of queries, and computes its terms
+of the logits and of the output. The operator and its implementations call these
+methods. To add a relation, see docs/development.md.
 """
 
 import dataclasses
@@ -23,21 +23,21 @@ from relpos_jax.typing import Array, ArrayLike, Float, Int
 
 
 class Tokens(NamedTuple):
-  """Queries or keys, and their positions."""
+  """Holds queries or keys, and their positions."""
 
   vectors: Float[Array, "B T N H"]
   positions: Int[Array, "#B T"]
 
 
 class Sizes(NamedTuple):
-  """The sizes and the dtype of a call, against which relations check their arrays."""
+  """Holds the sizes and the dtype of a call, for relations to check their arrays."""
 
   batch: tuple[int, ...]
   queries: int
   keys: int
   heads: int
   width: int
-  value_width: int | None  # None for any
+  value_width: int | None  # None allows any width
   dtype: np.dtype
 
   @property
@@ -46,48 +46,48 @@ class Sizes(NamedTuple):
 
 
 class Relation:
-  """A term of the logits, a term of the output, or both: the defaults are none.
+  """Adds a term to the logits, a term to the output, or both; by default, nothing.
 
-  A subclass is a frozen dataclass, registered as a pytree. Its fields are as users give
-  them until `checked` returns it anew; all other methods are called on its result.
+  A subclass is a frozen dataclass, registered as a pytree. Users make it with unchecked
+  fields. The operator calls `checked` first, and all other methods on its result.
   """
 
   is_scaled: ClassVar[bool] = False  # whether the scale multiplies the logits
 
   def checked(self, name: str, sizes: Sizes) -> "Relation":
-    """Returns the relation with its arrays checked, with one batch axis.
+    """Returns the relation with checked arrays, which have one batch axis.
 
-    Trained arrays are in the accumulation dtype, so that sums in their gradients are
-    rounded once.
+    Trained arrays are cast to the accumulation dtype, so that their gradients are
+    summed in it and rounded once.
     """
     return self
 
   def as_program(self, position_dtype: DTypeLike) -> "Relation":
-    """Returns the relation with static fields that JAX's caches can compare."""
+    """Returns the relation with static fields that compare equal from call to call."""
     return self
 
   def with_keys(self, queries: Tokens, keys: Tokens) -> "Relation":
-    """Returns the relation with what blocks of queries share computed once."""
+    """Returns the relation after computing what all blocks of queries share."""
     return self
 
   def block(self, start: Int[Array, ""], size: int) -> "Relation":
-    """Returns its slice for a block of queries."""
+    """Slices the relation for a block of queries."""
     return self
 
   def logits(self, queries: Tokens, keys: Tokens) -> Float[Array, "#B #N T S"] | None:
-    """Computes its term of the logits, before the scale; None if it has none."""
+    """Computes the term of the logits, before the scale; None without a term."""
     return None
 
   def values(
     self, weights: Float[Array, "B N T S"], queries: Tokens, keys: Tokens
   ) -> Float[Array, "B T N V"] | None:
-    """Computes its term of the output from the weights; None if it has none."""
+    """Computes the term of the output from the weights; None without a term."""
     return None
 
   def gathered_logits(
     self, queries: Tokens, keys: Tokens
   ) -> Float[Array, "#B #N T S"] | None:
-    """Computes `logits` by the definition, if necessary from a vector for each pair."""
+    """Computes `logits` by the definition, with a vector for each pair if needed."""
     return self.logits(queries, keys)
 
   def gathered_values(
@@ -108,10 +108,11 @@ def distances(
 
 
 class TableRelation(Relation):
-  """A relation that multiplies vectors by the table rows of the pairs.
+  """Looks up a table row for each pair of query and key.
 
-  Or adds the rows themselves, if they are numbers. After `checked` a table of vectors
-  is [R, 1 or N, H], and one of numbers [R, 1 or N].
+  If rows are vectors, it multiplies the query or the key by them. If rows are numbers,
+  it adds them. After `checked`, the shape is [R, 1 or N, H] for vectors and [R, 1 or N]
+  for numbers.
   """
 
   is_by_key: ClassVar[bool] = False  # whether rows multiply keys instead of queries
@@ -121,32 +122,34 @@ class TableRelation(Relation):
     return len(self.table)
 
   def rows(self, queries: Tokens, keys: Tokens) -> Int[Array, "#B T S"]:
-    """Returns the table row of every pair; -1 is no relation, the zero vector."""
+    """Returns the index of each pair's table row; -1 stands for the zero vector."""
     raise NotImplementedError
 
   def content(
     self, queries: Tokens, keys: Tokens
   ) -> tuple[Float[Array, "B T N H"] | None, Float[Array, "R #N *H"] | None]:
-    """Returns the vectors that table rows multiply, None for numbers, and the table.
+    """Returns the vectors to multiply by table rows, and the table.
 
-    The table is None if the relation has no term of the logits.
+    The vectors are None if rows are numbers. The table is None if the relation has no
+    term of the logits.
     """
     return None, self.table
 
   def project(self, queries: Tokens, keys: Tokens) -> Float[Array, "#B #N #T R"] | None:
-    """Computes the logits of each query, or of each key if `is_by_key`, by row."""
+    """Computes the logit for every row, per query, or per key if `is_by_key`."""
     vectors, table = self.content(queries, keys)
     if table is None:
       return None
     if vectors is None:
-      finite = jnp.maximum(table, masks.LOWEST)  # `multiply` would make NaN of -inf
+      # Products with one-hot labels in `lookup` would make NaN of -inf.
+      finite = jnp.maximum(table, masks.LOWEST)
       return finite.T[None, :, None]
     return lookup.product("BTNH,RNH->BNTR", vectors, table)
 
   def look_up(
     self, numbers: Float[Array, "#B #N _ R"], queries: Tokens, keys: Tokens
   ) -> Float[Array, "#B #N T S"]:
-    """Returns the number of each pair from numbers by row, those of `project`."""
+    """Looks up the logit of each pair among the logits by row, from `project`."""
     labels = self.rows(queries, keys)
     if self.is_by_key:
       return lookup.look_up(numbers, labels.swapaxes(1, 2)).swapaxes(2, 3)
@@ -158,14 +161,14 @@ class TableRelation(Relation):
   def sum_by_row(
     self, weights: Float[Array, "B N T S"], queries: Tokens, keys: Tokens
   ) -> Float[Array, "B N T R"]:
-    """Sums the weights of each query by row, the transpose of `look_up`."""
+    """Sums the weights of each query by row: the transpose of `look_up`."""
     return lookup.sum_by_label(weights, self.rows(queries, keys), self.num_rows)
 
   def gather(
     self, table: Float[Array, "R #N *H"], queries: Tokens, keys: Tokens
   ) -> Float[Array, "#B T S #N *H"]:
-    """Returns a_ij, the table row of every pair."""
-    return lookup.rows_of(table, self.rows(queries, keys))
+    """Gathers a_ij, the table row of every pair."""
+    return lookup.take_rows(table, self.rows(queries, keys))
 
   def logits(self, queries: Tokens, keys: Tokens) -> Float[Array, "#B #N T S"] | None:
     numbers = self.project(queries, keys)
@@ -180,12 +183,12 @@ class TableRelation(Relation):
     a_BTSN = self.gather(table, queries, keys)
     if vectors is None:
       return jnp.moveaxis(a_BTSN, -1, 1)
-    of_token = "BSNH" if self.is_by_key else "BTNH"
-    return lookup.product(f"{of_token},BTSNH->BNTS", vectors, a_BTSN)
+    axes = "BSNH" if self.is_by_key else "BTNH"
+    return lookup.product(f"{axes},BTSNH->BNTS", vectors, a_BTSN)
 
 
 class VectorRelation(TableRelation):
-  """A relation with tables of vectors aK for keys, aV for values, or both."""
+  """Adds vectors aK to keys, aV to values, or both, from tables."""
 
   is_scaled = True
 
@@ -215,7 +218,7 @@ class VectorRelation(TableRelation):
     return lookup.product("BNTS,BTSNH->BTNH", weights, a_BTSNH)
 
   def with_checked_tables(self, name: str, sizes: Sizes):
-    """Returns the relation with its tables checked and in one layout."""
+    """Returns the relation with checked tables in one layout."""
     if self.key is None and self.value is None:
       raise ValueError(f"{name} has neither a key nor a value table; want one or both")
     key, value = self.key, self.value
@@ -236,7 +239,7 @@ class VectorRelation(TableRelation):
 def check_table(
   name: str, table: ArrayLike | None, sizes: Sizes, *row: int
 ) -> Float[Array, "R #N *row"]:
-  """Returns a checked table, one for all heads or one per head."""
+  """Returns a checked table [R, 1 or N, *row], shared by the heads or one per head."""
   array = as_array(name, table)
   shapes = row, (sizes.heads, *row)
   has_rows = array.ndim > len(row) and len(array) > 0

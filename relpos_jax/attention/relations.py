@@ -1,4 +1,4 @@
-"""The relations between query i and key j: frozen pytrees, one file per family."""
+"""The relations between query i and key j, with one file per family."""
 
 from relpos_jax.attention.by_distance import (
   ByDistance,

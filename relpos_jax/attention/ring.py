@@ -1,14 +1,14 @@
-"""A ring of devices: each has a part of a sequence, and the keys go round.
+"""Ring attention: each device has a part of a sequence, and passes keys around.
 
-In every round a device adds the keys that it has to the sums of its queries, and passes
-them on to its neighbour (Liu et al. 2023, "Ring attention with blockwise transformers").
-So no device gathers them. The backward pass goes round again, and the gradients of the
-keys travel with them.
+In every round, a device adds its current keys to the sums of its queries, and passes
+the keys to its neighbour. So no device gathers all keys (Liu et al. 2023, "Ring
+attention with blockwise transformers"). The backward pass goes around again, and the
+gradients of the keys travel with the keys.
 
-Causal: a sequence has two chunks for each of n devices, and device i gets chunks 2i and
-2n - 1 - 2i, as in the "zigzag" of Zhu's ring-flash-attention, 2024. Then in every round
-all devices have about as many pairs that are not masked; tiles.py skips the tiles of the
-others. Parts stay as they are if their halves are no whole number of blocks or tiles.
+Causal attention would give the devices unequal work, since tiles.py skips masked tiles.
+So a sequence is cut into two chunks for each of n devices, and device i gets chunks 2i
+and 2n - 1 - 2i, as in the "zigzag" of Zhu's ring-flash-attention, 2024. If a chunk is
+not a whole number of blocks and tiles, the chunks stay in order.
 """
 
 import functools
@@ -23,11 +23,11 @@ from relpos_jax.attention.partitioned import axes_of_keys, zeros
 from relpos_jax.attention.tiles import Plan, Results, Sides, Sums
 from relpos_jax.typing import Array
 
-Names = tuple[str, ...]  # of the mesh axes that shard the keys
+Names = tuple[str, ...]  # the mesh axes that shard the keys
 
 
 def unsupported(inputs: Inputs) -> str | None:
-  """Returns why keys cannot go round the devices, or None if they can."""
+  """Returns the reason why the ring cannot run this call, or None if it can."""
   if reason := band.unsupported(inputs):
     return reason
   if inputs.bias is not None:
@@ -59,19 +59,19 @@ def _attend(
   block, more_queries = tiles.even_parts(num_queries // 2, plan.block)
   tile, more_keys = tiles.even_parts(num_keys // 2, plan.tile)
   has_halves = num_queries % 2 == num_keys % 2 == more_queries == more_keys == 0
-  around = functools.partial(_around, names)
+  attend_in_ring = functools.partial(_attend_in_ring, names)
   if not (is_causal and has_halves):
-    return tiles.attend(plan, floats, marks, around)
+    return tiles.attend(plan, floats, marks, attend_in_ring)
   plan = plan._replace(block=block, tile=tile)
-  floats, marks = _deal(names, (floats, marks))
-  return _deal(names, tiles.attend(plan, floats, marks, around))
+  floats, marks = _exchange_halves(names, (floats, marks))
+  return _exchange_halves(names, tiles.attend(plan, floats, marks, attend_in_ring))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _around(names: Names, plan: Plan, floats: Sides, marks: Sides) -> Results:
-  """Computes attention, round by round.
+def _attend_in_ring(names: Names, plan: Plan, floats: Sides, marks: Sides) -> Results:
+  """Computes attention round by round, with a derivative of its own.
 
-  JAX's derivative would keep the keys of all rounds.
+  JAX's derivative would keep the keys of all rounds in memory.
   """
   return _forward(names, plan, floats, marks)[0]
 
@@ -97,27 +97,28 @@ def _backward(
   d_results: Results,
 ) -> tuple[Sides, None]:
   floats, marks, sums = saved
-  cotangents = tiles.cotangents_of(sums, d_results)
+  cotangents = tiles.compute_cotangents(sums, d_results)
 
-  def widened(x: Array) -> Array:
+  def promote(x: Array) -> Array:
     return x.astype(floats.queries.vectors.dtype)
 
   def run_round(_, carry: tuple) -> tuple:
     (keys, key_marks), totals = carry
-    # Wide keys have wide gradients, which are rounded after the last round.
-    pair = _with_keys(floats, marks, (jax.tree.map(widened, keys), key_marks))
+    # Gradients of promoted keys are in the accumulation dtype: they are rounded once,
+    # after the last round.
+    pair = _with_keys(floats, marks, (jax.tree.map(promote, keys), key_marks))
     gradients = tiles.differentiate(plan, *pair, cotangents)
     queries, d_keys, _ = jax.tree.map(jnp.add, totals, gradients)
     keys, d_keys = _pass_on(names, ((keys, key_marks), d_keys))
     return keys, Sides(queries, d_keys, None)
 
-  empty = jax.tree.map(lambda x: zeros(x.shape, widened(x)), floats)
+  empty = jax.tree.map(lambda x: zeros(x.shape, promote(x)), floats)
   carry = (floats.keys, marks.keys), empty
   _, totals = jax.lax.fori_loop(0, jax.lax.axis_size(names), run_round, carry)
   return jax.tree.map(lambda x, total: total.astype(x.dtype), floats, totals), None
 
 
-_around.defvjp(_forward, _backward)
+_attend_in_ring.defvjp(_forward, _backward)
 
 
 def _merge(sums: Sums, part: Sums) -> Sums:
@@ -128,27 +129,27 @@ def _merge(sums: Sums, part: Sums) -> Sums:
 
 
 def _with_keys(floats: Sides, marks: Sides, keys: tuple) -> tuple[Sides, Sides]:
-  """Puts the keys that a device has, and their marks, in place of its own."""
+  """Replaces a device's own keys by the keys of this round."""
   return floats._replace(keys=keys[0]), marks._replace(keys=keys[1])
 
 
 def _pass_on(names: Names, tree: Any) -> Any:
   """Sends arrays to the next device."""
   size = jax.lax.axis_size(names)
-  ways = [(device, (device + 1) % size) for device in range(size)]
-  return jax.tree.map(lambda x: jax.lax.ppermute(x, names, ways), tree)
+  routes = [(device, (device + 1) % size) for device in range(size)]
+  return jax.tree.map(lambda x: jax.lax.ppermute(x, names, routes), tree)
 
 
-def _deal(names: Names, tree: Any) -> Any:
-  """Exchanges the later halves of device i and device n - 1 - i; its own inverse."""
+def _exchange_halves(names: Names, tree: Any) -> Any:
+  """Exchanges the second halves of devices i and n - 1 - i. It is its own inverse."""
   size = jax.lax.axis_size(names)
-  ways = [(device, size - 1 - device) for device in range(size)]
+  routes = [(device, size - 1 - device) for device in range(size)]
 
-  def dealt(x: Array) -> Array:
+  def exchange(x: Array) -> Array:
     if x.shape[1] == 1:
       return x
     earlier, later = jnp.split(x, 2, axis=1)
-    later = jax.lax.ppermute(later, names, ways)
+    later = jax.lax.ppermute(later, names, routes)
     return jnp.concatenate([earlier, later], axis=1)
 
-  return jax.tree.map(dealt, tree)
+  return jax.tree.map(exchange, tree)

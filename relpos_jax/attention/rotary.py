@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys turned by their positions, before attention."""
+"""Rotary positions: rotates queries and keys by their positions, before attention."""
 
 import jax.numpy as jnp
 
@@ -12,25 +12,22 @@ def rotate(
   base: float = 10_000.0,
   frequencies: ArrayLike | None = None,
 ) -> Float[Array, "*B T N H"]:
-  """Rotates queries or keys by their positions, so that products depend on distances
-  alone.
+  """Rotates queries or keys so that their products depend on distances alone.
 
       angle = position * base**(-2 d / H)
       x_d, x_(d + H/2) become
       x_d cos(angle) - x_(d + H/2) sin(angle), x_(d + H/2) cos(angle) + x_d sin(angle)
 
-  Su et al. 2021 (RoFormer), section 3.2.2, in the half-split layout of GPT-NeoX and
-  Gemma: d and d + H/2 are a pair. The paper pairs 2d and 2d + 1, as GPT-J does; weights
-  for that layout need their columns reordered. It is computed in float32, or in float64
-  for float64.
+  Su et al. 2021 (RoFormer), section 3.2.2. As in GPT-NeoX and Gemma, d and d + H/2 are
+  a pair. The paper and GPT-J pair 2d and 2d + 1: reorder the columns of their weights.
+  Computed in float32, or in float64 for float64 inputs.
 
   Args:
     x: queries or keys `[B, T, N, H]` or `[T, N, H]`; H is even.
     positions: integers or numbers `[B, T]`, or `[T]` for all of the batch.
     base: the wavelengths are 2 pi base**(2 d / H) positions.
-    frequencies: `[F]`, radians per position, instead of those of the base. The first 2
-      F elements of x are turned, with d and d + F a pair, and the others stay as they
-      are.
+    frequencies: `[F]`, radians per position, instead of a base. The first 2 F elements
+      of x are rotated, where d and d + F are a pair. The others do not change.
 
   Returns:
     An array of x's shape and dtype.
@@ -63,7 +60,7 @@ def rotate(
   cos, sin = jnp.cos(angles), jnp.sin(angles)
   num_pairs = len(frequencies)
   first, second, rest = jnp.split(x, [num_pairs, 2 * num_pairs], axis=-1)
-  turned_first = first * cos - second * sin
-  turned_second = second * cos + first * sin
-  turned = jnp.concatenate([turned_first, turned_second, rest], axis=-1)
-  return turned.astype(x.dtype)
+  rotated_first = first * cos - second * sin
+  rotated_second = second * cos + first * sin
+  rotated = jnp.concatenate([rotated_first, rotated_second, rest], axis=-1)
+  return rotated.astype(x.dtype)

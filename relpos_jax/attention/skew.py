@@ -1,8 +1,9 @@
-"""Huang et al.'s memory-efficient form: project on the table, then skew.
+"""Huang et al.'s memory-efficient attention: project on the table, then skew.
 
-Music Transformer, section 3.4.1, extended to later keys and, transposed, to values:
-copies of [B, N, T, T + S] instead of lookups, and no [T, S, H] tensor. All relations by
-distance are numbers by row for each query or, in `KeyBias`, for each key.
+Music Transformer, section 3.4.1. Here it also covers later keys. For the values, the
+transpose of a skew sums weights by table row. It copies [B, N, T, T + S] numbers
+instead of looking them up, and needs no [T, S, H] tensor. Relations by distance have a
+number per row for each query, or, in `KeyBias`, for each key.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ unsupported = band.unsupported
 
 
 def attention(inputs: Inputs) -> Array | tuple[Array, Array]:
-  """Computes attention with a skew in each relative term."""
+  """Computes attention, with relative terms by skewing."""
   return reference.attention(inputs, relative_logits, relative_values)
 
 
@@ -36,7 +37,7 @@ def relative_logits(
     return None
   num_queries, num_keys = inputs.query.shape[1], inputs.key.shape[1]
   if relation.is_by_key:
-    # The distance from a key to a query is i - j: queries and keys change places.
+    # Exchanges queries and keys: the distance from a key to a query is i - j.
     _, right = relation.reach
     mirrored = dataclasses.replace(relation, left=right)
     numbers = numbers[..., ::-1]
@@ -54,7 +55,7 @@ def relative_values(
   if not isinstance(relation, RelativePositions) or relation.value is None:
     return None
   if inputs.is_causal:
-    # There a skew has entries of other rows; the weights of a NaN row are NaN.
+    # In a row of NaN, masked weights are NaN, too. A skew moves them to other rows.
     mask = masks.causal(inputs.query_positions, inputs.key_positions)
     weights = jnp.where(mask, weights, 0)
   *rows, num_keys = weights.shape
@@ -68,12 +69,11 @@ def relative_values(
 
 
 def skew(x: Float[Array, "*B T C"], num_keys: int) -> Float[Array, "*B T {num_keys}"]:
-  """Moves column c of row t to column c - (T - 1) + t: columns are distances, then
-  keys.
+  """Shifts row t so that columns indexed by distance become columns indexed by key.
 
-  Column 0 is distance -(T - 1). If C is less than T + S - 1, the last entries of a row
-  come from other rows: mask them. Huang et al. 2018, section 3.4.1. Copies, no
-  arithmetic.
+  Column c of row t moves to column c - (T - 1) + t; column 0 is distance -(T - 1). If C
+  is less than T + S - 1, the last entries of a row come from other rows: mask them.
+  Huang et al. 2018, section 3.4.1. It copies, and computes nothing.
 
   >>> skew(jnp.arange(8.0).reshape(2, 4), 3)
   Array([[1., 2., 3.],
@@ -96,11 +96,11 @@ def _by_key(
   offset: int | Int[Array, "#B"],
   is_causal: bool = False,
 ) -> Float[Array, "#B #N T S"]:
-  """Returns numbers by key from numbers by table row.
+  """Returns numbers indexed by key from numbers indexed by table row.
 
-  Repeats or drops columns, so that there is one for every distance from -(T - 1) to S -
-  1, and skews. An offset is subtracted from both. With causality the last distance is
-  at most 0, if known. Beyond the table there are its end rows, or zeros.
+  First it repeats or drops columns, so that there is one for every distance from -(T -
+  1) - offset to S - 1 - offset. Beyond the table it repeats the end rows or inserts
+  zeros. Then it skews. With causality and an int as offset, distances end at 0.
   """
   num_queries = numbers.shape[2]
   if not isinstance(offset, int):
@@ -110,7 +110,7 @@ def _by_key(
     numbers = jnp.take_along_axis(numbers, index, axis=-1, mode="promise_in_bounds")
     return skew(jnp.where(rows >= 0, numbers, 0), num_keys)
   left, right = relation.reach
-  # Farther away all keys have the same row.
+  # Larger offsets give the same rows: all keys are beyond the table.
   offset = max(min(offset, num_keys + left), -num_queries - right)
   first, last = 1 - num_queries - offset, num_keys - 1 - offset
   if is_causal:
@@ -118,7 +118,7 @@ def _by_key(
   left_end, right_end = numbers[..., :1], numbers[..., -1:]
   if relation.beyond == "zero":
     left_end = right_end = jnp.zeros_like(left_end)
-  # Not jnp.pad: the transpose of an edge padding moves data between devices.
+  # The transpose of jnp.pad with mode="edge" would move data between devices.
   before = jnp.repeat(left_end, max(0, -left - first), axis=-1)
   after = jnp.repeat(right_end, max(0, last - right), axis=-1)
   columns = jnp.concatenate([before, numbers, after], axis=-1)

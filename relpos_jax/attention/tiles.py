@@ -1,14 +1,14 @@
-"""Attention by blocks of queries and tiles of their keys: never a [T, S] tensor.
+"""Attention by blocks of queries and tiles of keys, without a [T, S] tensor.
 
-Logits by row of the band (band.py) come in, and weights by row go out. The products with
-tables are outside, where JAX differentiates them. The derivative of a block is written
-by hand, since it computes the weights again.
+It takes logits by table row (band.py) and returns weights by table row. The products
+with tables are in the caller, where JAX differentiates them. The derivative of a block
+is written by hand, since it recomputes the weights.
 
-On one CPU a few heads of a sequence are computed at a time, so that a block stays in the
-cache. Elsewhere all heads and sequences are one product, which XLA partitions itself.
+On one CPU, a block has a few heads of one sequence, so that it stays in the cache. On
+other devices it has all heads and sequences, and XLA partitions the products.
 
-Weights are [S, T], queries last: sums over keys then vectorise on a CPU, and no product
-needs a transposed copy of them.
+Weights are [S, T], with queries last. So sums over keys vectorise on a CPU, and no
+product needs a transposed copy.
 """
 
 import functools
@@ -33,7 +33,7 @@ UNLIMITED = 2**31 - 1  # a distance that masks nothing
 
 
 class Queries(NamedTuple):
-  """Arrays of the queries that have gradients; axes of size 1 broadcast."""
+  """Holds the differentiable arrays of queries; axes of size 1 broadcast."""
 
   vectors: Float[Array, "B T N H"]  # multiplied by the scale
   rows: Float[Array, "#B #T #N R"] | None  # logits of queries by row of the band
@@ -41,7 +41,7 @@ class Queries(NamedTuple):
 
 
 class Keys(NamedTuple):
-  """Arrays of the keys that have gradients."""
+  """Holds the differentiable arrays of keys."""
 
   vectors: Float[Array, "B S K H"]
   values: Float[Array, "B S K V"]
@@ -49,23 +49,24 @@ class Keys(NamedTuple):
 
 
 class Marks(NamedTuple):
-  """Arrays of the queries, or of the keys, without gradients.
+  """Holds the other arrays of queries, or of keys: positions, segments, masks.
 
-  Positions are consecutive within a block, and within a tile.
+  Positions are consecutive within a block of queries and within a tile of keys.
   """
 
   positions: Int[Array, "#B T 1"]
   segments: Int[Array, "#B T 1"] | None
-  seeds: Int[Array, "B 1 N"] | None = None  # of dropout; the keys have none
-  valid: Bool[Array, "#B T #N"] | None = None  # the queries have none
+  seeds: Int[Array, "B 1 N"] | None = None  # for dropout; None for keys
+  valid: Bool[Array, "#B T #N"] | None = None  # False if masked; None for queries
 
 
 class Sides(NamedTuple):
-  """Arrays of the queries [B, T, N, ...], of the keys [B, S, N, ...], of pairs [A, N, T, S].
+  """Holds arrays of queries, of keys and of pairs.
 
-  An axis may have size 1, and broadcasts. Within this file two axes are in place of B
-  and A: each of A biases belongs to as many consecutive sequences. Parts of a block have
-  heads before tokens, but those of pairs are [T, N, S].
+  Queries are [B, T, N, ...], keys [B, S, N, ...], pairs [A, N, T, S]. Axes of size 1
+  broadcast. B / A consecutive sequences share each of A biases, so this file splits B
+  into two axes, [A, B / A], and A into [A, 1]. Slices of a block have heads before
+  tokens; slices of pairs are [T, N, S].
   """
 
   queries: Any
@@ -74,15 +75,15 @@ class Sides(NamedTuple):
 
 
 class Results(NamedTuple):
-  """The results of a call."""
+  """Holds the results of a call."""
 
   output: Float[Array, "B T N V"]
-  weights: Float[Array, "B T N R"]  # by row of the band; no rows if they are not wanted
+  weights: Float[Array, "B T N R"]  # by row of the band; R = 0 without a value table
   log_total: Float[Array, "B T N"]  # logsumexp of the logits, -inf if all are masked
 
 
 class Sums(NamedTuple):
-  """Sums over keys of exp(logit - maximum), and of what it multiplies."""
+  """Holds sums over keys of w = exp(logit - maximum) and of products with w."""
 
   maximum: Float[Array, "*B T"]
   total: Float[Array, "*B T"]
@@ -91,10 +92,10 @@ class Sums(NamedTuple):
 
 
 class Cotangents(NamedTuple):
-  """What makes the gradients of a query's logits.
+  """Holds, for each query, what the gradients of its logits need.
 
-  A weight is exp(logit - maximum) * inverse_total. These are two numbers: beside a large
-  maximum their logsumexp would lose the total.
+  A weight is exp(logit - maximum) * inverse_total. The two are not joined to one
+  log-sum-exp, since next to a large maximum float32 would lose the total.
   """
 
   maximum: Float[Array, "*B T"]
@@ -105,23 +106,23 @@ class Cotangents(NamedTuple):
 
 
 class Plan(NamedTuple):
-  """The static parameters of a call."""
+  """Holds the static parameters of a call."""
 
   block: int  # queries in a block
-  tile: int  # keys that it attends to at once
-  heads: int | None  # how many of a sequence at a time; None for all sequences at once
+  tile: int  # keys in a tile
+  heads: int | None  # heads in a block, of one sequence; None: all, of all sequences
   band: Band
-  has_values: bool  # whether weights by row are wanted
+  has_values: bool  # whether there is a value table, which needs weights by row
   soft_cap: float | None
-  reach: tuple[int, int]  # distances to the left and right beyond which keys are masked
+  reach: tuple[int, int]  # keys farther to the left or right are masked
   dropout_rate: float
-  precision: str | None  # of products, the default in force where the call was traced
+  precision: str | None  # JAX's matmul precision when the call was traced
 
 
 def attend(plan: Plan, floats: Sides, marks: Sides, attend_to=None) -> Results:
-  """Computes attention by `attend_to`, by default to the keys given.
+  """Pads to whole blocks and tiles, and computes attention by `attend_to`.
 
-  It pads queries and keys to blocks and tiles of even sizes.
+  By default `attend_to` attends to the given keys; ring.py passes its own.
   """
   floats, marks = align_manual_axes((floats, marks))
   batch, num_queries, _, _ = floats.queries.vectors.shape
@@ -132,13 +133,14 @@ def attend(plan: Plan, floats: Sides, marks: Sides, attend_to=None) -> Results:
     valid = masks.combine(jnp.ones((1, num_keys, 1), bool), marks.keys.valid)
     marks = marks._replace(keys=marks.keys._replace(valid=valid))
   num_biases = 1 if floats.pairs is None else len(floats.pairs)
-  # An axis of size 1 comes first: XLA would copy arrays to put it second.
+  # With a bias per sequence, the axis of size 1 is first: as second, XLA copies arrays.
   num_groups = num_biases if num_biases < batch else 1
 
-  def in_groups(x: Array) -> Array:
-    return x.reshape(min(len(x), num_groups), -1, *x.shape[1:])
+  def split_batch(x: Array) -> Array:
+    size = min(len(x), num_groups)
+    return x.reshape(size, len(x) // size, *x.shape[1:])
 
-  floats, marks = jax.tree.map(in_groups, (floats, marks))
+  floats, marks = jax.tree.map(split_batch, (floats, marks))
   floats = _pad(floats, more_queries, more_keys)
   marks = _pad(marks, more_queries, more_keys)
   plan = plan._replace(block=block, tile=tile)
@@ -149,23 +151,23 @@ def attend(plan: Plan, floats: Sides, marks: Sides, attend_to=None) -> Results:
 
 
 def default_block(pairs_of_a_query: int, most: int) -> int:
-  """Returns a number of queries with at most so many pairs, but at least 16 queries.
+  """Returns how many queries to put in a block: a power of two, at least 16.
 
-  It is a power of two.
+  Except with 16 queries, a block has at most `most` pairs.
   """
   number = max(16, most // pairs_of_a_query)
   return 1 << (number.bit_length() - 1)
 
 
 def even_parts(size: int, at_most: int) -> tuple[int, int]:
-  """Returns the size of even parts, and how many more elements they have in all."""
+  """Returns the size of equal parts, and how many elements of padding they need."""
   number = -(-size // at_most)
   part = -(-size // number)
   return part, number * part - size
 
 
 def _pad(sides: Sides, queries: int, keys: int) -> Sides:
-  """Appends zeros for queries and keys, but where an array broadcasts."""
+  """Appends zeros for more queries and keys, except to axes of size 1."""
   return Sides(
     _pad_axis(sides.queries, 2, queries),
     _pad_axis(sides.keys, 2, keys),
@@ -174,14 +176,14 @@ def _pad(sides: Sides, queries: int, keys: int) -> Sides:
 
 
 def _pad_axis(tree: Any, axis: int, number: int) -> Any:
-  def padded(x: Array) -> Array:
+  def pad(x: Array) -> Array:
     if x.shape[axis] == 1:
       return x
     widths = [(0, 0)] * x.ndim
     widths[axis] = 0, number
     return jnp.pad(x, widths)
 
-  return jax.tree.map(padded, tree) if number else tree
+  return jax.tree.map(pad, tree) if number else tree
 
 
 # The call and its derivative.
@@ -199,7 +201,7 @@ def _forward(plan: Plan, floats: Sides, marks: Sides) -> tuple[Results, tuple]:
 
 def _backward(plan: Plan, saved: tuple, d_results: Results) -> tuple[Sides, None]:
   floats, marks, sums = saved
-  cotangents = cotangents_of(sums, d_results)
+  cotangents = compute_cotangents(sums, d_results)
   return differentiate(plan, floats, marks, cotangents), None
 
 
@@ -207,15 +209,15 @@ _attend.defvjp(_forward, _backward)
 
 
 def normalize(sums: Sums) -> Results:
-  """Returns the results of sums over all keys."""
+  """Computes the results of a call from its sums over all keys."""
   inverse = _inverse_total(sums)
   weights = sums.weights * inverse[..., None]
   log_total = jnp.where(inverse > 0, sums.maximum + jnp.log(sums.total), -jnp.inf)
   return Results(sums.output * inverse[..., None], weights, log_total)
 
 
-def cotangents_of(sums: Sums, d_results: Results) -> Sides:
-  """Returns what the gradients of logits need of the queries."""
+def compute_cotangents(sums: Sums, d_results: Results) -> Sides:
+  """Computes the `Cotangents` of the queries, and returns them as `Sides`."""
   d_output, d_weights, d_log_total = d_results
   results = normalize(sums)
   delta = (results.output * d_output).sum(-1) - d_log_total
@@ -229,44 +231,47 @@ def _inverse_total(sums: Sums) -> Float[Array, "*B T"]:
   return jnp.where(has_key, 1 / jnp.where(has_key, sums.total, 1), 0)
 
 
-# One loop goes over blocks of queries, and within it one over tiles of their keys. A loop
-# of its own over heads would be a third: XLA's CPU runtime then uses one core less.
+# The outer loop is over blocks of queries and heads, the inner one over tiles of keys.
+# With a third loop, over heads, XLA's CPU runtime would use one core less.
 
-Region = tuple[tuple[int, Any, int], ...]  # axis, start and size
+Slices = tuple[tuple[int, Any, int], ...]  # of each axis: its index, start and size
 
 
 def sum_over_keys(plan: Plan, floats: Sides, marks: Sides) -> Sums:
-  """Returns the sums of the queries over the keys given."""
+  """Computes the `Sums` of all queries over the given keys."""
   keys = _for_query_heads(floats.keys, floats.queries.vectors)
   floats = floats._replace(keys=keys)
-  return _in_context(plan, _sum_over_keys)(floats, marks)
+  # A second derivative meets this pass before the backward one.
+  return first_derivatives_only(_in_context(plan, _sum_over_keys))(floats, marks)
 
 
 def differentiate(plan: Plan, floats: Sides, marks: Sides, cotangents: Sides) -> Sides:
-  """Returns the gradients of arrays of the queries and of some keys."""
+  """Computes the gradients of the arrays of queries, keys and pairs."""
   repeat = functools.partial(_for_query_heads, queries=floats.queries.vectors)
-  keys, of_keys = jax.vjp(repeat, floats.keys)
+  keys, pull_back = jax.vjp(repeat, floats.keys)
   floats = floats._replace(keys=keys)
   compute = first_derivatives_only(_in_context(plan, _differentiate))
   gradients = compute(floats, marks, cotangents)
-  (d_keys,) = of_keys(gradients.keys)
+  (d_keys,) = pull_back(gradients.keys)
   return gradients._replace(keys=d_keys)
 
 
 def _for_query_heads(keys: Keys, queries: Array) -> Keys:
-  """Returns keys in the accumulation dtype, repeated for query heads that share them."""
+  """Repeats key heads for the query heads that share them, in the query's dtype."""
   group = queries.shape[3] // keys.vectors.shape[3]
 
-  def repeated(x: Array) -> Array:
+  def repeat_heads(x: Array) -> Array:
     return x.astype(queries.dtype).repeat(group, axis=3)
 
-  return keys._replace(vectors=repeated(keys.vectors), values=repeated(keys.values))
+  return keys._replace(
+    vectors=repeat_heads(keys.vectors), values=repeat_heads(keys.values)
+  )
 
 
 def _in_context(plan: Plan, function: Callable) -> Callable:
-  """Returns a pass of this plan, at the precision in force where the call was traced.
+  """Binds a function to a plan, with the precision that the plan stores.
 
-  Under `jax.vmap` it takes one example after the other, as it takes heads.
+  Under `jax.vmap` it computes one example after the other, as it does heads.
   """
 
   def compute(*operands: Any) -> Any:
@@ -278,17 +283,17 @@ def _in_context(plan: Plan, function: Callable) -> Callable:
 
 def _sum_over_keys(plan: Plan, floats: Sides, marks: Sides) -> Sums:
   def run_block(index: Int[Array, ""], sums: Sides) -> Sides:
-    region = _region(plan, floats, index)
-    block = [_take(plan, x, Sides(region)) for x in (floats, marks)]
+    block_slices = _slice_block(plan, floats, index)
+    block = [_take(plan, x, Sides(block_slices)) for x in (floats, marks)]
 
     def run_tile(tile: Int[Array, ""], part: Sums) -> Sums:
-      regions = _of_tile(plan, region, tile)
-      of_tile = [_take(plan, x, regions) for x in block]
-      return _attend_tile(plan, *of_tile, part)
+      tile_slices = _slice_tile(plan, block_slices, tile)
+      operands = [_take(plan, x, tile_slices) for x in block]
+      return _attend_tile(plan, *operands, part)
 
     part = no_sums(plan, *block[0][:2])
     part = jax.lax.fori_loop(*_needed_tiles(plan, block[1]), run_tile, part)
-    return _put(plan, sums, Sides(part), Sides(region))
+    return _put(plan, sums, Sides(part), Sides(block_slices))
 
   empty = Sides(no_sums(plan, floats.queries, floats.keys))
   sums = jax.lax.fori_loop(0, _num_blocks(plan, floats), run_block, empty)
@@ -297,26 +302,26 @@ def _sum_over_keys(plan: Plan, floats: Sides, marks: Sides) -> Sums:
 
 def _differentiate(plan: Plan, floats: Sides, marks: Sides, cotangents: Sides) -> Sides:
   def run_block(index: Int[Array, ""], totals: Sides) -> Sides:
-    region = _region(plan, floats, index)
-    block = [_take(plan, x, Sides(region)) for x in (floats, marks, cotangents)]
+    block_slices = _slice_block(plan, floats, index)
+    block = [_take(plan, x, Sides(block_slices)) for x in (floats, marks, cotangents)]
 
     def run_tile(tile: Int[Array, ""], part: Sides) -> Sides:
-      regions = _of_tile(plan, region, tile)
-      of_tile = [_take(plan, x, regions) for x in block]
-      gradients = _differentiate_tile(plan, *of_tile)
-      total = jax.tree.map(jnp.add, _take(plan, part, regions), gradients)
-      return _put(plan, part, total, regions)
+      tile_slices = _slice_tile(plan, block_slices, tile)
+      operands = [_take(plan, x, tile_slices) for x in block]
+      gradients = _differentiate_tile(plan, *operands)
+      total = jax.tree.map(jnp.add, _take(plan, part, tile_slices), gradients)
+      return _put(plan, part, total, tile_slices)
 
-    part = _take(plan, totals, Sides(region))
+    part = _take(plan, totals, Sides(block_slices))
     part = jax.lax.fori_loop(*_needed_tiles(plan, block[1]), run_tile, part)
-    return _put(plan, totals, part, Sides(region))
+    return _put(plan, totals, part, Sides(block_slices))
 
   empty = jax.tree.map(lambda x: zeros(x.shape, x), floats)
   return jax.lax.fori_loop(0, _num_blocks(plan, floats), run_block, empty)
 
 
 def _parts(plan: Plan, floats: Sides) -> list[tuple[int, int, int]]:
-  """Returns the axes along which blocks differ, with their number and their size."""
+  """Returns the axes that blocks slice, with the number and the size of slices."""
   groups, members, num_queries, heads, _ = floats.queries.vectors.shape
   parts = [(2, num_queries // plan.block, plan.block)]
   if plan.heads:
@@ -328,81 +333,81 @@ def _num_blocks(plan: Plan, floats: Sides) -> int:
   return math.prod(number for _, number, _ in _parts(plan, floats))
 
 
-def _region(plan: Plan, floats: Sides, index: Int[Array, ""]) -> Region:
-  """Returns the slices of queries, first, and of heads and sequences that a block has."""
-  region = []
+def _slice_block(plan: Plan, floats: Sides, index: Int[Array, ""]) -> Slices:
+  """Returns the slices of a block: queries first, then heads and sequences."""
+  slices = []
   for axis, number, size in _parts(plan, floats):
-    region.append((axis, jax.lax.rem(index, number) * size, size))
+    slices.append((axis, jax.lax.rem(index, number) * size, size))
     index = jax.lax.div(index, number)
-  return tuple(region)
+  return tuple(slices)
 
 
-def _of_tile(plan: Plan, region: Region, tile: Int[Array, ""]) -> Sides:
-  """Returns the slices of keys, and of pairs, that a tile has for a block's queries."""
-  (_, *of_queries), *others = region
+def _slice_tile(plan: Plan, block_slices: Slices, tile: Int[Array, ""]) -> Sides:
+  """Returns the slices of keys and of pairs for a tile of a block."""
+  (_, *queries), *others = block_slices
   keys = tile * plan.tile, plan.tile
-  pairs = [(3, *of_queries), (4, *keys)]  # heads come before tokens
+  pairs = [(3, *queries), (4, *keys)]  # in pairs, heads come before tokens
   for axis, *part in others:
     pairs.append((2 if axis == 3 else axis, *part))
   return Sides((), ((2, *keys), *others), tuple(pairs))
 
 
-def _take(plan: Plan, sides: Sides, regions: Sides) -> Sides:
-  """Slices the sides that have a region, and gives them the layout of a block.
+def _take(plan: Plan, sides: Sides, slices: Sides) -> Sides:
+  """Slices the sides that have slices, with heads before tokens.
 
-  A few heads of a sequence have no axes of sequences: XLA's CPU compiler splits outer
-  axes among its threads.
+  If a block has heads of one sequence, its axes of sequences are dropped, since XLA's
+  CPU compiler splits outer axes among its threads.
   """
 
-  def part(x: Array, region: Region) -> Array:
-    starts, sizes = _bounds(x, region)
+  def take(x: Array, side_slices: Slices) -> Array:
+    starts, sizes = _bounds(x, side_slices)
     x = jax.lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
     x = x.swapaxes(2, 3)
     return x[0, 0] if plan.heads else x
 
   parts = []
-  for side, region in zip(sides, regions, strict=True):
-    take = functools.partial(part, region=region)
-    parts.append(jax.tree.map(take, side) if region else side)
+  for side, side_slices in zip(sides, slices, strict=True):
+    take_side = functools.partial(take, side_slices=side_slices)
+    parts.append(jax.tree.map(take_side, side) if side_slices else side)
   return Sides(*parts)
 
 
-def _put(plan: Plan, sides: Sides, parts: Sides, regions: Sides) -> Sides:
-  """Sets what `_take` returns."""
+def _put(plan: Plan, sides: Sides, parts: Sides, slices: Sides) -> Sides:
+  """Writes parts, as returned by `_take`, to their slices of the sides."""
   axis = 0 if plan.heads else 2
 
-  def put(x: Array, part: Array, region: Region) -> Array:
-    starts, sizes = _bounds(x, region)
+  def put(x: Array, part: Array, side_slices: Slices) -> Array:
+    starts, sizes = _bounds(x, side_slices)
     part = part.swapaxes(axis, axis + 1).reshape(sizes)
     return jax.lax.dynamic_update_slice(x, part, starts, allow_negative_indices=False)
 
   totals = []
-  for side, part, region in zip(sides, parts, regions, strict=True):
-    put_part = functools.partial(put, region=region)
-    totals.append(jax.tree.map(put_part, side, part) if region else part)
+  for side, part, side_slices in zip(sides, parts, slices, strict=True):
+    put_side = functools.partial(put, side_slices=side_slices)
+    totals.append(jax.tree.map(put_side, side, part) if side_slices else part)
   return Sides(*totals)
 
 
-def _bounds(x: Array, region: Region) -> tuple[list, list[int]]:
-  """Returns starts and sizes of a slice: all of an axis where the array broadcasts."""
+def _bounds(x: Array, slices: Slices) -> tuple[list, list[int]]:
+  """Returns the starts and sizes of a slice, with all of each axis of size 1."""
   starts, sizes = [0] * x.ndim, list(x.shape)
-  for axis, start, size in region:
+  for axis, start, size in slices:
     if x.shape[axis] > 1:
       starts[axis], sizes[axis] = start, size
   return starts, sizes
 
 
 def _needed_tiles(plan: Plan, marks: Sides) -> tuple[Any, Any]:
-  """Returns the first tile that a block may attend to, and the one past the last."""
-  # Keys are at the same positions in all sequences.
+  """Returns the first tile that a block may attend to, and the last plus one."""
+  # All sequences have the same key positions.
   starts = marks.keys.positions[0, 0, :: plan.tile, 0]
   left, right = plan.reach
   if left == right == UNLIMITED:
     return 0, len(starts)
-  # Clipped, so that no sum is beyond 32 bits.
-  places = marks.queries.positions[..., 0].reshape(-1, 1) - starts[None]
-  places = jnp.clip(places, -(2**30), 2**30)
-  lowest, highest = 1 - plan.block - places.max(0), plan.tile - 1 - places.min(0)
+  # Clipped, so that sums fit in 32 bits.
+  offsets = marks.queries.positions[..., 0].reshape(-1, 1) - starts[None]
+  offsets = jnp.clip(offsets, -(2**30), 2**30)
+  lowest, highest = 1 - plan.block - offsets.max(0), plan.tile - 1 - offsets.min(0)
   is_needed = (lowest <= right) & (highest >= -left)
   tile = jnp.arange(len(starts))
   first = jnp.where(is_needed, tile, len(starts)).min()
@@ -413,7 +418,7 @@ def _needed_tiles(plan: Plan, marks: Sides) -> tuple[Any, Any]:
 
 
 def no_sums(plan: Plan, queries: Queries, keys: Keys) -> Sums:
-  """Returns the sums of queries over no keys."""
+  """Returns the sums over no keys, with which a loop starts."""
   vectors, shape = queries.vectors, queries.vectors.shape[:-1]
   number = zeros(shape, vectors)
   output = zeros((*shape, keys.values.shape[-1]), vectors)
@@ -423,39 +428,39 @@ def no_sums(plan: Plan, queries: Queries, keys: Keys) -> Sums:
 
 
 def relative_to(maximum: Float[Array, "*B T"], sums: Sums) -> Sums:
-  """Returns sums relative to another maximum."""
+  """Rescales sums to another maximum."""
   share = jnp.exp(sums.maximum - maximum)
   output, weights = sums.output * share[..., None], sums.weights * share[..., None]
   return Sums(maximum, sums.total * share, output, weights)
 
 
 def _attend_tile(plan: Plan, floats: Sides, marks: Sides, sums: Sums) -> Sums:
-  """Adds the keys of a tile to a block's sums."""
+  """Adds the keys of a tile to the sums of a block."""
   logits = _add_terms(plan, marks, _content(floats), floats)
-  logits = _masked(plan, marks, logits)
+  logits = _mask(plan, marks, logits)
   maximum = jnp.maximum(sums.maximum, logits.max(-2))
   weights = jnp.exp(logits - maximum[..., None, :])
   sums = relative_to(maximum, sums)
   total = sums.total + weights.sum(-2)
   weights = _drop(plan, marks, weights)
-  # The width before the queries: on a CPU the product takes half the time.
+  # With the width before the queries, this product takes half the time on a CPU.
   output_VT = jnp.einsum("...SV,...ST->...VT", floats.keys.values, weights)
   output = sums.output + output_VT.swapaxes(-1, -2)
   by_row = sums.weights
   if plan.has_values:
-    by_row += diagonals.sum_by_row(weights, _places(marks), plan.band, False)
+    by_row += diagonals.sum_by_row(weights, _offsets(marks), plan.band, False)
   return Sums(maximum, total, output, by_row)
 
 
 def _differentiate_tile(
   plan: Plan, floats: Sides, marks: Sides, cotangents: Sides
 ) -> Sides:
-  """Returns the gradients of the arrays of a block's queries and a tile's keys."""
+  """Computes the gradients of a block's queries, a tile's keys and their pairs."""
   maximum, inverse_total, d_output, d_by_row, delta = cotangents.queries
   vectors, values = floats.keys.vectors, floats.keys.values
   add_terms = functools.partial(_add_terms, plan, marks)
-  logits, of_logits = jax.vjp(add_terms, _content(floats), floats)
-  logits = _masked(plan, marks, logits)
+  logits, pull_back = jax.vjp(add_terms, _content(floats), floats)
+  logits = _mask(plan, marks, logits)
   powers = jnp.exp(logits - maximum[..., None, :])
   weights = powers * inverse_total[..., None, :]
   d_weights = jnp.einsum("...SV,...TV->...ST", values, d_output)
@@ -464,7 +469,7 @@ def _differentiate_tile(
   d_weights = _drop(plan, marks, d_weights)
   d_logits = weights * (d_weights - delta[..., None, :])
   d_values = jnp.einsum("...TV,...ST->...SV", d_output, _drop(plan, marks, weights))
-  d_content, gradients = of_logits(d_logits)
+  d_content, gradients = pull_back(d_logits)
   d_query_HT = jnp.einsum("...SH,...ST->...HT", vectors, d_content)
   d_key = jnp.einsum("...TH,...ST->...SH", floats.queries.vectors, d_content)
   d_query = d_query_HT.swapaxes(-1, -2)
@@ -476,7 +481,7 @@ def _differentiate_tile(
 
 
 def _content(floats: Sides) -> Float[Array, "*B S T"]:
-  """Computes the products of a tile's keys and a block's queries."""
+  """Computes the products of keys and queries, k_s . q_t."""
   vectors = floats.keys.vectors, floats.queries.vectors
   return jnp.einsum("...SH,...TH->...ST", *vectors)
 
@@ -484,12 +489,12 @@ def _content(floats: Sides) -> Float[Array, "*B S T"]:
 def _add_terms(
   plan: Plan, marks: Sides, logits: Float[Array, "*B S T"], floats: Sides
 ) -> Float[Array, "*B S T"]:
-  """Adds all other terms to the products, and caps the logits."""
+  """Adds the relations and the bias to the products, then caps the logits."""
   queries, keys, bias = floats
   if queries.rows is not None:
     logits = _add_rows(plan, marks, logits, queries.rows)
   if keys.rows is not None:
-    logits = _add_rows(plan, marks, logits, keys.rows, of_keys=True)
+    logits = _add_rows(plan, marks, logits, keys.rows, by_key=True)
   if queries.slopes is not None:
     logits -= queries.slopes[..., None] * jnp.abs(_distances(marks))
   if bias is not None:
@@ -498,16 +503,16 @@ def _add_terms(
 
 
 def _add_rows(
-  plan: Plan, marks: Sides, x: Array, rows: Array, of_keys: bool = False
+  plan: Plan, marks: Sides, x: Array, rows: Array, by_key: bool = False
 ) -> Float[Array, "*B S T"]:
-  """Adds to pairs the numbers of their rows, [..., T, R] or of keys [..., S, R]."""
-  tokens = x.shape[-2] if of_keys else x.shape[-1]
+  """Adds to x[s, t] the entry of rows [..., T, R] or [..., S, R] for its row."""
+  tokens = x.shape[-2] if by_key else x.shape[-1]
   rows = jnp.broadcast_to(rows, (*rows.shape[:-2], tokens, plan.band.num_rows))
-  return diagonals.add_rows(x, rows, _places(marks), plan.band, of_keys)
+  return diagonals.add_rows(x, rows, _offsets(marks), plan.band, by_key)
 
 
-def _places(marks: Sides) -> Int[Array, "*#B 1"]:
-  """Returns the distances from a tile's first key to a block's first query."""
+def _offsets(marks: Sides) -> Int[Array, "*#B 1"]:
+  """Returns the position of a block's first query less that of a tile's first key."""
   return marks.queries.positions[..., 0] - marks.keys.positions[..., 0]
 
 
@@ -515,25 +520,25 @@ def _distances(marks: Sides) -> Int[Array, "*#B 1 S T"]:
   return marks.keys.positions[..., None] - marks.queries.positions[..., None, :]
 
 
-def _masked(plan: Plan, marks: Sides, logits: Array) -> Float[Array, "*B S T"]:
-  """Makes the logits of masked pairs very low."""
+def _mask(plan: Plan, marks: Sides, logits: Array) -> Float[Array, "*B S T"]:
+  """Sets the logits of masked pairs to `masks.LOWEST`."""
   queries, keys, mask = marks
   left, right = plan.reach
-  found = [None if mask is None else jnp.moveaxis(mask, -3, -1)]
+  parts = [None if mask is None else jnp.moveaxis(mask, -3, -1)]
   if keys.valid is not None:
-    found.append(keys.valid[..., None])
+    parts.append(keys.valid[..., None])
   if queries.segments is not None:
-    found.append(keys.segments[..., None] == queries.segments[..., None, :])
+    parts.append(keys.segments[..., None] == queries.segments[..., None, :])
   if left < UNLIMITED:
-    found.append(-left <= _distances(marks))
+    parts.append(-left <= _distances(marks))
   if right < UNLIMITED:
-    found.append(_distances(marks) <= right)
-  mask = masks.combine(*found)
+    parts.append(_distances(marks) <= right)
+  mask = masks.combine(*parts)
   return logits if mask is None else jnp.where(mask, logits, masks.LOWEST)
 
 
 def _drop(plan: Plan, marks: Sides, x: Float[Array, "*B S T"]) -> Array:
-  """Applies dropout: zero where a weight is dropped, elsewhere divided by 1 - rate."""
+  """Applies dropout: zeroes dropped weights, and divides the others by 1 - rate."""
   seeds = marks.queries.seeds
   if seeds is None:
     return x

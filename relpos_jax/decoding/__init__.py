@@ -1,4 +1,4 @@
-"""Beam search and sampling, of any step-wise decoder with a cache."""
+"""Beam search and sampling, for any step-wise decoder with a cache."""
 
 from relpos_jax.decoding.beam import Hypotheses, Search, beam_search, begin, extend
 from relpos_jax.decoding.sampling import (

@@ -1,11 +1,11 @@
-"""Beam search as a pure function of a step-wise decoder and its cache.
+"""Beam search, for any step-wise decoder with a cache.
 
-Every step takes the 2W most probable extensions of the live hypotheses, as in
-Tensor2Tensor. Those that end are stored with their final score, and the W best of the
-others go on. With W = 1 it takes one extension, which is greedy decoding.
+As in Tensor2Tensor, every step computes the 2W most probable extensions of the live
+hypotheses. It stores the extensions that end, with their final scores, and continues
+with the W best of the others. With W = 1 it takes one extension: greedy decoding.
 
 `beam_search` returns when all sentences of a batch are done. To replace sentences as
-they are done, call `begin`, and `extend` in a loop of your own.
+they are done, call `begin`, and then `extend` in a loop of your own.
 """
 
 import functools
@@ -18,23 +18,23 @@ import jax.numpy as jnp
 
 from relpos_jax.typing import Array, Bool, Float, Int, PyTree
 
-# The score of no hypothesis: it loses every comparison, and adding log-probabilities
-# keeps it.
+# The score of a missing hypothesis. It loses every comparison, and adding
+# log-probabilities does not change it.
 _NONE = -jnp.inf
-# Sizes of a block of the vocabulary, whose best token is found first. The first that
-# divides the vocabulary's size is taken; if there is none, the logits are copied with
-# padding.
+# The search for the best tokens splits the vocabulary into blocks. Their size is the
+# first of these that divides the vocabulary. If none does, the logits are padded, which
+# copies them.
 _BLOCKS = range(128, 15, -1)
 
-# Maps the latest tokens [B, W] and the cache to the logits of the next tokens,
-# [B, W, V], and the new cache.
+# Maps the latest tokens [B, W] and the cache to the logits of the next tokens
+# [B, W, V] and the new cache.
 Decode = Callable[[Array, PyTree], tuple[Array, PyTree]]
 
 
 class Hypotheses(NamedTuple):
-  """`bos` and L tokens.
+  """Holds W hypotheses per sentence: `bos` and up to L tokens.
 
-  Scores are log-probabilities while hypotheses are live, final scores when they ended.
+  Scores of live hypotheses are log-probabilities; those that ended have final scores.
   """
 
   tokens: Int[Array, "B W L+1"]
@@ -42,13 +42,13 @@ class Hypotheses(NamedTuple):
 
 
 class Search(NamedTuple):
-  """A search for B sentences, each at a length of its own.
+  """Holds the state of a search for B sentences, each at its own length.
 
   Attributes:
-    length: tokens of the live hypotheses of each sentence, without `bos`.
-    limits: the most tokens of each sentence.
-    live, ended: the W best of either kind.
-    cache: of the live hypotheses.
+    length: the number of tokens in the live hypotheses, without `bos`.
+    limits: the maximum number of tokens.
+    live, ended: the W best live hypotheses, and the W best that ended.
+    cache: the cache of the live hypotheses.
   """
 
   length: Int[Array, " B"]
@@ -59,12 +59,12 @@ class Search(NamedTuple):
 
   @property
   def is_live(self) -> Bool[Array, " B"]:
-    """Returns the sentences whose search goes on."""
+    """Returns which sentences have live hypotheses."""
     return jnp.any(self.live.scores > _NONE, axis=1)
 
 
 def reorder_rows(cache: PyTree, hypotheses: Int[Array, "B W"]) -> PyTree:
-  """Gathers the rows of hypotheses from arrays [B, W, ...]."""
+  """Gathers hypotheses from arrays [B, W, ...] by their indices."""
   return jax.tree.map(lambda x: _pick(x, hypotheses), cache)
 
 
@@ -84,41 +84,41 @@ def beam_search(
 ) -> tuple[Int[Array, "B W L"], Float[Array, "B W"]]:
   """Finds the W best continuations of `bos`.
 
-  Their score is log P(tokens) / ((5 + length) / 6)**length_penalty.
+  The score is log P(tokens) / ((5 + length) / 6)**length_penalty, as in Wu et al. 2016,
+  section 7, without coverage. The length includes `eos`. Sentences do not influence one
+  another. `pad` is never chosen.
 
-  Wu et al. 2016, section 7, without coverage. The length counts `eos`. Sentences do
-  not influence one another. `pad` is never chosen.
-
-  On many devices, call it in `jax.shard_map(..., check_vma=False)`: each then stops
-  when its own sentences are done. Automatic partitioning would gather the logits at
-  every step.
+  On many devices, call it in `jax.shard_map(..., check_vma=False)`. Then each device
+  stops when its own sentences are done. Automatic partitioning would gather the logits
+  at every step.
 
   Args:
     decode: maps the latest tokens [B, W] and the cache to the logits [B, W, V] of the
       next tokens and the new cache.
-    cache: a pytree that has not read `bos` yet. `decode` reads at most `max_length`
+    cache: a pytree for `decode`, without any token. It needs room for `max_length`
       tokens.
-    reorder: maps a cache, and the hypothesis that each of the next W extends, to the
-      next cache. By default it gathers rows of arrays [B, W, ...].
+    reorder: maps the cache and beam indices [B, W] to the cache of the next step. Index
+      w is the hypothesis that the new hypothesis w extends. The default gathers from
+      arrays [B, W, ...].
     beam_size: W.
     max_length: L, the static length of the result.
-    length_limits: the most tokens of each sentence, `eos` included, and L at most: the
-      paper's is the source's length + 50. Rows that only fill up a batch have limit 0
-      and no hypotheses.
-    length_penalty: 0 compares log-probabilities; the larger, the longer the output.
-    stop: when the search for a sentence ends. "bound", the rule of Tensor2Tensor: once
-      no live hypothesis can beat the best one that ended, so that the best is exact.
-      "present" also stops once none, at its present length, beats the W-th best that
-      ended, the rule of Hugging Face, which takes fewer steps. (fairseq stops once W
-      have ended, which favours short ones.)
-    bos: the token that starts every hypothesis and is not in the result.
-    eos, pad: the token that ends a hypothesis, and the one that follows it in the
-      result.
+    length_limits: the maximum length of each sentence, with `eos`; at most L. In the
+      paper it is the length of the source plus 50. Padding rows of a batch have limit 0
+      and get no hypotheses.
+    length_penalty: 0 compares log-probabilities. Larger values favour longer outputs.
+    stop: when to stop the search for a sentence. "bound", as in Tensor2Tensor: when no
+      live hypothesis can still beat the best one that ended, so that the best is exact.
+      "present", as in Hugging Face: also when no live hypothesis, scored at its present
+      length, beats the W-th best that ended. This takes fewer steps. (fairseq stops
+      when W hypotheses have ended, which favours short ones.)
+    bos: the token that starts every hypothesis. It is not in the result.
+    eos: the token that ends a hypothesis.
+    pad: the token after `eos` in the result.
 
   Returns:
     Tokens and their float32 scores, best first. If no hypothesis ended within the
-    limit, those that reached it are returned without `eos`. A missing hypothesis has
-    score -inf and only `pad`.
+    limit, the hypotheses that reached it are returned, without `eos`. A missing
+    hypothesis has score -inf and only `pad`.
 
   >>> def count(tokens, cache):  # 3, 4, 5, ... and then 0, which is eos
   ...   return 9.0 * jax.nn.one_hot((tokens + 1) % 6, 7), cache
@@ -152,11 +152,11 @@ def begin(
   bos: int,
   pad: int,
 ) -> Search:
-  """Returns a search of hypotheses that have only `bos`; see `beam_search`."""
+  """Starts a search, with hypotheses of `bos` alone; see `beam_search`."""
   shape = len(limits), beam_size
   tokens = jnp.full((*shape, max_length + 1), pad, jnp.int32)
   scores = jnp.full(shape, _NONE, jnp.float32)
-  # One hypothesis per sentence: W equal ones would stay equal.
+  # Only one hypothesis per sentence is live, since W equal ones would stay equal.
   first_score = jnp.where(limits > 0, 0.0, _NONE)
   live_scores = scores.at[:, 0].set(first_score)
   live_tokens = tokens.at[:, :, 0].set(bos)
@@ -188,7 +188,7 @@ def extend(
   length = search.length[:, None] + is_live
   limits = search.limits[:, None]
   new, latest, beams, cache = _candidates(search, decode, pad)
-  # Of sentences that are done, all new scores are -inf, or NaN: none ends or goes on.
+  # In sentences that are done, all new scores are -inf or NaN: nothing changes.
   is_end = is_live & (latest == eos)
   is_last = is_live & (length == limits)
   scores = _final_scores(new.scores, length, length_penalty)
@@ -219,9 +219,10 @@ def _final_scores(
 def _candidates(
   search: Search, decode: Decode, pad: int
 ) -> tuple[Hypotheses, Array, Array, PyTree]:
-  """Returns the 2W best extensions by one token, and the cache.
+  """Computes the 2W best extensions of live hypotheses by one token.
 
-  Between them are the tokens [B, 2W] and the hypotheses that they extend.
+  Returns the extended hypotheses, their last tokens [B, 2W], the indices [B, 2W] of the
+  hypotheses that they extend, and the new cache.
   """
   tokens, scores = search.live
   position = search.length[:, None, None]
@@ -245,18 +246,16 @@ def _candidates(
 def _best(
   logits: Array, scores: Array, count: int, pad: int
 ) -> tuple[Array, Array, Array]:
-  """Returns the C best sums of scores [B, W] and log-probabilities, their beams and
-  tokens.
+  """Finds the C best sums of scores [B, W] and log-probabilities.
 
-  The best C are in the C blocks of tokens with the highest maxima. So two short
-  searches find them, among the maxima and in these blocks, instead of one in the whole
-  vocabulary.
+  Returns the sums, their beam indices and their tokens. The C best are in the C blocks
+  of tokens with the highest maxima. So it searches the maxima, then these blocks, which
+  is faster than one search in the whole vocabulary.
   """
   num_sentences, beam_size, vocabulary = logits.shape
   sizes = [size for size in _BLOCKS if vocabulary % size == 0]
   size = max(sizes, default=_BLOCKS[0])
-  # Added to what is left at the end: an array of all sums would be written and read
-  # once more.
+  # Added only to the candidates at the end, to avoid an array of all sums.
   totals = jax.nn.logsumexp(logits, axis=-1)
   added = scores - totals
   missing = -vocabulary % size
@@ -264,7 +263,7 @@ def _best(
   logits = jnp.pad(logits, padding, constant_values=_NONE)
   blocks = logits.reshape(num_sentences, beam_size, -1, size)
   highest = blocks.max(-1)
-  # Masks `pad` in its block alone: masking it in all would copy them.
+  # Masks `pad` in its block only, since masking in all blocks would copy them.
   pad_block, pad_index = divmod(pad, size)
   indices = jnp.arange(size)
   is_pad = indices == pad_index
@@ -272,11 +271,11 @@ def _best(
   highest = highest.at[:, :, pad_block].set(without_pad.max(-1))
   highest += added[:, :, None]
 
-  num_blocks = highest.shape[2]  # of a beam
+  num_blocks = highest.shape[2]  # per beam
   highest = highest.reshape(num_sentences, -1)
   num_best = min(count, highest.shape[1])
   _, best = jax.lax.top_k(highest, num_best)
-  best = jnp.sort(best)  # of equal sums the first are taken
+  best = jnp.sort(best)  # so that the first of equal sums win
   beams, numbers = jnp.divmod(best, num_blocks)
   tokens = size * numbers[:, :, None] + indices
   blocks = blocks.reshape(num_sentences, -1, size)
@@ -291,14 +290,14 @@ def _best(
 
 
 def _add_ended(ended: Hypotheses, new: Hypotheses, is_end, is_last) -> Hypotheses:
-  """Returns the W best that have ended; at the limit, live ones if none has."""
+  """Returns the W best that have ended. If none has at the limit, live ones end."""
   end_scores = jnp.where(is_end, new.scores, _NONE)
   both = jnp.concatenate([ended.scores, end_scores], axis=1)
   has_ended = jnp.any(both > _NONE, axis=1, keepdims=True)
   end_scores = jnp.where(is_last & ~has_ended, new.scores, end_scores)
   scores = jnp.concatenate([ended.scores, end_scores], axis=1)
   tokens = jnp.concatenate([ended.tokens, new.tokens], axis=1)
-  # Of equal scores the first are taken, so that missing hypotheses stay padding.
+  # The first of equal scores win, so that missing hypotheses stay padding.
   beam_size = ended.scores.shape[1]
   scores, best = jax.lax.top_k(scores, beam_size)
   return Hypotheses(_pick(tokens, best), scores)

@@ -1,4 +1,4 @@
-"""Sampling as a pure function of a step-wise decoder and its cache."""
+"""Sampling, for any step-wise decoder with a cache."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -9,19 +9,19 @@ import jax.numpy as jnp
 
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int, Key, PyTree
 
-# Maps M more tokens [B, M] and the cache to the logits after each, [B, M, V], and the
-# new cache.
+# Maps M more tokens [B, M] and the cache to the logits after each token [B, M, V] and
+# the new cache.
 Decode = Callable[[Array, PyTree], tuple[Array, PyTree]]
 
 
 class SamplingParams(NamedTuple):
-  """Options of sampling, applied in this order.
+  """Holds the options of sampling, in the order in which they apply.
 
   Attributes:
-    temperature: divides the logits; 0 takes the most probable token.
-    top_k: samples from the k most probable tokens; 0 or less means all.
-    top_p: then from the smallest set of most probable tokens whose probabilities add up
-      to it (Holtzman et al. 2020, section 3.1); 1 means all, 0 the most probable token.
+    temperature: divides the logits. 0 takes the most probable token.
+    top_k: keeps the k most probable tokens. 0 or less keeps all.
+    top_p: then keeps the most probable tokens until their probabilities add up to it
+      (Holtzman et al. 2020, section 3.1). 1 keeps all, 0 the most probable token.
   """
 
   temperature: float = 1.0
@@ -29,7 +29,7 @@ class SamplingParams(NamedTuple):
   top_p: float = 1.0
 
   def check(self) -> None:
-    """Raises ValueError for options out of range; values of traced ones pass."""
+    """Raises ValueError for options out of range, if they are not traced."""
     temperature, top_k, top_p = self
     is_integer = jnp.issubdtype(jnp.result_type(top_k), jnp.integer)
     if not is_integer:
@@ -46,7 +46,7 @@ UNCHANGED = SamplingParams()
 def sample(
   decode: Decode,
   cache: PyTree,
-  primes: Int[Array, "B P"],
+  prompts: Int[Array, "B P"],
   limits: Int[Array, " B"],
   key: Key[Array, ""],
   *,
@@ -58,22 +58,24 @@ def sample(
 ) -> Int[Array, "B L"]:
   """Samples a continuation of each prompt, token by token.
 
-  The n-th new token of row i is drawn with `key` folded with i, then with n, so that a
-  row does not depend on the others.
+  The n-th new token of row i is drawn with `key` folded with i and n, so that rows are
+  independent.
 
   Args:
-    decode: reads at most P + L columns of tokens, and of `pad`, which is none: in
-      prompts, and in rows that have ended.
-    cache: empty.
-    primes: prompts, padded with `pad` on either side; at least one token in each row.
-    limits: the most new tokens of each row, `eos` included; L at most.
-    key: a key of `jax.random.key`.
-    sampling: may be traced, so that other values do not compile again.
+    decode: maps more tokens [B, M] and the cache to the logits after each token [B, M,
+      V] and the new cache. It must ignore `pad`, which is in prompts and after rows
+      have ended.
+    cache: an empty cache, with room for P + L tokens in each row.
+    prompts: tokens, padded with `pad` on either side, at least one in each row.
+    limits: the maximum number of new tokens in each row, with `eos`; at most L.
+    key: a key from `jax.random.key`.
+    sampling: the options. If they are traced, other values do not compile again.
     max_length: L, the static length of the result.
-    eos, pad: the token that ends a row, and the one that follows it in the result.
-    never: tokens that are never drawn, whatever the model and `sampling` say.
+    eos: the token that ends a row.
+    pad: the token after `eos` in the result.
+    never: tokens that are never drawn.
 
-  A row ends where the model's logits are NaN.
+  A row also ends if the logits are NaN.
 
   >>> def count(tokens, cache):  # 3, 4, 5, ... and then 0, which is eos
   ...   return 9.0 * jax.nn.one_hot((tokens + 1) % 6, 7), cache
@@ -83,12 +85,12 @@ def sample(
   >>> sample(count, (), prompts, limits, jax.random.key(0), **options).tolist()
   [[3, 4, 6, 6], [4, 5, 0, 6]]
   """
-  rows = jnp.arange(len(primes))
+  rows = jnp.arange(len(prompts))
   keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, rows)
   banned = jnp.array([*never, pad])
 
   def advance(state: _State) -> _State:
-    is_broken = jnp.isnan(state.logits).any(-1)  # by a model that diverged
+    is_broken = jnp.isnan(state.logits).any(-1)  # the model has diverged
     is_live = state.is_live & ~is_broken
     latest = _draw(state, keys, banned, sampling)
     latest = jnp.where(is_live, latest, pad)
@@ -102,14 +104,14 @@ def sample(
   def goes_on(state: _State) -> Array:
     return jnp.any(state.is_live) & (state.step < max_length)
 
-  logits, cache = prefill(decode, cache, primes, pad=pad)
-  tokens = jnp.full((len(primes), max_length), pad, primes.dtype)
+  logits, cache = prefill(decode, cache, prompts, pad=pad)
+  tokens = jnp.full((len(prompts), max_length), pad, prompts.dtype)
   first = _State(jnp.int32(0), tokens, limits > 0, logits, cache)
   return jax.lax.while_loop(goes_on, advance, first).tokens
 
 
 class _State(NamedTuple):
-  """The rows after a number of steps."""
+  """Holds the rows after a number of steps."""
 
   step: Int[Array, ""]
   tokens: Int[Array, "B L"]
@@ -121,8 +123,8 @@ class _State(NamedTuple):
 def _draw(
   state: _State, keys: Key[Array, " B"], banned: Array, sampling: SamplingParams
 ) -> Int[Array, " B"]:
-  """Draws the next token of each row; the most probable one at temperature 0."""
-  # A model may give -inf to all others: they stay above the banned ones.
+  """Draws the next token of each row, or takes the best at temperature 0."""
+  # If all other tokens have -inf, they must still be above the banned tokens.
   lowest = jnp.finfo(jnp.float32).min
   logits = state.logits.astype(jnp.float32)
   logits = jnp.nan_to_num(logits, nan=lowest)
@@ -142,12 +144,11 @@ def prefill(
   pad: int,
   piece: int = 128,
 ) -> tuple[Float[Array, "B V"], PyTree]:
-  """Reads rows of tokens and returns the logits after the last of each, and the cache.
+  """Reads rows of tokens; returns the logits after the last token, and the cache.
 
-  Reads `piece` tokens at a time, so that weights are [B, N, piece, S] and memory grows
-  with the length, not with its square. The result is the same as reading all at once.
-  `pad` may be anywhere in a row, besides one token or more; the cache may have read
-  tokens already.
+  It reads `piece` tokens at a time. So weights are [B, N, piece, S], and memory grows
+  with the length instead of its square. The result is the same as reading all at once.
+  `pad` may be anywhere, but each row needs a token. The cache may have tokens already.
 
   >>> def count(tokens, cache):
   ...   return jax.nn.one_hot(tokens + 1, 9), cache + tokens.shape[1]
@@ -181,7 +182,7 @@ def prefill(
 def filter_logits(
   logits: Float[Array, "B V"], sampling: SamplingParams
 ) -> Float[Array, "B V"]:
-  """Divides logits by the temperature and sets those that `sampling` excludes to -inf.
+  """Divides logits by the temperature, and sets excluded tokens to -inf.
 
   Raises ValueError for options out of range.
 
@@ -193,10 +194,11 @@ def filter_logits(
   """
   sampling.check()
   temperature, top_k, top_p = sampling
-  # The largest becomes 0, at any temperature, and no difference overflows.
+  # The largest logit becomes 0: divided by a tiny temperature, it does not overflow.
   highest = jnp.max(logits, axis=-1, keepdims=True)
   logits = logits - highest
-  finite = jnp.minimum(temperature, 1e30)  # -inf times 1 / inf would be NaN
+  # An infinite temperature would make NaN of -inf.
+  finite = jnp.minimum(temperature, 1e30)
   divisor = jnp.where(temperature > 0, finite, 1.0)
   logits = logits / divisor
   order = jnp.argsort(logits, axis=-1, descending=True)

@@ -1,7 +1,4 @@
-"""Relation-aware self-attention over labelled directed graphs.
-
-Shaw et al. 2018, section 3.1.
-"""
+"""A Transformer encoder for labelled graphs, after Shaw et al. 2018, section 3.1."""
 
 import dataclasses
 from typing import Literal, NamedTuple
@@ -21,24 +18,25 @@ from relpos_jax.typing import Array, Float, Int
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GraphEncoderConfig(LayersConfig):
-  """Options of the model, in addition to those of its layers.
+  """Holds the options of the model, in addition to the options of its layers.
 
-  `relative_keys` and `relative_values` add vectors of edge labels to keys and to
-  values; without both, edges only determine which nodes attend to each other.
-  `tables_per_head` and `tables_per_layer` apply to the label tables. Nodes have no
-  positions. `implementation` "edge_list" takes memory for edges only, any other for all
-  pairs of nodes.
+  `relative_keys` and `relative_values` add the vectors of edge labels to keys and to
+  values. Without both, edges only decide which nodes attend to each other.
+  `tables_per_head` and `tables_per_layer` apply to the tables of edge labels. Nodes
+  have no positions. With `implementation` "edge_list", memory grows with the number of
+  edges, otherwise with the number of pairs of nodes.
 
   Attributes:
-    num_node_labels, num_edge_labels, num_classes: numbers of labels and classes.
-    num_node_features, num_edge_features: numbers of float features of a node and of an
-      edge. Several edges from one node to another are averaged.
-    head: "graph" classifies graphs, "node" nodes, and "pair" the query of each graph, a
-      pair of nodes that the model is given.
+    num_node_labels, num_edge_labels, num_classes: the numbers of labels and classes.
+    num_node_features, num_edge_features: the numbers of float features per node and per
+      edge. If several edges join a pair of nodes, their features are averaged.
+    head: what to classify: "graph", "node", or "pair". A pair is the query of a graph:
+      two of its nodes.
     readout: "mean" or "sum" over the nodes of a graph, for head "graph".
-    sees: a node attends to itself and its "neighbours", or to "all" nodes of its graph.
-    reverse_edges: an edge is also added backwards, with a label and kernels of its own
-      ("own_label"), or not at all ("none": only the receiver attends to the sender).
+    sees: which nodes a node attends to: itself and its "neighbours", or "all" nodes of
+      the graph.
+    reverse_edges: "own_label" adds the reverse of each edge, with a label and kernels
+      of its own. With "none" only the receiver attends to the sender.
   """
 
   num_node_labels: int
@@ -60,24 +58,24 @@ class GraphEncoderConfig(LayersConfig):
 
   @property
   def num_directions(self) -> int:
-    """Returns 2 if edges are also added backwards, otherwise 1."""
+    """Returns 2 if reverse edges are added, otherwise 1."""
     return 2 if self.reverse_edges == "own_label" else 1
 
   @property
   def num_table_rows(self) -> int:
-    """Returns the number of labels: of edges, reversed edges, nodes to themselves."""
+    """Returns the number of labels: of edges, reverse edges, and edges to oneself."""
     return self.num_edge_labels * self.num_directions + 1
 
 
 class GraphBatch(NamedTuple):
-  """B graphs, padded with -1 to T nodes and M edges; features padded with 0.
+  """Holds B graphs, padded with -1 to T nodes and M edges. Features are padded with 0.
 
   Attributes:
     nodes: the label of each node.
-    senders, receivers: the indices of the source and target node of each edge.
-    labels: the label of each edge; -1 for an edge without one.
-    query: the two nodes of each graph's query; -1 if graphs or nodes are classified.
-    target: the class of each graph or query, [B]; or of each node, [B, T].
+    senders, receivers: the indices of the two nodes of each edge.
+    labels: the label of each edge; -1 for an edge without a label.
+    query: the two nodes to classify, for head "pair"; otherwise -1.
+    target: the class of each graph or query, [B], or of each node, [B, T].
   """
 
   nodes: Int[Array, "B T"]
@@ -91,7 +89,7 @@ class GraphBatch(NamedTuple):
 
 
 class GraphEncoder(nnx.Module):
-  """Maps graphs to logits of each graph, each node, or each graph's query.
+  """Maps graphs to logits for graphs, nodes or queries.
 
   Padding has no effect and gets no gradient. Permuting the nodes of a graph permutes
   their logits. Dropout is applied if `rngs` are given.
@@ -122,7 +120,7 @@ class GraphEncoder(nnx.Module):
   def __call__(
     self, graphs: GraphBatch, rngs: nnx.Rngs | None = None
   ) -> Float[Array, "B *T C"]:
-    """Returns float32 logits: [B, C] of graphs or queries, or [B, T, C] of nodes."""
+    """Returns float32 logits: [B, C] for graphs or queries, [B, T, C] for nodes."""
     x = self.embedding(graphs, rngs)
     options = self._options(graphs)
     for index, layer in enumerate(self.layers):
@@ -130,23 +128,23 @@ class GraphEncoder(nnx.Module):
     return self.head(self.norm(x), graphs, rngs)
 
   def _options(self, graphs: GraphBatch) -> list[dict]:
-    """Returns the options of attention for each set of tables, or for all layers."""
+    """Returns the options of attention, once for all layers or for each layer."""
     senders, receivers, labels, features = complete(graphs, self.config)
     if self.config.implementation == "edge_list":
       ends = dict(senders=senders, receivers=receivers)
-      options = [ends | tables.of_list(labels, features) for tables in self.tables]
+      options = [ends | tables.edge_options(labels, features) for tables in self.tables]
       return options or [ends]
     is_node = graphs.nodes >= 0
     sizes = dict(num_labels=self.config.num_table_rows, num_nodes=is_node.shape[1])
     features, mask = pair_features(senders, receivers, labels, features, **sizes)
     if self.config.sees == "all":
       mask = is_node[:, :, None] & is_node[:, None]
-    relations = [tables.of_pairs(features) for tables in self.tables] or [None]
+    relations = [tables.pair_relation(features) for tables in self.tables] or [None]
     return [dict(mask=mask[:, None], relations=relation) for relation in relations]
 
 
 class _NodeEmbedding(nnx.Module):
-  """Embeds nodes: their labels, their features, and whether they are in the query."""
+  """Embeds nodes by their labels, their features, and their place in the query."""
 
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
     options = dict(embedding_init=jax.nn.initializers.normal(1.0), rngs=rngs)
@@ -172,9 +170,9 @@ class _NodeEmbedding(nnx.Module):
 
 
 class _EdgeTables(nnx.Module):
-  """Owns the vectors of edge labels, and the kernels of edge features.
+  """Owns the vectors of edge labels and the kernels of edge features.
 
-  They are [E, N, H] or [E, H], and [F, N, H] or [F, H].
+  Shapes are [E, N, H] or [E, H] for vectors, [F, N, H] or [F, H] for kernels.
   """
 
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
@@ -193,10 +191,10 @@ class _EdgeTables(nnx.Module):
     self.value_kernel = make(config.relative_values, num_features)
     self.dtype = config.dtype
 
-  def of_list(
+  def edge_options(
     self, labels: Array, features: Array
   ) -> dict[str, EdgeLabels | EdgeFeatures]:
-    """Returns the options `labels` and `features` of `edge_attention`."""
+    """Returns the options `labels` and `features` for `edge_attention`."""
     tables = self._rows(self.key), self._rows(self.value)
     options: dict = dict(labels=EdgeLabels(labels, *tables))
     if features.shape[-1]:
@@ -204,14 +202,14 @@ class _EdgeTables(nnx.Module):
       options["features"] = EdgeFeatures(features, *kernels)
     return options
 
-  def of_pairs(self, features: Float[Array, "B T T R"]) -> EdgeFeatures:
-    """Returns the relation of `pair_features`: rows of labels, then of features."""
+  def pair_relation(self, features: Float[Array, "B T T R"]) -> EdgeFeatures:
+    """Returns the relation for `pair_features`: labels first, then features."""
     key = self._rows(self.key, self.key_kernel)
     value = self._rows(self.value, self.value_kernel)
     return EdgeFeatures(features, key, value)
 
   def _rows(self, *tables: nnx.Param | None) -> Array | None:
-    """Returns the rows of tables, one table after the other; None without any."""
+    """Concatenates the tables that are not None; returns None if all are."""
     parts = [table[...] for table in tables if table is not None]
     if not parts:
       return None
@@ -219,7 +217,7 @@ class _EdgeTables(nnx.Module):
 
 
 class _Head(nnx.Module):
-  """Classifies graphs, nodes or queries by a hidden layer and logits of classes."""
+  """Maps graphs, nodes or queries to logits of classes, with one hidden layer."""
 
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
     options = dict(kernel_init=kernel_init, dtype=config.dtype, rngs=rngs)
@@ -232,10 +230,10 @@ class _Head(nnx.Module):
     self, x: Array, graphs: GraphBatch, rngs: nnx.Rngs | None = None
   ) -> Float[Array, "B *T C"]:
     """Returns float32 logits."""
-    if self.config.head == "pair":  # concatenate the two nodes of each query
+    if self.config.head == "pair":  # concatenates the two nodes of each query
       indices = jnp.maximum(graphs.query, 0)[..., None]
       x = jnp.take_along_axis(x, indices, axis=1).reshape(len(x), -1)
-    elif self.config.head == "graph":  # a missing graph has 0
+    elif self.config.head == "graph":  # padding, a graph without nodes, has mean 0
       accumulation_dtype = jnp.promote_types(x.dtype, jnp.float32)
       is_node = (graphs.nodes >= 0).astype(accumulation_dtype)
       sums = jnp.einsum("BT,BTD->BD", is_node, x.astype(accumulation_dtype))
@@ -250,15 +248,16 @@ class _Head(nnx.Module):
 def complete(
   graphs: GraphBatch, config: GraphEncoderConfig
 ) -> tuple[Array, Array, Array, Array]:
-  """Adds an edge from each node to itself and, if asked for, reversed edges.
+  """Adds an edge from each node to itself and, by the config, reverse edges.
 
   Returns the senders, receivers and labels of all edges, [B, M], and their features,
-  [B, M, F]. M edges of T nodes become M + T, or 2 M + T with reversed edges. A reversed
-  edge has its edge's label plus E; edges from a node to itself have the last label.
+  [B, M, F]. M edges of T nodes become M + T, or 2 M + T with reverse edges. The label
+  of a reverse edge is the label of the edge plus E. Edges from a node to itself have
+  the last label.
 
-  The features of an edge are the means over its pair's edges in each direction. The
-  operator's mean over all edges of a pair then leaves them as they are: neither edges
-  in the other direction nor an edge from a node to itself dilute them.
+  Features are first averaged over the edges of a pair, per direction. All edges of the
+  pair get the same means, in separate columns for the two directions. So the operator's
+  mean over all edges of a pair does not change them.
   """
   num_edges = graphs.labels.shape[1]
   num_nodes = graphs.nodes.shape[1]
@@ -272,7 +271,7 @@ def complete(
   parts = zip(*edges, strict=True)
   senders, receivers, labels = (jnp.concatenate(part, 1) for part in parts)
 
-  # The sums of a pair in each direction, beside the number of their terms.
+  # Sums features and their number for each pair, in each direction.
   count = jnp.ones((*graphs.labels.shape, 1))
   features = jnp.concatenate([graphs.edge_features, count], -1)
   shape = *senders.shape, config.num_directions, features.shape[-1]

@@ -1,4 +1,4 @@
-"""The decoder-only Transformer, such as Music Transformer (Huang et al. 2018)."""
+"""A decoder-only Transformer, such as Music Transformer (Huang et al. 2018)."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from relpos_jax.typing import Array, Float, Int
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModelConfig(LayersConfig):
-  """Options of the model: V, in addition to those of its layers."""
+  """Holds the options of the model and its layers; `vocab_size` is V."""
 
   vocab_size: int
 
@@ -18,9 +18,8 @@ class LanguageModelConfig(LayersConfig):
 class LanguageModel(nnx.Module):
   """Maps tokens to logits of the next token, with one matrix for embedding and softmax.
 
-  Token 0 is padding, at the end of a row. Dropout is applied if `rngs` are given. The
-  relation of Music Transformer is `positions="both", relative_values=False,
-  beyond="zero"`.
+  Token 0 is padding, at the end of a row. Dropout is applied if `rngs` are given. Music
+  Transformer has `positions="both", relative_values=False, beyond="zero"`.
 
   >>> import jax.numpy as jnp
   >>> config = LanguageModelConfig(50, num_layers=1, width=16, num_heads=2)
@@ -29,7 +28,7 @@ class LanguageModel(nnx.Module):
   >>> nnx.jit(lambda model: model(tokens))(model).shape
   (2, 5, 50)
 
-  `decode` computes the same one token at a time, with the cache of `init_cache`.
+  `decode` computes the same logits one token at a time, with a cache from `init_cache`.
   """
 
   def __init__(self, config: LanguageModelConfig, *, rngs: nnx.Rngs):
@@ -39,7 +38,7 @@ class LanguageModel(nnx.Module):
   def __call__(
     self, tokens: Int[Array, "B T"], rngs: nnx.Rngs | None = None
   ) -> Float[Array, "B T V"]:
-    """Returns float32 logits of the token after each of `tokens`."""
+    """Returns float32 logits of the next token after each of `tokens`."""
     x = self.softmax(tokens, rngs=rngs)
     for layer in self.layers:
       x = layer(x, rngs, is_causal=True)
@@ -52,9 +51,9 @@ class LanguageModel(nnx.Module):
   def decode(
     self, tokens: Int[Array, "B M"], cache: Cache
   ) -> tuple[Float[Array, "B M V"], Cache]:
-    """Reads M more tokens and returns the logits after each.
+    """Reads M more tokens, and returns the logits after each, and the cache.
 
-    Padding may be anywhere among them.
+    Padding may be anywhere among the tokens.
     """
     positions = cache.positions(tokens)
     x = self.softmax(tokens, positions=positions)

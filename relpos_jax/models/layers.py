@@ -1,4 +1,4 @@
-"""Parts shared by the models: the config of layers, embeddings, stacks of layers."""
+"""Parts that the models share: the config of layers, embeddings, layers, caches."""
 
 import dataclasses
 import functools
@@ -17,42 +17,45 @@ from relpos_jax.nn.schemes import SCHEMES, PositionsName
 from relpos_jax.typing import Array, Bool, Float, Int, PyTree
 
 PAD = 0
-_SHAW = "relative", "both"  # positions that are Shaw's tables, which have more options
+_SHAW = "relative", "both"  # positions with Shaw's tables, which have more options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayersConfig:
-  """Options of the layers; the defaults are the paper's base model.
+  """Holds the options of the layers. The defaults are the paper's base model.
 
   Attributes:
-    num_layers: in each stack.
+    num_layers: the number of layers in each stack.
     width: D.
-    num_heads: N, each of width D / N.
-    feed_forward: hidden width of the feed-forward layers.
+    num_heads: N, the number of heads, of width D / N.
+    feed_forward: the hidden width of the feed-forward layers.
     positions: "relative" (tables in every self-attention), "sinusoidal" (added to
-      embeddings), "both", "none", or one of `relpos_jax.nn.schemes` in every
+      embeddings), "both" or "none". Or a scheme of `relpos_jax.nn.schemes` in every
       self-attention: "t5", "alibi", "rotary", "xl" (Transformer-XL), "content"
-      (Inkling's low-rank bank) or "deberta". Or a subclass of `Positions`: each layer
-      calls it with those of width, num_heads, head_width, max_distance, left,
-      bidirectional and rngs that its `__init__` names.
-    max_distance: k, the clipping distance; without effect on sinusoids, "alibi" and
+      (Inkling) or "deberta". Or a subclass of `Positions`. Its `__init__` may have any
+      of the arguments width, num_heads, head_width, max_distance, left, bidirectional
+      and rngs.
+    max_distance: k, the clipping distance. It has no effect on sinusoids, "alibi" and
       "rotary".
-    left: the clipping distance on the left, if it is not k; tables have left + 1 + k
-      rows. Causal models need no rows on the right: k = 0.
-    tables_per_head: each head has its own tables `[2k+1, H]` (base), or all share them
-      (big).
-    tables_per_layer: each layer has its own tables, or the layers of a stack share
-      them.
-    relative_keys, relative_values: whether there are the two terms (Table 3).
+    left: the clipping distance on the left, if it differs from k. Then tables have left
+      + 1 + k rows. Causal models need no rows on the right, so k may be 0.
+    tables_per_head: whether each head has its own tables `[2k+1, H]`, as in the base
+      model, or all heads share them, as in the big model.
+    tables_per_layer: whether each layer has its own tables, or the layers of a stack
+      share them.
+    relative_keys, relative_values: whether to add vectors to keys, and to values (Table
+      3).
     beyond: "clip" or "zero" beyond distance k.
     norm: "pre", with a final norm on each stack (Tensor2Tensor from October 2017), or
-      "post" (its first code).
-    embedding_dropout_rate, attention_dropout_rate: on embeddings, on attention weights.
-    dropout_rate, feed_forward_dropout_rate: on sub-layer outputs, after the ReLU.
-    dtype: of the computation; parameters are float32.
-    implementation: of attention; None takes the fastest.
+      "post" (Tensor2Tensor before).
+    embedding_dropout_rate: dropout of embeddings.
+    attention_dropout_rate: dropout of attention weights.
+    dropout_rate: dropout of the outputs of sub-layers.
+    feed_forward_dropout_rate: dropout after the ReLU.
+    dtype: the dtype of the computation; parameters are float32.
+    implementation: name for the attention operator; None chooses the fastest.
 
-  Raises ValueError if a value is not one of its choices, or if two exclude each other.
+  Raises ValueError for unknown values, and for options that exclude each other.
   """
 
   num_layers: int = 6
@@ -91,11 +94,11 @@ class LayersConfig:
 
   @property
   def positions_class(self) -> type[Positions] | None:
-    """Returns the class of the layers' positions; None without."""
+    """Returns the class of positions in the layers; None if they have none."""
     return SCHEMES.get(self.positions, self.positions)
 
   def _check_options_of(self, kind: type[Positions]) -> None:
-    """Raises ValueError if an option is given that these positions do not have."""
+    """Raises ValueError if an option is set that these positions do not have."""
     foreign = ["relative_keys", "relative_values", "beyond", "tables_per_head"]
     if "left" not in _signature(kind).parameters:
       foreign.append("left")
@@ -110,12 +113,12 @@ class LayersConfig:
 
 
 def _signature(kind: type[Positions]) -> inspect.Signature:
-  # That of an NNX class itself is (*args, **kwargs).
+  # The signature of an NNX class itself is (*args, **kwargs).
   return inspect.signature(kind.__init__)
 
 
 class Memory(NamedTuple):
-  """The encoder keys and values of one layer of a decoder, and their padding mask."""
+  """Holds the encoder keys and values for one decoder layer, and the padding mask."""
 
   key: Float[Array, "B S N H"]
   value: Float[Array, "B S N H"]
@@ -123,16 +126,16 @@ class Memory(NamedTuple):
 
 
 class Cache(NamedTuple):
-  """The cache of a stack: one for each layer, and the next position of each row.
+  """Holds the caches of all layers, and the next position in each row.
 
-  In a beam search a row is a sentence, and its next token has W alternatives, which are
-  read at the same position. Nothing is copied when hypotheses branch: `ancestors` marks
-  the slots that hold the tokens of each.
+  In beam search, a row is a sentence. Each step reads W alternatives of the next token
+  at the same position. When hypotheses branch, nothing is copied: `beam_mask` is True
+  for the slots with the tokens of each hypothesis.
   """
 
   layers: tuple[KVCache, ...]
   next_position: Int[Array, " B"]
-  ancestors: Bool[Array, "B W S"] | None = None
+  beam_mask: Bool[Array, "B W S"] | None = None
 
   @classmethod
   def empty(
@@ -140,57 +143,58 @@ class Cache(NamedTuple):
   ) -> "Cache":
     """Returns an empty cache for `num_slots` tokens, padding included.
 
-    With a beam, each token has W alternatives.
+    With `beam_size` W, it has room for W alternatives of each token.
     """
-    ancestors = None
+    beam_mask = None
     if beam_size is not None:
       num_slots *= beam_size
-      ancestors = jnp.zeros((batch_size, beam_size, num_slots), bool)
+      beam_mask = jnp.zeros((batch_size, beam_size, num_slots), bool)
     caches = []
     for layer in layers:
       caches.append(layer.self_attention.init_cache(batch_size, num_slots))
-    return cls(tuple(caches), jnp.zeros(batch_size, jnp.int32), ancestors)
+    return cls(tuple(caches), jnp.zeros(batch_size, jnp.int32), beam_mask)
 
   def positions(self, tokens: Int[Array, "B M"]) -> Int[Array, "B M"]:
-    """Returns the positions of the next tokens, or of the W alternatives of the next.
+    """Returns the positions of the next tokens, or of W alternatives of the next token.
 
-    Padding, anywhere, has position -1: it takes a slot of the cache but no position.
+    Padding has position -1, wherever it is: it takes a slot, but no position.
     """
     mask = tokens != PAD
-    before = 0 if self.ancestors is not None else jnp.cumsum(mask, axis=1) - 1
+    before = 0 if self.beam_mask is not None else jnp.cumsum(mask, axis=1) - 1
     return jnp.where(mask, self.next_position[:, None] + before, -1)
 
   def read(
     self, layers, x: Array, positions: Array, memories: tuple[Memory, ...] | None = None
   ) -> tuple[Float[Array, "B M D"], "Cache"]:
-    """Applies layers to M more tokens, at positions [B, M].
+    """Applies layers to M more tokens at positions [B, M].
 
-    Returns their output and the cache.
+    Returns the output of the last layer, and the new cache.
     """
-    ancestors = mask = None
-    if self.ancestors is not None:
-      _, beam_size, num_slots = self.ancestors.shape
+    beam_mask = mask = None
+    if self.beam_mask is not None:
+      _, beam_size, num_slots = self.beam_mask.shape
       own_slot = self.layers[0].length[:, None] + jnp.arange(beam_size)
-      ancestors = self.ancestors | jax.nn.one_hot(own_slot, num_slots, dtype=bool)
-      mask = ancestors[:, None]
+      beam_mask = self.beam_mask | jax.nn.one_hot(own_slot, num_slots, dtype=bool)
+      mask = beam_mask[:, None]
     caches = []
     parts = itertools.zip_longest(layers, self.layers, memories or ())
     for layer, cache, memory in parts:
       x, cache = layer.decode(x, cache, positions, memory, mask)
       caches.append(cache)
     next_position = jnp.maximum(self.next_position, positions.max(axis=1) + 1)
-    return x, Cache(tuple(caches), next_position, ancestors)
+    return x, Cache(tuple(caches), next_position, beam_mask)
 
   def reorder(self, hypotheses: Int[Array, "B W"]) -> "Cache":
-    """Returns the cache of hypotheses that extend the given ones."""
-    ancestors = jnp.take_along_axis(self.ancestors, hypotheses[:, :, None], axis=1)
-    return self._replace(ancestors=ancestors)
+    """Returns the cache for hypotheses that extend those at the beam indices [B, W]."""
+    beam_mask = jnp.take_along_axis(self.beam_mask, hypotheses[:, :, None], axis=1)
+    return self._replace(beam_mask=beam_mask)
 
 
 class Embedding(nnx.Module):
-  """Embeds tokens, N(0, 1/D) times sqrt(D), and maps vectors to logits.
+  """Embeds tokens, and maps vectors to logits by the same matrix.
 
-  Adds sinusoids if the config asks for them.
+  The matrix is drawn from N(0, 1/D), and embeddings are multiplied by sqrt(D). The
+  config may add sinusoids.
   """
 
   def __init__(
@@ -225,15 +229,15 @@ class Embedding(nnx.Module):
     return drop(x.astype(config.dtype), config.embedding_dropout_rate, rngs)
 
   def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-    """Returns float32 logits: products with the embedding of each token."""
+    """Computes float32 logits, as products with the embeddings of all tokens."""
     table = self.table[...].astype(self.config.dtype)
     return jnp.einsum("btd,vd->btv", x, table, preferred_element_type=jnp.float32)
 
 
 class Layer(nnx.Module):
-  """Self-attention and a feed-forward layer, with residuals.
+  """Applies self-attention, optional cross-attention and a feed-forward layer.
 
-  Between them is cross-attention, if `has_memory`.
+  Each of them has a residual connection.
   """
 
   def __init__(
@@ -241,7 +245,7 @@ class Layer(nnx.Module):
     config: LayersConfig,
     positions: Positions | None = None,
     *,
-    has_memory: bool = False,
+    has_cross_attention: bool = False,
     rngs: nnx.Rngs,
   ):
     options = dict(dtype=config.dtype, rngs=rngs)
@@ -254,7 +258,7 @@ class Layer(nnx.Module):
       **options,
     )
     self.self_attention = attention(positions=positions)
-    self.cross_attention = attention() if has_memory else None
+    self.cross_attention = attention() if has_cross_attention else None
     self.feed_forward = FeedForward(
       config.width,
       config.feed_forward,
@@ -262,7 +266,7 @@ class Layer(nnx.Module):
       **options,
     )
     self.residuals = nnx.List()
-    for _ in range(3 if has_memory else 2):
+    for _ in range(3 if has_cross_attention else 2):
       residual = Residual(
         config.width, norm=config.norm, dropout_rate=config.dropout_rate, **options
       )
@@ -271,14 +275,14 @@ class Layer(nnx.Module):
   def __call__(
     self, x, rngs: nnx.Rngs | None = None, memory: Memory | None = None, **options
   ) -> Float[Array, "B T D"]:
-    """Applies the layer; `options` are those of self-attention: mask, is_causal, ..."""
+    """Applies the layer; `options` go to self-attention: mask, is_causal, ..."""
     y = self.self_attention(self.residuals[0].before(x), rngs=rngs, **options)
     return self._after_self_attention(x, y, rngs, memory)
 
   def decode(
     self, x, cache: KVCache, positions, memory: Memory | None = None, mask=None
   ):
-    """Reads more tokens with a cache."""
+    """Applies the layer to more tokens, and returns the output and the cache."""
     inputs = self.residuals[0].before(x)
     y, cache = self.self_attention.decode(inputs, cache, positions, mask)
     return self._after_self_attention(x, y, None, memory), cache
@@ -299,7 +303,7 @@ class Layer(nnx.Module):
 def make_positions(
   config: LayersConfig, *, is_causal: bool, rngs: nnx.Rngs
 ) -> Positions | None:
-  """Returns the positions of a layer's self-attention; None if it has none."""
+  """Creates the positions for a layer's self-attention; None if it has none."""
   kind = config.positions_class
   if kind is None or not (config.relative_keys or config.relative_values):
     return None
@@ -332,27 +336,30 @@ def make_positions(
 def make_stack(
   config: LayersConfig,
   *,
-  has_memory: bool = False,
+  has_cross_attention: bool = False,
   is_causal: bool = True,
   rngs: nnx.Rngs,
 ):
-  """Returns layers with positions, and the last norm.
+  """Creates the layers of a stack with their positions, and the last norm.
 
-  Each layer has positions of its own, or all share one module.
+  By `config.tables_per_layer`, each layer has its own positions, or all share one
+  module.
   """
   layers = nnx.List()
   positions = None
   for _ in range(config.num_layers):
     if positions is None or config.tables_per_layer:
       positions = make_positions(config, is_causal=is_causal, rngs=rngs)
-    layers.append(Layer(config, positions, has_memory=has_memory, rngs=rngs))
+    layers.append(
+      Layer(config, positions, has_cross_attention=has_cross_attention, rngs=rngs)
+    )
   return layers, last_norm(config, rngs)
 
 
 def last_norm(config: LayersConfig, rngs: nnx.Rngs):
-  """Returns the norm at the end of a stack.
+  """Creates the norm at the end of a stack, which only pre-norm layers need.
 
-  Pre-norm leaves the sum of residuals unscaled.
+  Pre-norm layers leave the sum of the residuals without a norm.
   """
   if config.norm == "post":
     return nnx.identity
@@ -360,10 +367,10 @@ def last_norm(config: LayersConfig, rngs: nnx.Rngs):
 
 
 def decoding_model(graphdef: nnx.GraphDef, params: PyTree) -> nnx.Module:
-  """Merges a model for decoding and resets the implementation of its attention layers.
+  """Merges a model for decoding, with None as the implementation of attention.
 
-  A decoder reads one token against a cache, at given positions, which the
-  implementation that a config names for training, such as "skew", may not support.
+  The implementation in the config is for training. Some, such as "skew", do not support
+  positions, with which a decoder reads one token into a cache.
   """
   model = nnx.merge(graphdef, params)
   model.set_attributes(implementation=None)

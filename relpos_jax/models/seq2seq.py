@@ -1,7 +1,4 @@
-"""The encoder-decoder Transformer of Vaswani et al. 2017.
-
-It has the positions of Shaw et al. 2018.
-"""
+"""The encoder-decoder Transformer of Vaswani et al. 2017, with relative positions."""
 
 import dataclasses
 import functools
@@ -25,13 +22,14 @@ from relpos_jax.typing import Array, Float, Int
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig(LayersConfig):
-  """Options of the model, in addition to those of its layers.
+  """Holds the options of the model, in addition to the options of its layers.
 
   Attributes:
-    source_vocab_size, target_vocab_size: V of each side; equal if embeddings are
-      shared.
-    share_embeddings: use one matrix for source, target and softmax, instead of three.
-    positions_in: the stacks that have `positions`, "all" or one; the other has none.
+    source_vocab_size, target_vocab_size: V of source and target; equal if they share
+      embeddings.
+    share_embeddings: whether source, target and softmax share one matrix, instead of
+      three.
+    positions_in: which stacks have `positions`: "all", "encoder" or "decoder".
   """
 
   source_vocab_size: int
@@ -49,7 +47,7 @@ class TransformerConfig(LayersConfig):
 class Transformer(nnx.Module):
   """Maps source and target tokens to logits of the next target token.
 
-  Token 0 is padding, anywhere in a source and at the end of a target: it has no effect
+  Token 0 is padding, anywhere in a source and at the end of a target. It has no effect
   on other tokens and no gradient. Dropout is applied if `rngs` are given.
 
   >>> import jax
@@ -60,7 +58,7 @@ class Transformer(nnx.Module):
   >>> jax.jit(model.__call__)(source, target_input).shape
   (2, 5, 50)
 
-  Decoding computes the same one token at a time:
+  Decoding computes the same logits one token at a time:
 
   >>> memories = jax.jit(model.encode_memory)(source)
   >>> cache = model.init_cache(2, num_slots=5)
@@ -80,7 +78,7 @@ class Transformer(nnx.Module):
     )
     self.target_embedding, self.softmax = make(), make()
     self.encoder = _Stack(encoder, rngs=rngs)
-    self.decoder = _Stack(decoder, has_memory=True, rngs=rngs)
+    self.decoder = _Stack(decoder, has_cross_attention=True, rngs=rngs)
 
   def __call__(
     self,
@@ -88,7 +86,7 @@ class Transformer(nnx.Module):
     target_input: Int[Array, "B T"],
     rngs: nnx.Rngs | None = None,
   ) -> Float[Array, "B T V"]:
-    """Returns float32 logits of the token after each of `target_input`."""
+    """Returns float32 logits of the next token after each of `target_input`."""
     memories = self.encode_memory(source, rngs)
     x = self.target_embedding(target_input, rngs=rngs)
     x = self.decoder(x, rngs, memories, is_causal=True)
@@ -105,9 +103,9 @@ class Transformer(nnx.Module):
   def encode_memory(
     self, source: Int[Array, "B S"], rngs: nnx.Rngs | None = None
   ) -> tuple[Memory, ...]:
-    """Encodes a source once, for decoding many tokens.
+    """Encodes a source once, to decode any number of tokens.
 
-    Returns the encoder keys and values of each layer of the decoder.
+    Returns the encoder keys and values for each layer of the decoder.
     """
     x = self.encode(source, rngs)
     mask = (source != PAD)[:, None, None]
@@ -118,7 +116,7 @@ class Transformer(nnx.Module):
     return tuple(memories)
 
   def empty_memory(self, source: Int[Array, "B S"]) -> tuple[Memory, ...]:
-    """Returns zeros of the shapes of `encode_memory`, without running the encoder."""
+    """Returns zeros with the shapes of `encode_memory`, without running the encoder."""
     shapes = jax.eval_shape(self.encode_memory, source)
     return jax.tree.map(jnp.zeros_like, shapes)
 
@@ -127,17 +125,17 @@ class Transformer(nnx.Module):
   ) -> Cache:
     """Returns an empty cache for `num_slots` tokens, padding included.
 
-    With a beam, each token has W alternatives.
+    With `beam_size` W, it has room for W alternatives of each token.
     """
     return Cache.empty(self.decoder.layers, batch_size, num_slots, beam_size)
 
   def decode(
     self, tokens: Int[Array, "B M"], cache: Cache, memories: tuple[Memory, ...]
   ) -> tuple[Float[Array, "B M V"], Cache]:
-    """Reads M more target tokens and returns the logits after each.
+    """Reads M more target tokens, and returns the logits after each, and the cache.
 
-    Padding may be anywhere among them. With a cache of beams, reads W alternatives of
-    one token.
+    Padding may be anywhere among the tokens. With a cache for beam search, the tokens
+    are the W alternatives of one token.
     """
     positions = cache.positions(tokens)
     x = self.target_embedding(tokens, positions=positions)
@@ -147,17 +145,23 @@ class Transformer(nnx.Module):
 
 
 class _Stack(nnx.Module):
-  """The encoder or decoder: layers one after the other, and the norm at the end."""
+  """Applies the layers of the encoder or decoder, and the norm at the end."""
 
   def __init__(
-    self, config: TransformerConfig, *, has_memory: bool = False, rngs: nnx.Rngs
+    self,
+    config: TransformerConfig,
+    *,
+    has_cross_attention: bool = False,
+    rngs: nnx.Rngs,
   ):
-    # The decoder, which has a memory, is causal.
-    options = dict(has_memory=has_memory, is_causal=has_memory, rngs=rngs)
+    # Only the decoder has cross-attention, and only the decoder is causal.
+    options = dict(
+      has_cross_attention=has_cross_attention, is_causal=has_cross_attention, rngs=rngs
+    )
     self.layers, self.norm = make_stack(config, **options)
 
   def __call__(self, x, rngs, memories: tuple[Memory, ...] | None = None, **options):
-    """Applies the layers; `options` are those of self-attention: mask, is_causal."""
+    """Applies the layers; `options` go to self-attention: mask, is_causal."""
     for layer, memory in itertools.zip_longest(self.layers, memories or ()):
       x = layer(x, rngs, memory, **options)
     return self.norm(x)

@@ -1,9 +1,10 @@
-"""Flax NNX layers."""
+"""Flax NNX layers with relative positions."""
 
 from relpos_jax.nn.attention import KVCache, MultiHeadAttention
 from relpos_jax.nn.attention_fn import RelativeAttention
 from relpos_jax.nn.feed_forward import FeedForward, Residual
 from relpos_jax.nn.positions import Positions, RelativePositionTables, sinusoids
+from relpos_jax.nn.rolling_cache import RollingCache
 from relpos_jax.nn.schemes import (
   AlibiPositions,
   ContentPositions,
@@ -24,6 +25,7 @@ __all__ = [
   "RelativeAttention",
   "RelativePositionTables",
   "Residual",
+  "RollingCache",
   "RotaryPositions",
   "T5Positions",
   "TransformerXLPositions",

@@ -1,4 +1,4 @@
-"""The attention layer: projections, positions, the operator and its cache."""
+"""The attention layer: projections, positions, the operator and a cache."""
 
 import functools
 import math
@@ -11,27 +11,27 @@ from flax import nnx
 from relpos_jax.attention.edges import edge_attention
 from relpos_jax.attention.operator import attention_weights, dot_product_attention
 from relpos_jax.nn.positions import Positions
+from relpos_jax.nn.rolling_cache import RollingCache
 from relpos_jax.typing import Array, Bool, Float, Int
 
-# Variance 1 / fan-in, as Tensor2Tensor's uniform unit scaling.
+# Variance 1 / fan-in: Tensor2Tensor's uniform unit scaling.
 kernel_init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform")
 
-_FEWEST_SLOTS = 32  # of a cache, to attend to a part of it
+_FEWEST_SLOTS = 32  # the smallest part of a cache to attend to
 
 
 class KVCache(NamedTuple):
-  """The cache of one attention layer.
+  """Stores the keys and values of one attention layer.
 
-  Every leaf has the batch first, so a gather reorders rows. A token is found by the
-  position stored in its slot, not by the slot. Padding takes a slot with position -1,
-  which is masked, so rows may be padded left, right or in between.
+  Every array has the batch first, so that a gather reorders rows. Each slot stores the
+  position of its token. Padding takes a slot with position -1, which is masked. So rows
+  may be padded on the left, on the right or in between.
 
   Attributes:
-    key, value: the projections of the tokens read, laid out as products with them want
-      it.
-    positions: absolute position of each slot's token; -1 where the slot is empty or
-      padding.
-    length: number of slots taken in each row.
+    key, value: the projections of the tokens read so far, in the layouts that products
+      with them need.
+    positions: the position of the token in each slot, -1 for empty slots and padding.
+    length: the number of slots taken in each row.
   """
 
   key: Float[Array, "B K H S"]
@@ -47,8 +47,8 @@ class KVCache(NamedTuple):
   ) -> "KVCache":
     """Writes M tokens into the next slots of every row.
 
-    Raises ValueError if they do not fit and `length` is concrete. Under `jit` tokens
-    past the end are dropped, `length` counts them, and the row is `full` from then on.
+    If the tokens do not fit and `length` is concrete, raises ValueError. Under `jit` it
+    drops the tokens past the end, but counts them in `length`, so that `full` is True.
     """
     num_slots = self.positions.shape[1]
     num_new = positions.shape[1]
@@ -61,7 +61,7 @@ class KVCache(NamedTuple):
     return jax.vmap(KVCache._write)(self, key, value, positions)
 
   def _write(self, key_MKH, value_MKH, positions) -> "KVCache":
-    """Writes tokens of one row, without a batch axis."""
+    """Writes the tokens of one row, without a batch axis."""
     num_new = len(positions)
     slots = self.length + jnp.arange(num_new)
     key_KHM = key_MKH.transpose(1, 2, 0)
@@ -73,35 +73,36 @@ class KVCache(NamedTuple):
 
   @property
   def full(self) -> Bool[Array, " B"]:
-    """Returns the rows that have dropped tokens."""
+    """Returns which rows have dropped tokens."""
     return self.length > self.positions.shape[1]
 
 
 class MultiHeadAttention(nnx.Module):
-  """Multi-head attention, with `positions` if they are given.
+  """Computes multi-head attention, with or without relative positions.
 
   Vaswani et al. 2017, section 3.2.2, and Shaw et al. 2018, section 3.1. Projections
   have no bias.
 
   Args:
-    width: D, of inputs and outputs.
-    num_heads: N, query heads; a divisor of D if no `head_width` is given.
-    num_key_heads: K, key and value heads, a divisor of N; N if None.
-    head_width: H; D / N if None.
-    positions: `RelativePositionTables` or any other `Positions`; layers given the same
-      object share its parameters, which are in `tables`.
-    dropout_rate: of the attention weights, in training.
-    implementation: of the operator; None takes the fastest that supports the call.
-    dtype: of the computation; parameters are float32.
+    width: D, the width of inputs and outputs.
+    num_heads: N, the number of query heads. It divides D if `head_width` is None.
+    num_key_heads: K, the number of key and value heads, a divisor of N. None means N.
+    head_width: H. None means D / N.
+    positions: `RelativePositionTables` or any other `Positions`. Its parameters are
+      under `tables`. Layers with the same object share them.
+    dropout_rate: dropout of the attention weights, in training.
+    implementation: name for the operator; None chooses the fastest.
+    dtype: the dtype of the computation; parameters are float32.
 
   >>> layer = MultiHeadAttention(32, 4, rngs=nnx.Rngs(0))
   >>> layer(jnp.ones((2, 5, 32)), is_causal=True).shape
   (2, 5, 32)
 
-  From one sequence to another, positions of both count in the same unit: for frames
-  twice as dense as tokens, `query_positions=2 * jnp.arange(5)` beside a memory of ten.
+  In attention from one sequence to another, both need positions in the same unit. For
+  example, 5 tokens may attend to 10 frames, two per token: then give
+  `query_positions=2 * jnp.arange(5)`.
 
-  Attention weights [B, N, T, S] of every layer of a model can be captured:
+  To capture the attention weights [B, N, T, S] of every layer in a model:
 
   >>> layer.set_attributes(sow_weights=True)
   >>> _, sown = nnx.capture(layer, nnx.Intermediate)(jnp.ones((2, 5, 32)))
@@ -153,10 +154,10 @@ class MultiHeadAttention(nnx.Module):
     rngs: nnx.Rngs | None = None,
     **options,
   ) -> Float[Array, "B T D"]:
-    """Attends from `x` to `memory`, or to itself; with `rngs`, applies dropout.
+    """Attends from `x` to `memory`, such as the encoder's output, or to `x` itself.
 
-    Further options are the operator's: mask, is_causal, query_positions,
-    key_segment_ids, ...
+    With `rngs` it applies dropout. Other options go to the operator: mask, is_causal,
+    query_positions, key_segment_ids, ...
     """
     if memory is None:
       memory = x
@@ -166,7 +167,7 @@ class MultiHeadAttention(nnx.Module):
   def keys_values(
     self, memory: Float[Array, "B S D"]
   ) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K H"]]:
-    """Projects a memory to keys and values, once for many calls of `attend`."""
+    """Projects `memory` to keys and values, for any number of calls of `attend`."""
     return self.key(memory), self.value(memory)
 
   def attend(
@@ -180,8 +181,9 @@ class MultiHeadAttention(nnx.Module):
   ) -> Float[Array, "B T D"]:
     """Attends from `x` to projected keys and values.
 
-    For graphs, pass `relations` to a layer without positions, or the `senders` and
-    `receivers` of a list of edges with the options of `edge_attention`.
+    For graphs, make a layer without positions, and pass `relations`. Or pass the
+    `senders` and `receivers` of a list of edges, with other options of
+    `edge_attention`.
     """
     query = self.query(x)
     dropout = {}
@@ -206,16 +208,32 @@ class MultiHeadAttention(nnx.Module):
   def decode(
     self,
     x: Float[Array, "B M D"],
-    cache: KVCache,
+    cache: KVCache | RollingCache,
     positions: Int[Array, "B M"],
     mask: Bool[Array, "B 1 M S"] | None = None,
-  ) -> tuple[Float[Array, "B M D"], KVCache]:
-    """Reads M more tokens at absolute `positions` (-1: padding) and attends causally.
+  ) -> tuple[Float[Array, "B M D"], KVCache | RollingCache]:
+    """Reads M more tokens into the cache, and attends causally from them.
 
-    Reading M tokens at once or one by one gives the same as the full causal pass. Rows
-    for which the cache is too small become NaN. A mask leaves slots out, for example
-    those of other hypotheses.
+    `positions` are absolute, and -1 for padding. Reading tokens at once or one by one
+    gives the same results as a full causal pass. Rows become NaN if the cache is too
+    small for them. A mask excludes slots, such as the tokens of other hypotheses.
+
+    A rolling cache of W slots never becomes full. It gives the same as a full pass with
+    `is_causal=True, local_window_size=(W - 1, 0)`, and takes no mask:
+
+    >>> layer = MultiHeadAttention(8, 2, rngs=nnx.Rngs(0))
+    >>> cache = layer.init_rolling_cache(batch_size=1, window=4)
+    >>> x = jax.random.normal(jax.random.key(0), (1, 9, 8))
+    >>> for i in range(9):
+    ...   y, cache = layer.decode(x[:, [i]], cache, jnp.array([[i]]))
+    >>> full = layer(x, is_causal=True, local_window_size=(3, 0))
+    >>> bool(jnp.allclose(y, full[:, 8:], atol=1e-6))
+    True
     """
+    if isinstance(cache, RollingCache):
+      if mask is not None:
+        raise ValueError("a rolling cache takes no mask")
+      return self._decode_in_window(x, cache, positions)
     key, value = self.keys_values(x)
     cache = cache.append(key, value, positions)
     is_token = cache.positions >= 0
@@ -223,10 +241,10 @@ class MultiHeadAttention(nnx.Module):
     mask = is_token_B11S if mask is None else mask & is_token_B11S
     num_slots = is_token.shape[1]
     sizes = [num_slots]
-    # Prompts are read with one program for any size: they are few, and compiling takes
-    # longer.
+    # Only for few tokens, as in decoding, does it attend to a part of the cache. For a
+    # prompt, compiling a branch for each size would take longer than it saves.
     if x.shape[1] <= 8 and not self.sow_weights:
-      sizes = _sizes_of_parts(num_slots)
+      sizes = _part_sizes(num_slots)
     slots = jnp.arange(1, num_slots + 1)
     num_in_use = jnp.max(jnp.where(is_token, slots, 0))
     part = jnp.searchsorted(jnp.array(sizes), num_in_use)
@@ -235,10 +253,27 @@ class MultiHeadAttention(nnx.Module):
     y = jnp.where(cache.full[:, None, None], jnp.nan, y)
     return y, cache
 
+  def _decode_in_window(
+    self, x: Array, cache: RollingCache, positions: Array
+  ) -> tuple[Float[Array, "B M D"], RollingCache]:
+    """Attends to the old slots and the new tokens, then writes these."""
+    tokens = *self.keys_values(x), positions
+    context = cache.with_tokens(*tokens)
+    y = self.attend(
+      x,
+      context.key,
+      context.value,
+      mask=context.mask(positions, cache.window),
+      is_causal=True,
+      query_positions=positions,
+      key_positions=context.positions,
+    )
+    return y, cache.write(*tokens)
+
   def _attend_to_part(
     self, num_slots: int, x: Array, cache: KVCache, positions: Array, mask: Array
   ) -> Float[Array, "B M D"]:
-    """Attends to the first slots of a cache."""
+    """Attends to the first `num_slots` slots of a cache."""
     key = cache.key[..., :num_slots].transpose(0, 3, 1, 2)
     value = cache.value[:, :, :num_slots].swapaxes(1, 2)
     key_positions = cache.positions[:, :num_slots]
@@ -247,16 +282,23 @@ class MultiHeadAttention(nnx.Module):
     return self.attend(x, key, value, mask=mask, is_causal=True, **options)
 
   def init_cache(self, batch_size: int, num_slots: int) -> KVCache:
-    """Returns an empty cache of this layer's shape and dtype."""
+    """Returns an empty cache for this layer."""
     heads, width = self.key_shape
     key = jnp.zeros((batch_size, heads, width, num_slots), self.dtype)
     positions = jnp.full((batch_size, num_slots), -1, jnp.int32)
     length = jnp.zeros(batch_size, jnp.int32)
     return KVCache(key, key.swapaxes(2, 3), positions, length)
 
+  def init_rolling_cache(self, batch_size: int, window: int) -> RollingCache:
+    """Returns an empty cache for attention to the last `window` tokens."""
+    shape = batch_size, window, *self.key_shape
+    empty = jnp.zeros(shape, self.dtype)
+    positions = jnp.full((batch_size, window), -1, jnp.int32)
+    return RollingCache(empty, empty, positions)
 
-def _sizes_of_parts(num_slots: int) -> list[int]:
-  """Returns the sizes of the parts of a cache, each four times the one before."""
+
+def _part_sizes(num_slots: int) -> list[int]:
+  """Returns sizes for parts of a cache, each about four times the one before."""
   sizes = [num_slots]
   while sizes[0] >= 4 * _FEWEST_SLOTS:
     smaller = math.ceil(sizes[0] / 4)

@@ -1,4 +1,4 @@
-"""Relative positions in your own model, as an `attention_fn` of Flax's layers."""
+"""Relative positions for Flax's own attention layers, as an `attention_fn`."""
 
 import math
 from collections.abc import Callable
@@ -17,33 +17,33 @@ from relpos_jax.typing import Array, ArrayLike, Float
 
 
 class RelativeAttention(nnx.Module):
-  """The `attention_fn` of an `nnx.MultiHeadAttention` with relative positions.
+  """Adds relative positions to `nnx.MultiHeadAttention`, as its `attention_fn`.
 
-  It owns the tables, parameters `attention_fn/tables/key` and
-  `attention_fn/tables/value` of the layer it is given to. Layers given the same object
-  share its tables. `positions=`, instead of `max_distance` and `head_width`, takes
-  existing tables, whose `key` and `value` may be set to pretrained ones, or other
-  positions, such as `T5Positions(num_heads, rngs=rngs)`.
+  It owns the tables. In the parameters of the layer they are `attention_fn/tables/key`
+  and `attention_fn/tables/value`. Layers with the same object share its tables. To use
+  existing tables or other positions, such as `T5Positions(num_heads, rngs=rngs)`, give
+  `positions=` instead of `max_distance` and `head_width`.
 
-  To decode with flax's cache, set `self_attention=True`: flax passes one query without
-  its position. Or give the position: as `input_positions` to the layer (flax 0.12.12),
-  or by `nnx.view(model, query_positions=...)` to a complete model, layers of an
-  `nnx.scan` included. The key in slot j of the cache has position j, unless
-  `key_positions` are given in the same way. If there are as many queries as keys, both
-  have positions 0, 1, 2, ... by default.
+  In decoding with flax's cache, flax passes one query without its position. So set
+  `self_attention=True`, or give the position: as `input_positions` to the layer (flax
+  0.12.12), or by `nnx.view(model, query_positions=...)` to a complete model, which may
+  use `nnx.scan`. Slot j of the cache has position j, unless you give `key_positions` in
+  the same way. If there are as many queries as keys, both have positions 0, 1, 2, ...
+  by default.
 
-  Unlike flax, dropout draws each weight independently and ignores `broadcast_dropout`,
-  softmax is computed in float32 or wider, and a fully masked query gets zero.
+  Unlike flax, dropout draws each weight independently and ignores `broadcast_dropout`.
+  Softmax is computed in float32, or float64 for float64 inputs, and a fully masked
+  query gets zero.
 
   Args:
     max_distance: k, the distance at which positions are clipped.
-    head_width: H, the layer's `qkv_features / num_heads`.
-    self_attention: whether a single query of a cache has the position of the last key
-      that the mask leaves, as flax's layer makes the mask in decoding. It is wrong for
+    head_width: H, `qkv_features / num_heads` of the layer.
+    self_attention: whether a single query with a cache has the position of the last key
+      that the mask allows, as flax's layers make it in decoding. Do not set it for
       cross-attention.
-    logits_soft_cap, implementation: of the operator.
-    positions: the tables, or other positions; None makes new tables.
-    options: of `RelativePositionTables`: num_heads, keys, values, beyond, left,
+    logits_soft_cap, implementation: as in `dot_product_attention`.
+    positions: existing tables, or other positions; None makes new tables.
+    options: for `RelativePositionTables`: num_heads, keys, values, beyond, left,
       table_init, ...
 
   >>> rngs = nnx.Rngs(0)
@@ -77,7 +77,8 @@ class RelativeAttention(nnx.Module):
         "RelativeAttention wants max_distance, head_width and rngs, or positions= "
         f"alone, such as AlibiPositions(8); positions is {positions!r:.60}"
       )
-    # Positions without parameters get a scalar, stacked as layers are: see `set_view`.
+    # Positions without parameters get a scalar: under `nnx.scan` it is stacked like the
+    # layers, and `set_view` reads the number of layers from it.
     self.scalar = None if nnx.state(self.tables) else nnx.Variable(jnp.zeros(()))
     self.rank = min(leaf.ndim for leaf in self._leaves())
     self.self_attention = self_attention
@@ -91,10 +92,9 @@ class RelativeAttention(nnx.Module):
     query_positions: ArrayLike | None = None,
     key_positions: ArrayLike | None = None,
   ) -> None:
-    """Sets positions for `nnx.view`: integers `[B, T]` or `[T]`, and `[B, S]` or `[S]`.
+    """Sets positions, for `nnx.view`. Shapes are `[B, T]` or `[T]`, `[B, S]` or `[S]`.
 
-    Layers stacked for `nnx.scan` get a copy each, along the same first axis as their
-    tables.
+    Layers stacked for `nnx.scan` get a copy each, along the first axes of their tables.
     """
     smallest = min(self._leaves(), key=jnp.ndim)
     stack = smallest.shape[: smallest.ndim - self.rank]
@@ -120,16 +120,16 @@ class RelativeAttention(nnx.Module):
     qk_attn_weights_einsum: object = ...,
     **options,
   ) -> Float[Array, "*B T N H"]:
-    """Attends as `nnx.dot_product_attention`; bias and mask broadcast to [*B, N, T, S].
+    """Attends like `nnx.dot_product_attention`.
 
-    Further options are those of `attend_as_flax`. If `module` is given, sows the
-    weights before dropout as its `attention_weights`. Raises TypeError if called by a
-    Linen layer.
+    Bias and mask broadcast to [*B, N, T, S]. If `module` is given, it sows the weights
+    before dropout as the module's `attention_weights`. `attend_as_flax` has the other
+    options. Raises TypeError if a Linen layer calls it.
     """
     if qk_attn_weights_einsum is not ...:  # only Linen's layers have it
       raise TypeError(
-        "a Linen layer was given relpos_jax.nn.RelativeAttention, whose tables would "
-        "not train: give it relpos_jax.linen.RelativeAttention"
+        "a Linen layer has relpos_jax.nn.RelativeAttention, and would not train its "
+        "tables: give it relpos_jax.linen.RelativeAttention"
       )
     options |= dict(module=module, collection=nnx.Intermediate)
     tensors = query, key, value, bias, mask
@@ -138,7 +138,7 @@ class RelativeAttention(nnx.Module):
 
 @runtime_checkable
 class _Hook(Protocol):
-  """The settings of a `RelativeAttention`, NNX's or Linen's."""
+  """Declares the settings of a `RelativeAttention` of NNX or Linen."""
 
   query_positions: ArrayLike | None
   key_positions: ArrayLike | None
@@ -169,12 +169,12 @@ def attend_as_flax(
   precision: object = None,
   **unsupported,
 ) -> Float[Array, "*B T N H"]:
-  """Calls the operator with flax's arguments.
+  """Calls the operator with the arguments that flax passes to an `attention_fn`.
 
-  These are any batch axes, numbers as masks, a `dtype`. Positions are those given, or
-  those of the `hook`, an NNX or Linen `RelativeAttention`; `arguments` is that of
-  `Positions`. Sows weights in the `collection` of a `module`. Raises
-  NotImplementedError for settings that the operator does not have.
+  It casts to `dtype`, and takes masks of numbers. `hook` is an NNX or Linen
+  `RelativeAttention`; its positions apply if flax passes none. `arguments` is the
+  method `Positions.arguments`. If there is a `module`, sows the weights in its
+  `collection`. Raises NotImplementedError for settings that the operator lacks.
   """
   for name, setting in unsupported.items():
     if setting is not None:
@@ -186,7 +186,7 @@ def attend_as_flax(
     hook, query, key, mask, input_positions, key_positions
   )
   if mask is not None:
-    mask = jnp.asarray(mask) != 0  # flax takes numbers, too
+    mask = jnp.asarray(mask) != 0  # flax allows masks of numbers
   options: dict[str, Any] = dict(
     bias=bias,
     mask=mask,
@@ -208,14 +208,15 @@ def attend_as_flax(
 
 
 def _precision_name(precision: Any) -> str | None:
-  """Returns the name of a precision that flax takes; of None, JAX's default."""
+  """Converts a precision as in flax to a name for JAX; None is JAX's default."""
   if isinstance(precision, tuple):
-    (precision,) = {*precision}  # one for both operands
+    (precision,) = {*precision}  # both operands must have the same
   if isinstance(precision, jax.lax.Precision):
     precision = precision.name
   if not precision:
     return jax.config.jax_default_matmul_precision
-  is_preset = "_" in precision  # such as BF16_BF16_F32: JAX wants capitals
+  # JAX wants capitals for a name such as BF16_BF16_F32, and otherwise lower case.
+  is_preset = "_" in precision
   return precision if is_preset else precision.lower()
 
 
@@ -227,10 +228,10 @@ def _positions(
   query_positions: ArrayLike | None,
   key_positions: ArrayLike | None,
 ) -> tuple[Array | None, Array | None, Array | None]:
-  """Returns the operator's positions of queries and keys, and offset of queries.
+  """Returns query positions, key positions and query offset for the operator.
 
-  They are those of the call, or the hook's. Raises ValueError if both lack them, unless
-  there are as many queries as keys.
+  They come from the call, or else from the hook. Without either, raises ValueError,
+  unless there are as many queries as keys.
   """
   *batch, num_queries, _, _ = query.shape
   num_keys = key.shape[-3]
@@ -242,8 +243,8 @@ def _positions(
     query_positions = _position_in_cache(hook, num_queries, num_keys, mask)
   if key_positions is None and num_queries == num_keys:
     key_positions = query_positions
-  query_positions = _of_rows("query_positions", query_positions, batch)
-  key_positions = _of_rows("key_positions", key_positions, batch)
+  query_positions = _broadcast_positions("query_positions", query_positions, batch)
+  key_positions = _broadcast_positions("key_positions", key_positions, batch)
   if key_positions is None and query_positions is not None and num_queries == 1:
     return None, None, query_positions[..., 0]  # more implementations take an offset
   return query_positions, key_positions, None
@@ -252,22 +253,24 @@ def _positions(
 def _position_in_cache(
   hook: _Hook, num_queries: int, num_keys: int, mask: ArrayLike | None
 ) -> Array:
-  """Returns the position of the last key that the mask leaves to the one query.
+  """Returns the position of the last key that the one query may attend to.
 
-  Flax's layers make such a mask in cached decoding, and pass no position.
+  In cached decoding, flax's layers make a mask but pass no position.
   """
   if hook.self_attention and num_queries == 1 and mask is not None:
     last_BN1 = mask.shape[-1] - 1 - jnp.argmax(mask[..., ::-1] != 0, axis=-1)
     return last_BN1[..., 0, :]
   raise ValueError(
     f"RelativeAttention lacks the positions of {num_queries} queries and {num_keys} "
-    "keys: set self_attention=True if it is one query of the keys' sequence, or give "
+    "keys: set self_attention=True for one query with a cache, or give "
     "query_positions (NNX: by nnx.view, Linen: as its attribute)"
   )
 
 
-def _of_rows(name: str, positions: ArrayLike | None, batch: list[int]) -> Array | None:
-  """Returns positions of each row, or `[T]` if all rows have the same."""
+def _broadcast_positions(
+  name: str, positions: ArrayLike | None, batch: list[int]
+) -> Array | None:
+  """Broadcasts positions to the batch, or returns `[T]` if all rows share them."""
   if positions is None:
     return None
   positions = as_array(name, positions)

@@ -1,4 +1,4 @@
-"""The other parts of a Transformer layer: feed-forward, residuals, sharding."""
+"""Feed-forward layers, residual connections, dropout and sharding of activations."""
 
 import math
 from typing import Literal
@@ -15,7 +15,7 @@ from relpos_jax.typing import Array, Float
 
 
 class FeedForward(nnx.Module):
-  """Two linear maps with a ReLU and dropout between them.
+  """Applies two linear layers, with a ReLU and dropout between them.
 
   Vaswani et al. 2017, section 3.3.
 
@@ -45,10 +45,10 @@ class FeedForward(nnx.Module):
 
 
 class Residual(nnx.Module):
-  """The residual connection around a sub-layer f, with its norm and dropout.
+  """Adds a residual connection, layer norm and dropout around a sub-layer f.
 
-  Pre-norm: x + dropout(f(norm(x))). Post-norm: norm(x + dropout(f(x))). Applied in two
-  halves, so that f may return more than its output:
+  Pre-norm: x + dropout(f(norm(x))). Post-norm: norm(x + dropout(f(x))). Call `before`,
+  then f, then `after`, so that f may have more arguments and results:
 
   >>> residual = Residual(8, norm="pre", rngs=nnx.Rngs(0))
   >>> x = jnp.ones((2, 8))
@@ -86,10 +86,8 @@ def drop(
 ) -> Float[Array, "*B D"]:
   """Zeroes each number with probability `rate`, and divides the others by 1 - rate.
 
-  Without `rngs` nothing changes.
-
-  A hash of a number's index decides. On a CPU, the random bits of flax's dropout take 8
-  to 22% of a training step.
+  Without `rngs` it returns x. A hash of the index decides for each number, since on a
+  CPU the random bits of flax's dropout take 8 to 22% of a training step.
   """
   if rngs is None or rate == 0:
     return x
@@ -106,10 +104,10 @@ def drop(
 def shard_leading(x: Array, letters: str) -> Array:
   """Shards the leading axes of x, named by `letters`, over the mesh in context.
 
-  Used between layers for [B, T, D] ("BT") and for embedding tables [V, D] ("N"), so
-  that the compiler moves parameters, which are sharded over D, and not activations. An
-  axis that the mesh does not divide is replicated. Returns x without a mesh in context,
-  or if x has no axis left.
+  Layers call it on activations [B, T, D] ("BT") and embedding tables [V, D] ("N").
+  Otherwise the compiler might move activations between devices instead of parameters,
+  which are sharded over D. An axis that the mesh does not divide is replicated. Returns
+  x if there is no mesh in context, or if no axis would be left.
   """
   shards = axes_in_context()
   if not any(shards.values()) or x.ndim <= len(letters):

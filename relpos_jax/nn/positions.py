@@ -1,4 +1,4 @@
-"""Positions of a layer: trained tables of relative positions, and sinusoids."""
+"""Positions for a layer: trained tables of relative positions, and sinusoids."""
 
 import numbers
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from relpos_jax.typing import Array, ArrayLike, Beyond, Float, Int
 def init_table(
   key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
 ) -> Array:
-  """Draws a table from Glorot's uniform distribution over [R, N*H], or [R, H].
+  """Draws a table by Glorot's uniform initializer for [R, N*H] or [R, H].
 
   Tensor2Tensor does the same.
   """
@@ -28,7 +28,7 @@ def init_table(
 def table_shape(
   max_distance: int, left: int | None, num_heads: int | None, head_width: int
 ) -> tuple[int, ...]:
-  """Returns `[R, H]` or `[R, N, H]`: distances from -left to max_distance."""
+  """Returns `[R, H]` or `[R, N, H]`, for distances from -left to max_distance."""
   if left is None:
     left = max_distance
   if not all(isinstance(x, numbers.Integral) and x >= 0 for x in (left, max_distance)):
@@ -47,27 +47,26 @@ def new_table(
   dtype: DTypeLike,
   init: Callable[..., Array] = init_table,
 ) -> nnx.Param:
-  """Returns a new parameter."""
+  """Returns a new parameter, drawn by `init`."""
   return nnx.Param(init(rngs.params(), shape, dtype))
 
 
 class Positions(nnx.Module):
-  """The positions of a self-attention layer.
+  """Base class for the positions of a self-attention layer.
 
-  They are a relation, or change queries and keys.
-
-  A layer calls `arguments`. A scheme that is a relation defines `__call__`, which
-  returns it:
+  A layer calls `arguments`, which may add a relation, or change queries and keys. For a
+  relation, a subclass defines only `__call__`, to return it:
 
   >>> from relpos_jax import DistanceBias
-  >>> class Nearby(Positions):
+  >>> class DistancePositions(Positions):
   ...   def __init__(self, num_heads, *, rngs):
   ...     self.table = nnx.Param(jnp.zeros((2 * 8 + 1, num_heads)))
   ...   def __call__(self):
   ...     return DistanceBias(self.table[...], beyond="zero")
   >>> from relpos_jax.nn import MultiHeadAttention
   >>> rngs = nnx.Rngs(0)
-  >>> layer = MultiHeadAttention(32, 4, positions=Nearby(4, rngs=rngs), rngs=rngs)
+  >>> positions = DistancePositions(4, rngs=rngs)
+  >>> layer = MultiHeadAttention(32, 4, positions=positions, rngs=rngs)
   >>> layer(jnp.ones((2, 5, 32))).shape
   (2, 5, 32)
   """
@@ -86,15 +85,15 @@ class Positions(nnx.Module):
     key_positions: ArrayLike | None = None,
     query_offset: ArrayLike | None = None,
   ) -> dict[str, Any]:
-    """Returns the operator's query and key, and relations and scale where they differ.
+    """Returns arguments for the operator: query, key, and any of relations and scale.
 
-    Positions and offset are those of the call, None by default.
+    Positions and offset are the arguments of the call, or None.
     """
     return dict(query=query, key=key, relations=self())
 
 
 class TableOptions(TypedDict, total=False):
-  """The options of `RelativePositionTables`, for editors."""
+  """Names the options of `RelativePositionTables`, for type checkers."""
 
   left: int | None
   num_heads: int | None
@@ -109,24 +108,24 @@ class TableOptions(TypedDict, total=False):
 class RelativePositionTables(Positions):
   """Owns the trained vectors w^K and w^V of Shaw et al. 2018, section 3.2.
 
-  Attention layers given the same object share its tables.
+  Attention layers with the same object share its tables.
 
   Args:
-    max_distance: k, the distance at which positions are clipped; tables have 2k + 1
+    max_distance: k, the distance at which positions are clipped. Tables have 2k + 1
       rows.
-    left: the distance on the left, if it is not k; tables have left + 1 + k rows.
-      Causal attention needs no rows on the right: k = 0.
+    left: the clipping distance on the left, if it differs from k. Then tables have left
+      + 1 + k rows. Causal attention needs no rows on the right, so k may be 0.
     head_width: H, the width of a row.
-    num_heads: N for a table per head, `[R, N, H]`, as `config.model.tables_per_head`
-      says in experiments; None for one shared by heads, `[R, H]`.
+    num_heads: N for a table per head, `[R, N, H]`; None for a table shared by the
+      heads, `[R, H]`. In experiments, `config.model.tables_per_head` decides.
     keys, values: whether there is a key table, and a value table.
-    beyond: "clip" to the outermost rows, or "zero": no term beyond k (Music
+    beyond: "clip" to the outermost rows, or "zero" for no term beyond them (Music
       Transformer).
-    dtype: of the tables in the computation.
-    param_dtype: of the parameters.
-    table_init: `(key, shape, dtype)` returns a table. With `jax.nn.initializers.zeros`
-      a pretrained model starts unchanged; `nnx.with_partitioning(init_table, names)`
-      names the axes.
+    dtype: the dtype of the tables in the computation.
+    param_dtype: the dtype of the parameters.
+    table_init: a function `(key, shape, dtype)` that returns a table. With
+      `jax.nn.initializers.zeros` a pretrained model starts unchanged.
+      `nnx.with_partitioning(init_table, names)` names the axes.
 
   >>> tables = RelativePositionTables(16, 64, num_heads=8, rngs=nnx.Rngs(0))
   >>> tables().key.shape
@@ -157,7 +156,7 @@ class RelativePositionTables(Positions):
     self.dtype = dtype
 
   def __call__(self) -> RelativePositions:
-    """Returns the relation of these tables, in the compute dtype."""
+    """Returns the relation with these tables, cast to `dtype`."""
     key = None if self.key is None else self.key[...].astype(self.dtype)
     value = None if self.value is None else self.value[...].astype(self.dtype)
     return RelativePositions(key, value, beyond=self.beyond, left=self.left)
@@ -168,12 +167,14 @@ def sinusoids(
 ) -> Float[Array, "*B T {width}"]:
   """Returns sines, then cosines, of positions at wavelengths from 2 pi to 20,000 pi.
 
-  Vaswani et al. 2017, section 3.5, laid out as in Tensor2Tensor: the halves side by
-  side. `width` must be even.
+  Vaswani et al. 2017, section 3.5. As in Tensor2Tensor, the first half of the columns
+  are sines, and the second half cosines. `width` must be even.
 
   >>> sinusoids(jnp.arange(3), 4).shape
   (3, 4)
   """
+  if width % 2:
+    raise ValueError(f"width is {width}; want an even number")
   rates = 10_000.0 ** -jnp.linspace(0.0, 1.0, width // 2)
   angles = jnp.multiply.outer(positions, rates)
   return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)

@@ -1,7 +1,4 @@
-"""Positions other than Shaw's, for a layer's `positions`.
-
-The paper of each is in its docstring.
-"""
+"""Published position schemes other than Shaw's, for a layer's `positions`."""
 
 from typing import Literal
 
@@ -30,16 +27,16 @@ from relpos_jax.typing import Array, ArrayLike, Float
 
 
 class T5Positions(Positions):
-  """Owns T5's biases by bucket of the distance, `[num_buckets, N]`.
+  """Owns T5's relative position biases by distance bucket, `[num_buckets, N]`.
 
-  Raffel et al. 2020, section 2.1. T5 shares them between its layers, and has no scale:
-  to load its weights, multiply the queries' by H**0.5.
+  Raffel et al. 2020, section 2.1. T5's layers share them. T5 has no scale: to load its
+  weights, multiply the query projection by H**0.5.
 
   Args:
     num_heads: N.
     max_distance: the distance from which on all keys share the last bucket.
     bidirectional: whether later keys have their own half of the buckets.
-    num_buckets: in all; fewer if there are not as many distances.
+    num_buckets: the total number, reduced if `max_distance` is too small for it.
 
   >>> T5Positions(8, bidirectional=False, rngs=nnx.Rngs(0))().table.shape
   (129, 8)
@@ -58,8 +55,7 @@ class T5Positions(Positions):
     if max_distance < 2:
       raise ValueError(f"max_distance is {max_distance}; want 2 or more")
     sides = 2 if bidirectional else 1
-    # A side of 2k buckets would have one for each of the k first distances, and none
-    # for more.
+    # Half of a side's buckets hold one distance each, and must end before max_distance.
     most = 2 * max_distance - 1
     rows_of_side = max(1, min(num_buckets // sides, most))
     shape = sides * rows_of_side, num_heads
@@ -72,7 +68,7 @@ class T5Positions(Positions):
 
 
 class AlibiPositions(Positions):
-  """Has no parameters: slopes of the distance, per head. Press et al. 2022.
+  """Adds ALiBi's slopes, one per head, without parameters. Press et al. 2022.
 
   >>> AlibiPositions(8)().slopes.shape
   (8,)
@@ -86,9 +82,9 @@ class AlibiPositions(Positions):
 
 
 class RotaryPositions(Positions):
-  """Has no parameters: rotates queries and keys by their positions. Su et al. 2021.
+  """Rotates queries and keys by position, without parameters. Su et al. 2021.
 
-  `base` and `frequencies` are those of `relpos_jax.rotate`.
+  `base` and `frequencies` are as in `relpos_jax.rotate`.
 
   >>> q = k = jnp.ones((2, 5, 8, 64))
   >>> RotaryPositions().arguments(q, k)["query"].shape
@@ -105,8 +101,7 @@ class RotaryPositions(Positions):
     self.base = base
     self.frequencies = None
     if frequencies is not None:
-      # Numbers, not an array: they are no part of the state, and stacked layers share
-      # them.
+      # A tuple is not part of the state, unlike an array, and stacked layers share it.
       self.frequencies = tuple(np.asarray(frequencies, float).tolist())
 
   def arguments(
@@ -129,16 +124,14 @@ class RotaryPositions(Positions):
 
 
 class TransformerXLPositions(Positions):
-  """Owns Transformer-XL's u, v and the projection of sinusoids by distance.
+  """Owns Transformer-XL's u and v, and a projection of sinusoids by distance.
 
-  Dai et al. 2019, section 3.3.
-
-  q_i . k_j + q_i . r_ij + u . k_j + v . r_ij, all scaled, where r_ij projects the
-  sinusoids of the distance i - j. The paper clips no distance: give the longest
-  sequence as `max_distance`.
+  Dai et al. 2019, section 3.3: logits are q_i . k_j + q_i . r_ij + u . k_j + v . r_ij,
+  all scaled, and r_ij is the projected sinusoid of the distance i - j. The paper does
+  not clip distances: for the same, give the longest length as `max_distance`.
 
   Args:
-    width: of the sinusoids; even.
+    width: the width of the sinusoids, an even number.
     num_heads, head_width: N and H.
     max_distance, left: distances at which positions are clipped, as in
       `RelativePositionTables`.
@@ -187,11 +180,11 @@ class TransformerXLPositions(Positions):
 
 
 class ContentPositions(Positions):
-  """Owns a low-rank bank of position vectors, and each head's projection to them.
+  """Owns low-rank position vectors, and a projection of each head's query to them.
 
-  (q_i W) . w[j - i] is added to the logit, and nothing beyond the table, as in Inkling
-  (Thinking Machines 2026; their width P is 16). Inkling projects the layer's input
-  instead of the query. The heads share the rows.
+  It adds (q_i W) . w[j - i] to the logit, and nothing beyond the table. The heads share
+  the vectors w, of width P = `rank`. As in Inkling (Thinking Machines 2026), which
+  projects the layer's input instead of the query.
 
   >>> bank = ContentPositions(4, 8, 16, rngs=nnx.Rngs(0))
   >>> q = k = jnp.ones((2, 5, 4, 8))
@@ -228,10 +221,11 @@ class ContentPositions(Positions):
 
 
 class DebertaPositions(Positions):
-  """Owns a table for queries and one for keys. He et al. 2021 (DeBERTa), section 3.1.
+  """Owns DeBERTa's two tables, one for queries and one for keys.
 
-  q_i . k_j + q_i . w[j - i] + k_j . w'[j - i], times (3 H)**-0.5. The tables are
-  trained directly; DeBERTa projects them from vectors that all layers share.
+  He et al. 2021, section 3.1: logits are q_i . k_j + q_i . w[j - i] + k_j . w'[j - i],
+  times (3 H)**-0.5. Here the tables are parameters. DeBERTa projects them from vectors
+  that all layers share.
 
   >>> deberta = DebertaPositions(4, 8, 16, rngs=nnx.Rngs(0))
   >>> [type(relation).__name__ for relation in deberta()]
@@ -267,13 +261,13 @@ class DebertaPositions(Positions):
 def _check_heads(query: Array, heads: int, width: int) -> None:
   if query.shape[-2:] != (heads, width):
     raise ValueError(
-      f"query has shape {query.shape}; want {heads} heads of width {width}, as these "
-      "positions"
+      f"query has shape {query.shape}; want {heads} heads of width {width}, as in "
+      "these positions"
     )
 
 
-# By their names in the configs of models. Sinusoids belong to the embedding: the layers
-# then have no positions.
+# By name, as in the configs of models. None means that layers have no positions: the
+# embedding adds sinusoids.
 SCHEMES = dict(
   relative=RelativePositionTables,
   sinusoidal=None,

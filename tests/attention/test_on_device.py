@@ -1,5 +1,4 @@
-"""Attention on the accelerator at hand, against the reference in float64 on its host's
-CPU.
+"""Attention on the accelerator at hand, against the reference on its host in float64.
 
 The cases are those of the interpreted kernels, as many times longer as a device's tiles
 are.
@@ -13,22 +12,16 @@ import functools
 import jax
 import numpy as np
 import pytest
-from kernel_calls import (
-  CASES,
-  MORE_CASES,
-  arrays_of,
-  attend,
-  errors,
-  normal,
-  output_and_gradients,
-)
+from attention_cases import CASES, MORE_CASES
+from calls import attend, make_arrays, normal, output_and_gradients
+from comparing import relative_errors
 
-from relpos_jax import LinearBias, RelativePositions
+from relpos_jax import ContentBias, LinearBias, RelativePositions
 from relpos_jax.attention import chunked, pallas_gpu, reference
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 
 WIDTH = 64
-LARGEST_ERROR = dict(float32=1e-4, bfloat16=3e-2)
+LARGEST_ERROR = {"float32": 1e-4, "bfloat16": 3e-2}
 ALL_CASES = CASES | MORE_CASES
 # By name: its function, and how many times longer sequences are.
 ATTENTIONS = {
@@ -38,39 +31,63 @@ ATTENTIONS = {
 }
 
 
-def enlarge(sizes, options, factor):
-  """Returns a case with about `factor` times longer lengths and distances: never whole tiles."""
-  length = lambda x: np.maximum(factor * x - 1, 0)
-  rows = lambda x: max(factor * (x - 1) - 5, 1)  # as odd or even as before
-  left = lambda x: None if x is None else max(factor * x - 6, 0)
+@dataclasses.dataclass
+class Enlarged:
+  """Makes cases with about `factor` times longer lengths, never whole tiles."""
 
-  def relation(x):
-    if isinstance(x, LinearBias):
-      return dataclasses.replace(x, slopes=x.slopes / factor)
-    new = {}
-    for name in ("key", "value", "table"):
-      table = getattr(x, name, None)
+  factor: int
+
+  def length(self, x):
+    return np.maximum(self.factor * x - 1, 0)
+
+  def rows(self, x):
+    return max(self.factor * (x - 1) - 5, 1)  # as odd or even as before
+
+  def left(self, x):
+    return None if x is None else max(self.factor * x - 6, 0)
+
+  def relation(self, relation):
+    if isinstance(relation, LinearBias):
+      return dataclasses.replace(relation, slopes=relation.slopes / self.factor)
+    fields = {"left": self.left(relation.left)}
+    for name in {"key", "value", "table"} & vars(relation).keys():
+      table = getattr(relation, name)
       if table is not None:
-        new[name] = normal(rows(len(table)), *table.shape[1:])
-    if isinstance(x, RelativePositions):
-      new = {name: normal(*table.shape[:-1], WIDTH) for name, table in new.items()}
-    elif hasattr(x, "query"):
-      new["query"] = normal(
-        x.query.shape[0], length(x.query.shape[1]), *x.query.shape[2:]
-      )
-    return dataclasses.replace(x, left=left(x.left), **new)
+        is_vector = isinstance(relation, RelativePositions)
+        row = (*table.shape[1:-1], WIDTH) if is_vector else table.shape[1:]
+        fields[name] = normal(self.rows(len(table)), *row)
+    if isinstance(relation, ContentBias):
+      batch, queries, *vector = relation.query.shape
+      fields["query"] = normal(batch, self.length(queries), *vector)
+    return dataclasses.replace(relation, **fields)
 
-  sizes = dict(queries=20, keys=20, rows=5) | sizes | dict(width=WIDTH)
-  sizes |= {name: int(length(sizes[name])) for name in ("queries", "keys")}
-  sizes |= dict(
-    rows=rows(sizes["rows"]), more=tuple(map(relation, sizes.get("more", ())))
-  )
-  longer = dict(left=left, query_offset=lambda x: factor * x + 3)
-  longer |= dict.fromkeys(("query_seq_lengths", "key_value_seq_lengths"), length)
-  longer["local_window_size"] = lambda window: tuple(factor * x + 3 for x in window)
-  for name in ("mask", "query_segment_ids", "key_segment_ids"):
-    longer[name] = lambda x: np.repeat(x, factor, axis=-1)[..., :-1]
-  return sizes, {name: longer.get(name, lambda x: x)(x) for name, x in options.items()}
+  def sizes(self, sizes):
+    more = tuple(map(self.relation, sizes.get("more", ())))
+    rows = self.rows(sizes.get("rows", 5))
+    larger = {"rows": rows, "more": more, "width": WIDTH}
+    for name in ("queries", "keys"):
+      larger[name] = int(self.length(sizes.get(name, 20)))
+    return sizes | larger
+
+  def option(self, name, x):
+    match name:
+      case "left":
+        return self.left(x)
+      case "query_offset":
+        return self.factor * x + 3
+      case "query_seq_lengths" | "key_value_seq_lengths":
+        return self.length(x)
+      case "local_window_size":
+        return tuple(self.factor * side + 3 for side in x)
+      case "mask" | "query_segment_ids" | "key_segment_ids":
+        return np.repeat(x, self.factor, axis=-1)[..., :-1]
+      case _:
+        return x
+
+
+def run(attention, arrays, options):
+  call = functools.partial(attend, attention=attention, **options)
+  return jax.jit(functools.partial(output_and_gradients, call))(arrays)
 
 
 @pytest.mark.device
@@ -78,32 +95,28 @@ def enlarge(sizes, options, factor):
 @pytest.mark.parametrize("dtype", LARGEST_ERROR)
 @pytest.mark.parametrize("implementation", ATTENTIONS)
 def test_error_on_the_device(implementation, dtype, name):
-  """Allows eight times the largest error of the reference in the same dtype on the same device."""
+  """Allows eight times the reference's largest error on the device, in its dtype."""
   function, factor = ATTENTIONS[implementation]
   known, platform = IMPLEMENTATIONS[implementation], jax.default_backend()
   if platform != "cpu" and known.device not in (None, platform):
     pytest.skip(f"it needs a {known.device.upper()}")
-  sizes, options = enlarge(*ALL_CASES[name], factor)
-
-  def compiled(attention):
-    call = functools.partial(attend, attention=attention, **options)
-    return jax.jit(functools.partial(output_and_gradients, call))
-
+  sizes, options = ALL_CASES[name]
+  enlarged = Enlarged(factor)
+  options = {option: enlarged.option(option, x) for option, x in options.items()}
   with jax.enable_x64(False), jax.default_matmul_precision("highest"):
-    arrays = arrays_of(**sizes, dtype=dtype)
-    if reason := attend(arrays, known.unsupported, **options):
+    arrays = make_arrays(**enlarged.sizes(sizes), dtype=dtype)
+    reason = attend(arrays, known.unsupported, **options)
+    if reason:
       pytest.skip(reason)
-    results = [compiled(f)(arrays) for f in (function, reference.attention)]
+    actual = run(function, arrays, options)
+    by_reference = run(reference.attention, arrays, options)
   with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-    arrays = jax.tree.map(lambda x: np.asarray(x, np.float64), arrays)
-    wanted = compiled(reference.attention)(arrays)
-  found, usual = (
-    errors(result, wanted, least=0.3) for result in results
-  )  # gradients may cancel
+    exact_arrays = jax.tree.map(lambda x: np.asarray(x, np.float64), arrays)
+    wanted = run(reference.attention, exact_arrays, options)
+  errors = relative_errors(actual, wanted, least=0.3)  # gradients may cancel
+  usual = relative_errors(by_reference, wanted, least=0.3)
   allowed = min(8 * max(usual.values()), LARGEST_ERROR[dtype])
-  print(
-    jax.devices()[0].device_kind,
-    f"allowed {allowed:.1e}, errors (and the reference's):",
-  )
-  print(*(f"{name} {x:.1e} ({usual[name]:.1e})" for name, x in found.items()), sep=", ")
-  assert max(found.values()) <= allowed
+  print(f"{jax.devices()[0].device_kind} allowed {allowed:.1e}; and the reference's:")
+  for array, error in errors.items():
+    print(f"{array} {error:.1e} ({usual[array]:.1e})")
+  assert max(errors.values()) <= allowed

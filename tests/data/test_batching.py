@@ -34,7 +34,9 @@ def make(pairs, **changes):
   options: dict[str, Any] = dict(
     boundaries=BOUNDARIES, budget=24, multiple_of=2, seed=0
   )
-  return Batches(Ragged.from_rows(sources), Ragged.from_rows(targets), **options | changes)
+  return Batches(
+    Ragged.from_rows(sources), Ragged.from_rows(targets), **options | changes
+  )
 
 
 def choose_pairs(batch):

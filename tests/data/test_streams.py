@@ -94,6 +94,8 @@ def test_graphs_have_the_same_batches():
     node_features = random.integers(0, 9, (number, 2))
     edge_features = random.integers(0, 2, (len(edges), 1))
     features = dict(node_features=node_features, edge_features=edge_features)
-    graphs.append(Graph.from_edges(nodes, edges, target=number % 3, query=query, **features))
+    graphs.append(
+      Graph.from_edges(nodes, edges, target=number % 3, query=query, **features)
+    )
   options = dict(boundaries=(10, 20), budget=60, multiple_of=2, seed=3)
   assert digest(two_epochs(GraphBatches(graphs, **options))) == "e1520af4c87f8b20"

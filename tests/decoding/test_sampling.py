@@ -1,6 +1,5 @@
-"""Sampling: cached as uncached, greedy at the limits, and as often as the model says."""
+"""Sampling: cached as uncached, greedy at the limits, by the model's probabilities."""
 
-import functools
 import itertools
 
 import jax
@@ -8,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from compiling import quickly, randomly
+from compiling import compile_quickly, make_random
 from flax import nnx
 
 from experiments.data.tokenizer import BOS, EOS, PAD
@@ -20,28 +19,42 @@ from relpos_jax.models.layers import decoding_model
 VOCABULARY, CONTEXT = 11, 16
 PRIMES = [[5, 9, 4], [], [6, 6, 7, 8, 9, 10, 3]]
 NUM_TOKENS = [9, 4, 8]
+KEY = jax.random.key(0)
 
 
 @pytest.fixture(scope="module")
 def model():
   config = LanguageModelConfig(
-    VOCABULARY, num_layers=1, width=16, num_heads=2, feed_forward=16, max_distance=3,
-    positions="both", relative_values=False, beyond="zero",
+    VOCABULARY,
+    num_layers=1,
+    width=16,
+    num_heads=2,
+    feed_forward=16,
+    max_distance=3,
+    positions="both",
+    relative_values=False,
+    beyond="zero",
     implementation="skew",  # which does not support decoding
-  )  # fmt: skip
-  return nnx.split(randomly(lambda: LanguageModel(config, rngs=nnx.Rngs(0)), 0.4))
+  )
+  return nnx.split(make_random(lambda: LanguageModel(config, rngs=nnx.Rngs(0)), 0.4))
 
 
 @pytest.fixture(scope="module")
 def sampler(model):
-  return functools.partial(music.sample_pieces, *model)
+  """Returns a function from prompts to pieces as lists."""
+
+  def sample(prompts, **options):
+    pieces = music.sample_pieces(*model, prompts, **options)
+    return [piece.tolist() for piece in pieces]
+
+  return sample
 
 
 @pytest.fixture(scope="module")
 def full_pass(model):
   """Returns a function from rows of tokens to logits, without a cache."""
   graphdef, params = model
-  forward = quickly(lambda tokens: nnx.merge(graphdef, params)(tokens))
+  forward = compile_quickly(lambda tokens: nnx.merge(graphdef, params)(tokens))
 
   def logits(rows) -> np.ndarray:
     padded = np.full((VOCABULARY, CONTEXT), PAD)  # one shape, one compilation
@@ -51,8 +64,8 @@ def full_pass(model):
   return logits
 
 
-def greedy(full_pass, prime, num_tokens) -> list[int]:
-  row = [BOS, *prime]
+def decode_greedily(full_pass, prompt, num_tokens) -> list[int]:
+  row = [BOS, *prompt]
   for _ in range(num_tokens):
     logits = full_pass([row])[0, -1]
     logits[[PAD, BOS]] = -np.inf
@@ -63,55 +76,54 @@ def greedy(full_pass, prime, num_tokens) -> list[int]:
 
 
 @pytest.mark.parametrize(
-  "values",
+  "sampling",
   [
-    dict(temperature=0.0),
-    dict(temperature=1e-6),
-    dict(top_k=1),
-    dict(top_p=1e-6),
-    dict(top_p=0.0),
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1e-6),
+    SamplingParams(top_k=1),
+    SamplingParams(top_p=1e-6),
+    SamplingParams(top_p=0.0),
   ],
+  ids=str,
 )
-def test_the_most_probable_token_alone_is_greedy_decoding(full_pass, sampler, values):
-  pieces = sampler(
-    PRIMES, num_tokens=NUM_TOKENS, seed=3, sampling=SamplingParams(**values)
-  )
-  for piece, prime, limit in zip(pieces, PRIMES, NUM_TOKENS, strict=True):
-    assert piece.tolist() == greedy(full_pass, prime, limit)
-  assert len({tuple(piece) for piece in pieces}) == 3
+def test_the_most_probable_token_alone_is_greedy_decoding(full_pass, sampler, sampling):
+  pieces = sampler(PRIMES, num_tokens=NUM_TOKENS, seed=3, sampling=sampling)
+  for piece, prompt, limit in zip(pieces, PRIMES, NUM_TOKENS, strict=True):
+    assert piece == decode_greedily(full_pass, prompt, limit)
+  assert len({*map(tuple, pieces)}) == 3
 
 
-def test_reading_a_prime_in_pieces_equals_reading_it_at_once(model, full_pass):
+def test_reading_a_prompt_in_pieces_equals_reading_it_at_once(model, full_pass):
   """Uses rows that end in different pieces, padded on either side and between."""
+  graphdef, params = model
   rows = [[PAD, PAD, BOS, 5, PAD, 9, 4, 7, 3], [BOS, 6, 6, 7, PAD, PAD, PAD, PAD, PAD]]
 
-  @quickly
+  @compile_quickly
   def read(params, rows):
-    decoder = decoding_model(model[0], params)
+    decoder = decoding_model(graphdef, params)
     return prefill(decoder.decode, decoder.init_cache(2, 9), rows, pad=PAD, piece=2)
 
-  logits, cache = read(model[1], jnp.array(rows))
-  for found, row in zip(logits, rows, strict=True):
-    wanted = full_pass([[token for token in row if token != PAD]])[0, -1]
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
-  assert cache.next_position.tolist() == [6, 4] and cache.layers[0].length.tolist() == [
-    9,
-    9,
-  ]
+  logits, cache = read(params, jnp.array(rows))
+  for actual, row in zip(logits, rows, strict=True):
+    tokens = [token for token in row if token != PAD]
+    wanted = full_pass([tokens])[0, -1]
+    np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-4)
+  assert cache.next_position.tolist() == [6, 4]
+  assert cache.layers[0].length.tolist() == [9, 9]
 
 
-def test_a_row_is_the_same_whatever_its_neighbours_and_depends_on_the_seed(sampler):
+def test_a_row_is_the_same_whatever_its_neighbours(sampler):
   pieces = sampler(PRIMES, num_tokens=9, seed=5)
   others = sampler([PRIMES[0], [3] * 9, []], num_tokens=[9, 2, 7], seed=5)
-  assert pieces[0].tolist() == others[0].tolist()
-  assert [piece.tolist() for piece in sampler(PRIMES, num_tokens=9, seed=5)] == [
-    piece.tolist() for piece in pieces
-  ]
-  assert (
-    len({tuple(sampler(PRIMES, num_tokens=9, seed=seed)[0]) for seed in range(5)}) > 1
-  )
-  same = sampler([[5]] * 3, num_tokens=9, seed=0)
-  assert len({tuple(piece) for piece in same}) > 1
+  assert pieces[0] == others[0]
+  assert sampler(PRIMES, num_tokens=9, seed=5) == pieces
+
+
+def test_a_row_depends_on_the_seed_and_its_place(sampler):
+  firsts = [sampler(PRIMES, num_tokens=9, seed=seed)[0] for seed in range(5)]
+  assert len({*map(tuple, firsts)}) > 1
+  same_prompts = sampler([[5]] * 3, num_tokens=9, seed=0)
+  assert len({*map(tuple, same_prompts)}) > 1
 
 
 def test_frequencies_are_the_models_probabilities(full_pass, sampler):
@@ -121,7 +133,7 @@ def test_frequencies_are_the_models_probabilities(full_pass, sampler):
   pieces = sampler([[5]] * num_rows, num_tokens=2, seed=11, sampling=sampling)
   counts = np.zeros((VOCABULARY, VOCABULARY))
   for piece in pieces:
-    first, second, *_ = [*piece[1:].tolist(), EOS, EOS]
+    first, second, *_ = [*piece[1:], EOS, EOS]
     counts[first, second] += 1
 
   def probabilities(rows):
@@ -133,53 +145,54 @@ def test_frequencies_are_the_models_probabilities(full_pass, sampler):
   second = probabilities([[BOS, 5, token] for token in range(VOCABULARY)])
   second[EOS] = np.eye(VOCABULARY)[EOS]  # nothing follows EOS
   expected = num_rows * first[:, None] * second
-  assert counts[expected == 0].sum() == 0
-  seen, wanted = counts[expected > 0], expected[expected > 0]
-  assert len(wanted) == 8 * 9 + 1 and wanted.min() > 5
-  assert scipy.stats.chisquare(seen, wanted).pvalue > 1e-3
+  is_possible = expected > 0
+  assert counts[~is_possible].sum() == 0
+  wanted = expected[is_possible]
+  assert len(wanted) == 8 * 9 + 1
+  assert wanted.min() > 5
+  assert scipy.stats.chisquare(counts[is_possible], wanted).pvalue > 1e-3
+
+
+def constant_decoder(logits):
+  """Returns a `decode` whose model always wants the same."""
+
+  def decode(tokens, cache):
+    return jnp.broadcast_to(logits, (*tokens.shape, len(logits))), cache
+
+  return decode
 
 
 def test_padding_and_begin_are_never_drawn_and_nothing_follows_the_end():
   """Uses a model that prefers padding, then BOS, then EOS."""
-  wants = (
-    jnp.full(VOCABULARY, 0.0)
-    .at[jnp.array([PAD, BOS, EOS])]
-    .set(jnp.array([50.0, 40.0, 2.0]))
-  )
+  logits = np.zeros(VOCABULARY)
+  logits[[PAD, BOS, EOS]] = 50, 40, 2
+  options = {"max_length": 20, "eos": EOS, "pad": PAD, "never": (BOS,)}
+  prompts, limits = jnp.full((64, 1), BOS), jnp.full(64, 20)
+  arguments = constant_decoder(jnp.float32(logits)), (), prompts, limits, KEY
+  tokens = np.asarray(sample(*arguments, sampling=SamplingParams(), **options))
+  has_ended = np.cumsum(tokens == EOS, axis=1) > 0
+  is_after_end = np.pad(has_ended, [(0, 0), (1, 0)])[:, :-1]
+  assert BOS not in tokens
+  np.testing.assert_array_equal(tokens == PAD, is_after_end)
+  assert (tokens == EOS).sum() > 48
 
-  def decode(tokens, cache):
-    return jnp.broadcast_to(wants, (*tokens.shape, VOCABULARY)), cache
 
-  options = dict(
-    sampling=SamplingParams(), max_length=20, eos=EOS, pad=PAD, never=(BOS,)
-  )
-  primes, limits = jnp.full((64, 1), BOS), jnp.full(64, 20)
-  tokens = sample(decode, (), primes, limits, jax.random.key(0), **options)
-  for row in np.asarray(tokens).tolist():
-    length = row.index(EOS) + 1 if EOS in row else len(row)
-    assert PAD not in row[:length] and BOS not in row and {*row[length:]} <= {PAD}
-  assert (np.asarray(tokens) == EOS).sum() > 48
+TEMPERATURES = 1.0, 0.0, np.inf, np.nan, -1.0
 
 
 @pytest.mark.parametrize("others", [0.0, -np.inf, np.nan])
 def test_what_is_never_drawn_is_not_drawn_whatever_the_options(others):
   """Traces the options, which are then not checked; the model excludes others, too."""
-  wants = jnp.where(jnp.arange(5) < 3, 9.0, others)
+  decode = constant_decoder(jnp.where(jnp.arange(5) < 3, 9.0, others))
 
-  def decode(tokens, cache):
-    return jnp.broadcast_to(wants, (*tokens.shape, 5)), cache
-
-  @quickly
+  @compile_quickly
   def draw(sampling):
-    options = dict(sampling=sampling, max_length=4, eos=4, pad=2, never=(0, 1))
-    primes, limits = jnp.zeros((8, 1), int), jnp.full(8, 4)
-    return sample(decode, (), primes, limits, jax.random.key(0), **options)
+    prompts, limits = jnp.zeros((8, 1), int), jnp.full(8, 4)
+    options = {"max_length": 4, "eos": 4, "pad": 2, "never": (0, 1)}
+    return sample(decode, (), prompts, limits, KEY, sampling=sampling, **options)
 
-  nonsense = (np.inf, np.nan, -1.0)
-  for temperature, top_k, top_p in itertools.product(
-    (1.0, 0.0, *nonsense), (0, -1, 1), (1.0, 0.0, *nonsense)
-  ):
-    drawn = np.asarray(draw(SamplingParams(temperature, top_k, top_p)))
+  for values in itertools.product(TEMPERATURES, (0, -1, 1), TEMPERATURES):
+    drawn = np.asarray(draw(SamplingParams(*values)))
     assert not np.isin(drawn, (0, 1)).any()
     if np.isnan(others):  # the model diverged: rows end at once
       assert (drawn == 2).all()
@@ -188,69 +201,68 @@ def test_what_is_never_drawn_is_not_drawn_whatever_the_options(others):
 
 
 WRONG = {
-  "temperature is -1.0; want 0 or more": dict(temperature=-1.0),
-  "temperature is nan; want 0 or more": dict(temperature=np.nan),
-  "temperature is inf; want 0 or more": dict(temperature=jnp.inf),
-  "top_k is 2.5; want an integer": dict(top_k=2.5),
-  "top_p is -0.5; want 0 to 1": dict(top_p=np.float32(-0.5)),
-  "top_p is 1.5; want 0 to 1": dict(top_p=1.5),
-  "top_p is nan; want 0 to 1": dict(top_p=jnp.array(jnp.nan)),
+  "temperature is -1.0; want 0 or more": {"temperature": -1.0},
+  "temperature is nan; want 0 or more": {"temperature": np.nan},
+  "temperature is inf; want 0 or more": {"temperature": jnp.inf},
+  "top_k is 2.5; want an integer": {"top_k": 2.5},
+  "top_p is -0.5; want 0 to 1": {"top_p": np.float32(-0.5)},
+  "top_p is 1.5; want 0 to 1": {"top_p": 1.5},
+  "top_p is nan; want 0 to 1": {"top_p": jnp.array(jnp.nan)},
 }
 
 
 @pytest.mark.parametrize("message", WRONG)
 def test_a_wrong_option_is_named(sampler, message):
   sampling = SamplingParams(**WRONG[message])
-  options = dict(sampling=sampling, max_length=1, eos=EOS, pad=PAD)
-  decode = lambda tokens, cache: (jnp.zeros((*tokens.shape, 9)), cache)
-  start = jnp.full((1, 1), BOS), jnp.ones(1, int), jax.random.key(0)
-  for run in (
-    lambda: filter_logits(jnp.zeros((1, 4)), sampling),
-    lambda: sample(decode, (), *start, **options),
-    lambda: sampler(PRIMES, num_tokens=1, seed=0, sampling=sampling),
-  ):
-    with pytest.raises(ValueError, match=f"^{message}"):
-      run()
+  start = jnp.full((1, 1), BOS), jnp.ones(1, int), KEY
+  options = {"sampling": sampling, "max_length": 1, "eos": EOS, "pad": PAD}
+  with pytest.raises(ValueError, match=f"^{message}"):
+    filter_logits(jnp.zeros((1, 4)), sampling)
+  with pytest.raises(ValueError, match=f"^{message}"):
+    sample(constant_decoder(jnp.zeros(9)), (), *start, **options)
+  with pytest.raises(ValueError, match=f"^{message}"):
+    sampler(PRIMES, num_tokens=1, seed=0, sampling=sampling)
 
 
-def test_no_top_k_and_less_are_all_tokens():
-  logits = jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1]]))
-  for top_k in (0, -1):
-    assert jnp.isfinite(filter_logits(logits, SamplingParams(top_k=top_k))).all()
+FOUR = jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1]]))
+
+
+@pytest.mark.parametrize("top_k", [0, -1])
+def test_no_top_k_and_less_are_all_tokens(top_k):
+  assert jnp.isfinite(filter_logits(FOUR, SamplingParams(top_k=top_k))).all()
 
 
 @pytest.mark.parametrize("top_p", [0.1, 0.5, 0.77, 0.999, 1.0])
 def test_top_p_keeps_the_smallest_set_of_that_probability(top_p):
   logits = np.random.default_rng(0).normal(size=(50, 13)).astype(np.float32)
-  found = np.isfinite(filter_logits(jnp.asarray(logits), SamplingParams(top_p=top_p)))
-  for row, is_kept in zip(
-    scipy.special.softmax(logits.astype(float), axis=-1), found, strict=True
-  ):
+  filtered = filter_logits(jnp.asarray(logits), SamplingParams(top_p=top_p))
+  probabilities = scipy.special.softmax(logits.astype(float), axis=-1)
+  for row, is_kept in zip(probabilities, np.isfinite(filtered), strict=True):
     ordered = np.sort(row)[::-1]
     size = 1 + int(np.sum(np.cumsum(ordered)[:-1] < top_p))
-    assert is_kept.sum() == size and row[is_kept].min() >= ordered[size - 1]
+    assert is_kept.sum() == size
+    assert row[is_kept].min() >= ordered[size - 1]
 
 
-def test_top_p_is_of_what_top_k_and_the_temperature_leave():
-  logits = jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1]]))
-
-  def keeps(**values) -> int:
-    return np.isfinite(filter_logits(logits, SamplingParams(**values))).sum()
-
-  assert keeps(top_p=0.55) == 2
-  assert keeps(top_p=0.55, top_k=2) == 1  # 4 / 7 is enough
-  assert keeps(top_p=0.55, temperature=0.5) == 2
-  assert keeps(top_p=0.52, temperature=0.5) == 1  # 16 / 30 is enough
-  assert keeps(top_p=0.55, temperature=100.0) == 3
+@pytest.mark.parametrize(
+  "values, num_kept",
+  [
+    ({"top_p": 0.55}, 2),
+    ({"top_p": 0.55, "top_k": 2}, 1),  # 4 / 7 is enough
+    ({"top_p": 0.55, "temperature": 0.5}, 2),
+    ({"top_p": 0.52, "temperature": 0.5}, 1),  # 16 / 30 is enough
+    ({"top_p": 0.55, "temperature": 100.0}, 3),
+  ],
+  ids=str,
+)
+def test_top_p_is_of_what_top_k_and_the_temperature_leave(values, num_kept):
+  filtered = filter_logits(FOUR, SamplingParams(**values))
+  assert np.isfinite(filtered).sum() == num_kept
 
 
 def test_other_choices_lengths_and_seeds_compile_nothing_new(sampler):
   sampler(PRIMES, num_tokens=9, seed=0)
   size = music._draw._cache_size()
-  sampler(
-    [[3] * 12, [4], []],
-    num_tokens=[3, 15, 2],
-    seed=1,
-    sampling=SamplingParams(0.5, 3, 0.9),
-  )
+  options = {"num_tokens": [3, 15, 2], "sampling": SamplingParams(0.5, 3, 0.9)}
+  sampler([[3] * 12, [4], []], seed=1, **options)
   assert music._draw._cache_size() == size

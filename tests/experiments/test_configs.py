@@ -126,7 +126,9 @@ def test_batches_have_the_papers_number_of_tokens():
   lengths = np.random.default_rng(0).lognormal(np.log(24), 0.6, 100_000).astype(int) + 1
   lengths[0] = 256
   config, mesh = load("wmt14.py"), make_mesh()
-  shapes = configure_batches(config, lengths, mesh, kind=Schedule)(lengths, seed=0).shapes
+  shapes = configure_batches(config, lengths, mesh, kind=Schedule)(
+    lengths, seed=0
+  ).shapes
   assert shapes[-1] == longest_shape(config, mesh.shape)
   assert len(shapes) == 8 and shapes[-1][1] == 256
   for rows, length in shapes:
@@ -366,7 +368,7 @@ def test_a_documented_sweep_finds_its_committed_records(name, file):
   assert names == {line["row"] for line in lines}
 
   config = flags[0]["config"].name.removeprefix("configs/")
-  cells = {(x.row, x.seed): x.digest for x in plan(config, seeds=len(seeds))}
+  cells = {(x.configuration, x.seed): x.digest for x in plan(config, seeds=len(seeds))}
   for line in lines:
     assert cells[line["row"], line["seed"]] == digest(line["config"])
     assert line["digest"] == digest(line["config"], line.get("recipe", 1))

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from experiments.errors import InputError
-from experiments.files import to_path, replace_file
+from experiments.files import replace_file, to_path
 
 
 def test_commands_that_write_one_file_at_once_publish_whole_files_alone(tmp_path):

@@ -143,7 +143,7 @@ def test_one_row_is_trained_by_its_name(room, swept):
   answer = swept("--only=k=1", "--dry_run", seeds=1)
   assert answer.out.count("\n") == 1
   assert "0 of 1 are finished" in answer.err
-  anew = "every cell has a record: give --results=FOLDER --out=FOLDER to train anew\n"
+  anew = "every run has a record: give --results=FOLDER --out=FOLDER to train again\n"
   assert swept("--only=k=4").err == anew
   assert "three: 1 of 1 are finished" in swept("--only=k=1").out
   # No row's records are lost.
@@ -258,7 +258,11 @@ ONE_NAME = "yield 'k=4', {}\n  yield 'k 4', {'model.width': 64}"
   [
     (ROWS, "--config.model.max_distance=16", NO_EFFECT),
     (ROWS, "--only=k=3", "--only=k=3 three.py: k=1; k=2; k=4"),
-    (ROWS, "--config.model.num_heads=3", "row 'k=1' config.model num_heads, 3"),
+    (
+      ROWS,
+      "--config.model.num_heads=3",
+      "configuration 'k=1' config.model num_heads, 3",
+    ),
     (ROWS, "--config=configs/quickstart.py", NO_SWEEP),
     (ONE_NAME, "", "two rows same name"),
     ("yield 'a', {}\n  yield 'b', {}", "", "two rows same config"),
@@ -275,7 +279,7 @@ def test_mistakes_are_refused_before_anything_runs(room, swept, rows, flag, word
 @pytest.mark.parametrize(
   "rows, words",
   [
-    (["k=1", "k=1"], "has two lines of one row and seed"),
+    (["k=1", "k=1"], "has two lines of one configuration and seed"),
     (["k=4"], "'k=4', seed 0, another config --results"),
   ],
 )

@@ -4,33 +4,41 @@ import functools
 
 import numpy as np
 import pytest
-from compiling import quickly, randomly
+from comparing import assert_close
+from compiling import compile_quickly, make_random
 from flax import nnx
 
 from experiments.graphs.graph import Graph, GraphBatch, GraphBatches
 from relpos_jax.attention.edges import pair_features
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig, complete
 
-LABELS, CLASSES = 3, 5
-BLIND = dict(relative_keys=False, relative_values=False)
+NUM_NODES = 4
+SIZES = {
+  "num_node_labels": 2,
+  "num_edge_labels": 3,
+  "num_classes": 5,
+  "num_node_features": 2,
+  "num_edge_features": 1,
+  "width": 8,
+  "num_heads": 2,
+  "feed_forward": 8,
+}
+assert_near = functools.partial(assert_close, rtol=1e-4, atol=1e-4)
 
 
 @functools.cache
-def make(**values):
-  layers = dict(num_layers=1, width=8, num_heads=2, feed_forward=8) | values
-  config = GraphEncoderConfig(
-    num_node_labels=2, num_edge_labels=LABELS, num_classes=CLASSES, num_node_features=2,
-    num_edge_features=1, **layers
-  )  # fmt: skip
-  model = randomly(lambda: GraphEncoder(config, rngs=nnx.Rngs(0)))
-  return quickly(lambda graphs: model(graphs))
+def make(num_layers=1, **values):
+  config = GraphEncoderConfig(**SIZES, num_layers=num_layers, **values)
+  model = make_random(lambda: GraphEncoder(config, rngs=nnx.Rngs(0)))
+  return compile_quickly(lambda graphs: model(graphs))
 
 
-# Two edges of one pair, two against each other, and one from a node to itself.
+# Senders, receivers and labels: two edges of one pair, two against each other, and one
+# from a node to itself.
 EDGES = ((0, 1, 2), (1, 2, 0), (0, 2, 1), (0, 2, 0), (3, 3, 1), (2, 1, 1))
 
 
-def graph(num_nodes=4, edges=EDGES, seed=0):
+def make_graph(num_nodes=NUM_NODES, edges=EDGES, seed=0):
   random = np.random.default_rng(seed)
   return Graph.from_edges(
     random.integers(0, 2, num_nodes),
@@ -42,154 +50,174 @@ def graph(num_nodes=4, edges=EDGES, seed=0):
   )
 
 
-def rows(*graphs, longest=4) -> GraphBatch:
-  options = dict(boundaries=(longest,), budget=longest * len(graphs), seed=None)
-  return GraphBatches(graphs, **options)[0]
-
-
-def assert_same(x, y):
-  np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
+def make_batch(*graphs, longest=NUM_NODES) -> GraphBatch:
+  budget = longest * len(graphs)
+  return GraphBatches(graphs, boundaries=(longest,), budget=budget, seed=None)[0]
 
 
 def differ(x, y) -> bool:
   return np.abs(x - y).max() > 1e-2
 
 
-ONE = graph()
-OTHER_LABEL = ONE._replace(labels=np.int32([0, *ONE.labels[1:]]))
+def change_first(numbers, first):
+  return np.int32([first, *numbers[1:]])
+
+
+ONE = make_graph()
+OTHER_LABEL = ONE._replace(labels=change_first(ONE.labels, 0))
 OTHER_WAY = ONE._replace(
-  senders=np.int32([1, *ONE.senders[1:]]), receivers=np.int32([0, *ONE.receivers[1:]])
+  senders=change_first(ONE.senders, 1), receivers=change_first(ONE.receivers, 0)
 )
-OTHER_FEATURE = ONE._replace(
-  edge_features=ONE.edge_features + np.eye(6, 1, dtype=np.float32)
+FIRST_FEATURE = np.eye(6, 1, dtype=np.float32)
+OTHER_FEATURE = ONE._replace(edge_features=ONE.edge_features + FIRST_FEATURE)
+NO_EDGE = Graph.from_edges(
+  ONE.nodes,
+  [],
+  target=0,
+  query=ONE.query,
+  node_features=ONE.node_features,
+  edge_features=np.empty((0, 1)),
 )
-NO_EDGE = Graph.from_edges(ONE.nodes, [], target=0, query=ONE.query, node_features=ONE.node_features,
-                   edge_features=np.empty((0, 1)))  # fmt: skip
 SEVERAL = [
   ONE,
-  graph(3, ((0, 1, 0), (2, 1, 1)), seed=1),
-  graph(2, ((1, 0, 2), (1, 0, 1)), seed=2),
+  make_graph(3, ((0, 1, 0), (2, 1, 1)), seed=1),
+  make_graph(2, ((1, 0, 2), (1, 0, 1)), seed=2),
 ]
 
-# The properties of edges that each system uses: labels, direction, features, and their
-# existence.
-SYSTEMS = {
-  "keys and values": (dict(), "labels direction features edges"),
-  "as a list": (dict(implementation="edge_list"), "labels direction features edges"),
-  "values": (dict(relative_keys=False), "labels direction features edges"),
-  "none": (BLIND, "edges"),
-  "none, one way": (BLIND | dict(reverse_edges="none"), "direction edges"),
-  "all see all": (dict(sees="all"), "labels direction features edges"),
-  "no structure": (BLIND | dict(sees="all"), ""),
+# The graphs that differ from ONE by a property of their edges.
+OTHERS = {
+  "labels": OTHER_LABEL,
+  "direction": OTHER_WAY,
+  "features": OTHER_FEATURE,
+  "edges": NO_EDGE,
 }
+ALL = list(OTHERS)
+BLIND = {"relative_keys": False, "relative_values": False}
 
 
 @functools.cache
-def of_five_graphs(**values):
-  """Returns the logits of each node of a graph, and of four graphs that differ from it."""
-  batch = rows(ONE, OTHER_LABEL, OTHER_WAY, OTHER_FEATURE, NO_EDGE)
-  return make(head="node", **values)(batch)
-
-
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_a_system_knows_of_the_edges_what_its_switches_say(system):
-  values, known = SYSTEMS[system]
-  one, *others = of_five_graphs(**values)
-  for what, other in zip(
-    ("labels", "direction", "features", "edges"), others, strict=True
-  ):
-    assert differ(one, other) == (what in known.split()), what
-
-
-WAYS = [dict(reverse_edges=way) for way in ("own_label", "none")]
-
-
-@pytest.mark.parametrize("values", [*WAYS, BLIND], ids=str)
-def test_edges_as_a_list_and_as_a_matrix_are_one_model(values):
-  assert_same(
-    of_five_graphs(implementation="edge_list", **values), of_five_graphs(**values)
-  )
+def run_all(**values):
+  """Returns the logits of the nodes of a graph, and of four that differ from it."""
+  return make(head="node", **values)(make_batch(ONE, *OTHERS.values()))
 
 
 @pytest.mark.parametrize(
-  "reverse_edges, wanted",
+  "values, properties",
   [
-    (
-      "own_label",
-      {(1, 0): [1, 5], (0, 1): [5, 1], (2, 1): [3, 0], (1, 2): [0, 3], (3, 3): [6, 6]},
-    ),
-    ("none", {(1, 0): [1], (0, 1): [5], (2, 1): [3], (3, 3): [6]}),
+    ({}, ALL),
+    ({"implementation": "edge_list"}, ALL),
+    ({"relative_keys": False}, ALL),
+    (BLIND, ["edges"]),
+    (BLIND | {"reverse_edges": "none"}, ["direction", "edges"]),
+    ({"sees": "all"}, ALL),
+    (BLIND | {"sees": "all"}, []),
   ],
+  ids=str,
+)
+def test_a_system_knows_of_the_edges_what_its_switches_say(values, properties):
+  one, *others = run_all(**values)
+  for name, other in zip(OTHERS, others, strict=True):
+    assert differ(one, other) == (name in properties), name
+
+
+@pytest.mark.parametrize(
+  "values", [{"reverse_edges": "own_label"}, {"reverse_edges": "none"}, BLIND], ids=str
+)
+def test_edges_as_a_list_and_as_a_matrix_are_one_model(values):
+  assert_near(run_all(implementation="edge_list", **values), run_all(**values))
+
+
+BOTH_WAYS = {
+  (1, 0): [1, 5],
+  (0, 1): [5, 1],
+  (2, 1): [3, 0],
+  (1, 2): [0, 3],
+  (3, 3): [6, 6],
+}
+ONE_WAY = {(1, 0): [1], (0, 1): [5], (2, 1): [3], (3, 3): [6]}
+
+
+@pytest.mark.parametrize(
+  "reverse_edges, wanted", [("own_label", BOTH_WAYS), ("none", ONE_WAY)]
 )
 def test_a_pairs_features_are_the_mean_of_its_edges_in_each_direction(
   reverse_edges, wanted
 ):
-  """Compares features by receiver and sender; the edge from a node to itself changes nothing."""
-  config = GraphEncoderConfig(
-    num_node_labels=1, num_edge_labels=3, num_classes=2, num_edge_features=1, width=8, num_heads=2,
-    reverse_edges=reverse_edges
-  )  # fmt: skip
+  """Compares features by receiver and sender.
+
+  The edge from a node to itself changes nothing.
+  """
+  config = GraphEncoderConfig(**SIZES, reverse_edges=reverse_edges)
   # Two edges in opposite directions, two on one pair, and one from a node to itself.
   ends = ((0, 1, 0), (1, 0, 0), (1, 2, 0), (1, 2, 1), (3, 3, 2))
   features = [[1.0], [5.0], [2.0], [4.0], [6.0]]
-  batch = rows(Graph.from_edges([0] * 4, ends, target=0, edge_features=features))
-  num_rows = config.num_table_rows
-  (found,), _ = pair_features(
-    *complete(batch, config), num_labels=num_rows, num_nodes=4
+  no_features = np.zeros((NUM_NODES, 2))
+  graph = Graph.from_edges(
+    [0] * NUM_NODES,
+    ends,
+    target=0,
+    node_features=no_features,
+    edge_features=features,
   )
-  expected = np.zeros((4, 4, config.num_directions))
+  edges = complete(make_batch(graph), config)
+  num_rows = config.num_table_rows
+  (pairs,), _ = pair_features(*edges, num_labels=num_rows, num_nodes=NUM_NODES)
+  expected = np.zeros((NUM_NODES, NUM_NODES, config.num_directions))
   for pair, features in wanted.items():
     expected[pair] = features
-  assert_same(found[..., num_rows:], expected)
+  assert_near(pairs[..., num_rows:], expected)
 
 
-def renumbered(graph: Graph, new) -> Graph:
+def renumber(graph: Graph, new) -> Graph:
   """Renames node i to new[i] and reverses the order of the edges."""
-  old, edges = np.argsort(new), np.arange(len(graph.senders))[::-1]
-  return Graph(
-    graph.nodes[old],
-    *(
-      np.int32(np.asarray(new)[ends[edges]])
-      for ends in (graph.senders, graph.receivers)
-    ),
-    labels=graph.labels[edges],
+  new, old = np.int32(new), np.argsort(new)
+  return graph._replace(
+    nodes=graph.nodes[old],
+    senders=new[graph.senders[::-1]],
+    receivers=new[graph.receivers[::-1]],
+    labels=graph.labels[::-1],
     node_features=graph.node_features[old],
-    edge_features=graph.edge_features[edges],
-    target=graph.target,
-    query=np.int32(np.asarray(new)[graph.query]),
+    edge_features=graph.edge_features[::-1],
+    query=new[graph.query],
   )
 
 
-KINDS = {
-  "mean of nodes": dict(head="graph"),
-  "sum of nodes": dict(head="graph", readout="sum", sees="all", num_layers=2),
-  "nodes": dict(
-    head="node", norm="post", tables_per_layer=False, tables_per_head=False
-  ),
-  "pairs, as a list": dict(head="pair", implementation="edge_list"),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_renumbered_and_padded_graphs_give_the_same(kind):
+@pytest.mark.parametrize(
+  "values",
+  [
+    {"head": "graph"},
+    {"head": "graph", "readout": "sum", "sees": "all", "num_layers": 2},
+    {"head": "pair", "implementation": "edge_list"},
+  ],
+  ids=str,
+)
+def test_renumbered_and_padded_graphs_give_the_same(values):
   """Compares graphs with the same ones in longer rows, the first of them renumbered."""
-  model, new = make(**KINDS[kind]), [2, 0, 3, 1]
-  found = np.array(model(rows(*SEVERAL)))
-  others = np.array(model(rows(renumbered(ONE, new), *SEVERAL[1:], longest=6)))
-  if KINDS[kind]["head"] == "node":
-    others[0, :4] = others[0, new]
-    found, others = (
-      [x[i, : len(y.nodes)] for i, y in enumerate(SEVERAL)] for x in (found, others)
-    )
-    found, others = np.concatenate(found), np.concatenate(others)
-  assert_same(found, others)
-  assert differ(found[0], found[1])
+  model, new = make(**values), [2, 0, 3, 1]
+  logits = model(make_batch(*SEVERAL))
+  others = model(make_batch(renumber(ONE, new), *SEVERAL[1:], longest=6))
+  assert_near(logits, others)
+  assert differ(logits[0], logits[1])
+
+
+def test_renumbered_and_padded_graphs_give_the_same_to_each_node():
+  tables = {"tables_per_layer": False, "tables_per_head": False}
+  model, new = make(head="node", norm="post", **tables), [2, 0, 3, 1]
+  logits = model(make_batch(*SEVERAL))
+  others = model(make_batch(renumber(ONE, new), *SEVERAL[1:], longest=6))
+  assert_near(logits[0], others[0, new])
+  for row in (1, 2):
+    num_nodes = len(SEVERAL[row].nodes)
+    assert_near(logits[row, :num_nodes], others[row, :num_nodes])
+  assert differ(logits[0, 0], logits[0, 1])
 
 
 def test_a_query_is_shown_to_all_and_its_order_matters():
-  asked = [ONE._replace(query=np.int32(query)) for query in ((0, 3), (3, 0))]
   alike = NO_EDGE._replace(nodes=0 * ONE.nodes, node_features=0 * ONE.node_features)
-  alike = [alike._replace(query=np.int32(query)) for query in ((0, 1), (0, 0), (2, 3))]
-  found = make(head="pair")(rows(*asked, *alike))
-  assert differ(found[0], found[1]) and differ(found[2], found[3])
-  assert_same(found[2], found[4])
+  graphs = [ONE._replace(query=np.int32(query)) for query in ((0, 3), (3, 0))]
+  for query in ((0, 1), (0, 0), (2, 3)):
+    graphs.append(alike._replace(query=np.int32(query)))
+  forth, back, two, same, other_two = make(head="pair")(make_batch(*graphs))
+  assert differ(forth, back)
+  assert differ(two, same)
+  assert_near(two, other_two)

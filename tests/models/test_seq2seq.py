@@ -1,4 +1,4 @@
-"""The Transformer: each switch, its parameters, what its positions mean, padding and causality."""
+"""The Transformer: its switches, parameters and positions, padding and causality."""
 
 import dataclasses
 import functools
@@ -7,20 +7,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiling import randomly
+from comparing import assert_close
+from compiling import make_random
 from flax import nnx
 
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 from relpos_jax.nn.positions import sinusoids
 
 TINY = TransformerConfig(
-  13, 17, num_layers=1, width=16, num_heads=2, feed_forward=24, max_distance=2,
+  13,
+  17,
+  num_layers=1,
+  width=16,
+  num_heads=2,
+  feed_forward=24,
+  max_distance=2,
   share_embeddings=False,
-)  # fmt: skip
-
-
-def tiny(**changes) -> TransformerConfig:
-  return dataclasses.replace(TINY, **changes)
+)
+SOURCE = np.random.default_rng(0).integers(1, 13, (2, 6))
+TARGET = np.random.default_rng(1).integers(1, 13, (2, 5))
+tiny = functools.partial(dataclasses.replace, TINY)
 
 
 @functools.cache
@@ -32,7 +38,7 @@ def shapes(config: TransformerConfig):
 
 @functools.cache
 def make(config: TransformerConfig) -> Transformer:
-  return randomly(lambda: Transformer(config, rngs=nnx.Rngs(0)), 0.3)
+  return make_random(lambda: Transformer(config, rngs=nnx.Rngs(0)), 0.3)
 
 
 @functools.cache
@@ -40,62 +46,64 @@ def compiled(config: TransformerConfig, method: str = "__call__"):
   return jax.jit(getattr(make(config), method))
 
 
-SOURCE = np.random.default_rng(0).integers(1, 13, (2, 6))
-TARGET = np.random.default_rng(1).integers(1, 13, (2, 5))
-
-
-def tables(config: TransformerConfig) -> dict:
-  return {path: leaf.shape for path, leaf in shapes(config).items() if "tables" in path}
+def table_paths(**changes):
+  return {path for path in shapes(tiny(**changes)) if "tables" in path}
 
 
 def test_tables_are_in_every_self_attention_and_nowhere_else():
-  assert set(tables(tiny(num_layers=2))) == {
-    (stack, "layers", layer, "self_attention", "tables", name)
-    for stack in ("encoder", "decoder")
-    for layer in (0, 1)
-    for name in ("key", "value")
-  }
+  wanted = set()
+  for stack in ("encoder", "decoder"):
+    for layer in (0, 1):
+      attention = stack, "layers", layer, "self_attention", "tables"
+      wanted |= {(*attention, "key"), (*attention, "value")}
+  assert table_paths(num_layers=2) == wanted
 
 
-def test_tables_can_be_absent_or_shared():
-  assert not tables(tiny(positions="sinusoidal")) and not tables(tiny(positions="none"))
-  assert not tables(tiny(relative_keys=False, relative_values=False))
-  assert {path[-1] for path in tables(tiny(relative_keys=False))} == {"value"}
-  shared = tables(tiny(num_layers=3, tables_per_layer=False))
-  assert len(shared) == 4 and {path[0] for path in shared} == {"encoder", "decoder"}
+def test_tables_can_be_absent():
+  assert not table_paths(positions="sinusoidal")
+  assert not table_paths(positions="none")
+  assert not table_paths(relative_keys=False, relative_values=False)
+  assert {path[-1] for path in table_paths(relative_keys=False)} == {"value"}
+
+
+def test_tables_can_be_shared():
+  paths = table_paths(num_layers=3, tables_per_layer=False)
+  assert len(paths) == 4
+  assert {path[0] for path in paths} == {"encoder", "decoder"}
 
 
 def test_shared_embeddings_are_one_matrix_and_separate_ones_three():
   def matrices(config):
-    return sorted(
-      leaf.shape for path, leaf in shapes(config).items() if path[-1] == "table"
-    )
+    leaves = shapes(config).items()
+    return sorted(leaf.shape for path, leaf in leaves if path[-1] == "table")
 
   assert matrices(tiny(target_vocab_size=13, share_embeddings=True)) == [(13, 16)]
   assert matrices(TINY) == [(13, 16), (17, 16), (17, 16)]
 
 
 @pytest.mark.parametrize(
-  "field, value", [("positions", "relativ"), ("share_embeddings", True)]
+  "field, value, message",
+  [("positions", "relativ", "positions"), ("share_embeddings", True, "vocabularies")],
 )
-def test_values_that_make_no_model_are_refused(field, value):
+def test_values_that_make_no_model_are_refused(field, value, message):
   config = tiny()
   object.__setattr__(config, field, value)  # bypasses the type checks of the tests
-  with pytest.raises(ValueError, match=rf"{field}|vocabularies .*; want one"):
+  with pytest.raises(ValueError, match=rf"{message}.*; want"):
     config.__post_init__()
 
 
-NUM_MASKS = dict(
-  embedding_dropout_rate=2,
-  dropout_rate=2 + 3,
-  attention_dropout_rate=1 + 2,
-  feed_forward_dropout_rate=1 + 1,
-)
+NUM_MASKS = {
+  "embedding_dropout_rate": 2,
+  "dropout_rate": 2 + 3,
+  "attention_dropout_rate": 1 + 2,
+  "feed_forward_dropout_rate": 1 + 1,
+}
 
 
 @pytest.mark.parametrize("rate", NUM_MASKS)
 def test_each_rate_of_dropout_draws_its_masks(rate):
-  model = make(tiny(**dict.fromkeys(NUM_MASKS, 0.0) | {rate: 0.5}))
+  rates = dict.fromkeys(NUM_MASKS, 0.0) | {rate: 0.5}
+  model = make(tiny(**rates))
 
   @jax.jit
   def count_masks(source, target):
@@ -111,37 +119,29 @@ def test_each_rate_of_dropout_draws_its_masks(rate):
 )
 def test_only_relative_positions_are_translation_invariant(positions, invariant):
   call = compiled(tiny(positions=positions))
-  left, right = (np.pad(SOURCE, [(0, 0), width]) for width in ((2, 0), (0, 2)))
-  assert np.allclose(call(left, TARGET), call(right, TARGET), atol=1e-5) == invariant
+  padded_left = np.pad(SOURCE, [(0, 0), (2, 0)])
+  padded_right = np.pad(SOURCE, [(0, 0), (0, 2)])
+  left, right = call(padded_left, TARGET), call(padded_right, TARGET)
+  assert np.allclose(left, right, atol=1e-5) == invariant
 
 
 @pytest.mark.parametrize("positions", ["relative", "sinusoidal", "rotary"])
 @pytest.mark.parametrize("stacks", ["all", "encoder", "decoder"])
 def test_a_stack_without_positions_knows_no_order(positions, stacks):
-  call = compiled(
-    tiny(
-      target_vocab_size=13,
-      share_embeddings=True,
-      positions=positions,
-      positions_in=stacks,
-    )
-  )
+  shared = {"target_vocab_size": 13, "share_embeddings": True}
+  call = compiled(tiny(**shared, positions=positions, positions_in=stacks))
   logits, order = call(SOURCE, TARGET), np.array([1, 0, 2, 3, 4, 5])
-  of_source, of_target = (
-    call(SOURCE[:, order], TARGET),
-    call(SOURCE, TARGET[:, order[:5]]),
-  )
+  of_source = call(SOURCE[:, order], TARGET)
   assert np.allclose(of_source, logits, atol=1e-5) == (stacks == "decoder")
-  # In one causal layer, later tokens see the earlier ones as a set.
-  assert np.allclose(of_target[:, 2:], logits[:, 2:], atol=1e-5) == (
-    stacks == "encoder"
-  )
+  # In one causal layer, later tokens attend to the earlier ones as a set.
+  of_target = call(SOURCE, TARGET[:, order[:5]])
+  is_same = np.allclose(of_target[:, 2:], logits[:, 2:], atol=1e-5)
+  assert is_same == (stacks == "encoder")
 
 
 def test_zero_beyond_the_table_is_not_clipping():
-  clip, zero = (
-    compiled(tiny(beyond=beyond), "encode")(SOURCE) for beyond in ("clip", "zero")
-  )
+  clip = compiled(tiny(beyond="clip"), "encode")(SOURCE)
+  zero = compiled(tiny(beyond="zero"), "encode")(SOURCE)
   assert jnp.abs(clip - zero).max() > 0.01
 
 
@@ -154,15 +154,20 @@ def layer_norm(x, norm):
 def test_without_sub_layers_the_encoder_is_its_embedding_and_norms(norm):
   model = nnx.clone(make(tiny(norm=norm, positions="sinusoidal")))
   (layer,) = model.encoder.layers
-  for out in (layer.self_attention.out.kernel, layer.feed_forward.out.kernel):
-    out[...] = jnp.zeros_like(out[...])
-  layer.feed_forward.out.bias[...] = jnp.zeros(16)
-  embedded = model.source_embedding.table[...][SOURCE] * 4 + sinusoids(
-    jnp.arange(6), 16
-  )
-  norms = [model.encoder.norm] if norm == "pre" else [r.norm for r in layer.residuals]
-  expected = functools.reduce(layer_norm, norms, np.asarray(embedded))
-  np.testing.assert_allclose(jax.jit(model.encode)(SOURCE), expected, atol=1e-5)
+  feed_forward = layer.feed_forward.out
+  for parameter in (
+    layer.self_attention.out.kernel,
+    feed_forward.kernel,
+    feed_forward.bias,
+  ):
+    parameter[...] = jnp.zeros_like(parameter[...])
+  norms = [model.encoder.norm]
+  if norm == "post":
+    norms = [residual.norm for residual in layer.residuals]
+  embedded = 4 * model.source_embedding.table[...][SOURCE]
+  embedded += sinusoids(jnp.arange(6), 16)
+  expected = functools.reduce(layer_norm, norms, embedded)
+  assert_close(jax.jit(model.encode)(SOURCE), expected, atol=1e-5)
 
 
 def test_bfloat16_computes_near_float32_with_float32_parameters():
@@ -178,11 +183,11 @@ def test_bfloat16_computes_near_float32_with_float32_parameters():
 @pytest.mark.parametrize(
   "changes",
   [
-    dict(positions="relative"),
-    dict(positions="sinusoidal", norm="post"),
-    dict(positions="both", beyond="zero", tables_per_head=False),
-    dict(positions="t5", tables_per_layer=False),
-    dict(positions="xl"),
+    {"positions": "relative"},
+    {"positions": "sinusoidal", "norm": "post"},
+    {"positions": "both", "beyond": "zero", "tables_per_head": False},
+    {"positions": "t5", "tables_per_layer": False},
+    {"positions": "xl"},
   ],
   ids=str,
 )
@@ -191,17 +196,18 @@ def test_hypotheses_that_branch_have_the_logits_of_the_full_pass_of_each(
 ):
   monkeypatch.setattr("relpos_jax.nn.attention._FEWEST_SLOTS", 1)
   config, random, beam_size = tiny(**changes), np.random.default_rng(0), 3
-  model, decode, full = make(config), compiled(config, "decode"), compiled(config)
-  memory = compiled(config, "encode_memory")(SOURCE)
-  cache = model.init_cache(2, 5, beam_size)
-  hypotheses = np.zeros((2, beam_size, 0), int)
+  decode, full = compiled(config, "decode"), compiled(config)
+  encoded = compiled(config, "encode_memory")(SOURCE)
+  cache = make(config).init_cache(2, 5, beam_size)
+  hypotheses = np.zeros((2, beam_size, 4), int)
   for t in range(4):
     tokens = random.integers(3, 17, (2, beam_size))
-    hypotheses = np.concatenate([hypotheses, tokens[..., None]], axis=2)
-    logits, cache = decode(tokens, cache, memory)
-    for w in range(beam_size):
-      expected = full(SOURCE, np.pad(hypotheses[:, w], [(0, 0), (0, 3 - t)]))
-      np.testing.assert_allclose(logits[:, w], expected[:, t], atol=1e-4)
+    hypotheses[:, :, t:] = 0
+    hypotheses[:, :, t] = tokens
+    logits, cache = decode(tokens, cache, encoded)
+    for beam in range(beam_size):
+      expected = full(SOURCE, hypotheses[:, beam])
+      assert_close(logits[:, beam], expected[:, t], atol=1e-4)
     parents = random.integers(0, beam_size, (2, beam_size))
     hypotheses = np.take_along_axis(hypotheses, parents[..., None], axis=1)
     cache = cache.reorder(jnp.asarray(parents))

@@ -4,7 +4,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
-from compiling import randomly
 from flax import nnx
 
 from experiments.data.tokenizer import BOS, EOS, PAD

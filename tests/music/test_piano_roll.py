@@ -2,7 +2,6 @@
 
 import jax.numpy as jnp
 import numpy as np
-from compiling import randomly
 from flax import nnx
 from matplotlib.text import Text
 

@@ -1,205 +1,261 @@
-"""Each scheme of positions is its paper's formula, in layers and in both of flax's hooks."""
+"""Each scheme of positions is its paper's formula, in layers and in flax's hooks."""
 
-import cmath
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiling import quickly, randomly
+from comparing import assert_close, assert_same
+from compiling import compile_quickly, make_random
 from flax import linen, nnx
 
 import relpos_jax.linen
 from relpos_jax import DistanceBias, attention_weights, dot_product_attention, rotate
-from relpos_jax import nn as layers
 from relpos_jax.models.layers import LayersConfig, make_positions
+from relpos_jax.nn import (
+  AlibiPositions,
+  ContentPositions,
+  DebertaPositions,
+  RelativeAttention,
+  RotaryPositions,
+  T5Positions,
+  TransformerXLPositions,
+)
 
 B, T, N, H = 2, 6, 3, 4
 D, K, LEFT, RANK = N * H, 3, 2, 16
-SIDES = dict(left=LEFT)
-SCHEMES = dict(
-  t5=(layers.T5Positions, (N, 5), dict(num_buckets=8)),
-  alibi=(layers.AlibiPositions, (N,), {}),
-  rotary=(layers.RotaryPositions, (), {}),
-  xl=(layers.TransformerXLPositions, (D, N, H, K), SIDES),
-  content=(layers.ContentPositions, (N, H, K), SIDES),
-  deberta=(layers.DebertaPositions, (N, H, K), SIDES),
-)
+# By name: the class, its positional arguments, and its options.
+SCHEMES = {
+  "t5": (T5Positions, (N, 5), {"num_buckets": 8}),
+  "alibi": (AlibiPositions, (N,), {}),
+  "rotary": (RotaryPositions, (), {}),
+  "xl": (TransformerXLPositions, (D, N, H, K), {"left": LEFT}),
+  "content": (ContentPositions, (N, H, K), {"left": LEFT}),
+  "deberta": (DebertaPositions, (N, H, K), {"left": LEFT}),
+}
 RANDOM = np.random.default_rng(0)
 X = jnp.asarray(RANDOM.standard_normal((B, T, D), dtype=np.float32))
 Q, KEY, V = jnp.asarray(RANDOM.standard_normal((3, B, T, N, H), dtype=np.float32))
+each_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 
 
 def make(scheme):
   kind, arguments, options = SCHEMES[scheme]
-  return randomly(lambda: kind(*arguments, **options, rngs=nnx.Rngs(0)))
+  return make_random(lambda: kind(*arguments, **options, rngs=nnx.Rngs(0)))
 
 
-def turned(x, position):
-  """The components d and d + H/2 as complex numbers, multiplied by those of the position."""
-  numbers = x[: H // 2] + 1j * x[H // 2 :]
-  return numbers * [
-    cmath.exp(1j * position * 10_000 ** (-2 * d / H)) for d in range(H // 2)
-  ]
+# A pair's logit as each paper has it, in float64: of its parameters, its query and key,
+# their positions, and the head.
 
 
-def logit(scheme, module, q, k, i, j, n):
-  """Computes a pair's logit as the scheme's paper has it, in float64."""
-  values = {
-    name: np.asarray(x, np.float64)
-    for name, x in nnx.to_pure_dict(nnx.state(module)).items()
-  }
-  clipped = min(max(j - i, -LEFT), K)
-  match scheme:
-    case (
-      "t5"
-    ):  # 8 buckets: distances 0, 1, 2 to the left, more; 1, 2 to the right, more
-      bucket = min(abs(j - i), 2) if abs(j - i) < 4 else 3
-      return q @ k / H**0.5 + values["buckets"][bucket + 4 * (j > i), n]
-    case "alibi":
-      return q @ k / H**0.5 - [2**-4, 2**-8, 2**-2][n] * abs(j - i)
-    case "rotary":
-      return (turned(q, i) @ turned(k, j).conj()).real / H**0.5
-    case "xl":
-      wave = [
-        f(-clipped / 10_000 ** (d / (D // 2 - 1)))
-        for f in (np.sin, np.cos)
-        for d in range(D // 2)
-      ]
-      r = np.array(wave) @ values["projection"][:, n]
-      return (q @ k + q @ r + values["u"][n] @ k + values["v"][n] @ r) / H**0.5
-    case "content":
-      inside = clipped == j - i
-      return (
-        q @ k / H**0.5
-        + inside * q @ values["projection"][:, n] @ values["bank"][clipped + LEFT]
-      )
-    case "deberta":
-      of_query, of_key = (
-        values[name][clipped + LEFT, n] for name in ("of_query", "of_key")
-      )
-      return (q @ k + q @ of_query + k @ of_key) / (3 * H) ** 0.5
+def clip(distance):
+  return min(max(distance, -LEFT), K)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+def t5_logit(params, q, k, i, j, n):
+  """Has 8 buckets: distances 0, 1, 2 and more to the left; 1, 2, more to the right."""
+  distance = abs(j - i)
+  bucket = min(distance, 2) if distance < 4 else 3
+  return q @ k / H**0.5 + params["buckets"][bucket + 4 * (j > i), n]
+
+
+def alibi_logit(params, q, k, i, j, n):
+  slope = [2**-4, 2**-8, 2**-2][n]
+  return q @ k / H**0.5 - slope * abs(j - i)
+
+
+def turn(x, position):
+  """Multiplies the components d and d + H/2, as complex numbers, by the position's."""
+  frequencies = 10_000.0 ** (-2 * np.arange(H // 2) / H)
+  return (x[: H // 2] + 1j * x[H // 2 :]) * np.exp(1j * position * frequencies)
+
+
+def rotary_logit(params, q, k, i, j, n):
+  return (turn(q, i) @ turn(k, j).conj()).real / H**0.5
+
+
+def xl_logit(params, q, k, i, j, n):
+  angles = -clip(j - i) / 10_000 ** (np.arange(D // 2) / (D // 2 - 1))
+  wave = np.concatenate([np.sin(angles), np.cos(angles)])
+  r = wave @ params["projection"][:, n]
+  u, v = params["u"][n], params["v"][n]
+  return (q @ k + q @ r + u @ k + v @ r) / H**0.5
+
+
+def content_logit(params, q, k, i, j, n):
+  logit = q @ k / H**0.5
+  if clip(j - i) == j - i:
+    logit += q @ params["projection"][:, n] @ params["bank"][j - i + LEFT]
+  return logit
+
+
+def deberta_logit(params, q, k, i, j, n):
+  row = clip(j - i) + LEFT
+  of_query, of_key = params["of_query"][row, n], params["of_key"][row, n]
+  return (q @ k + q @ of_query + k @ of_key) / (3 * H) ** 0.5
+
+
+LOGITS = {
+  "t5": t5_logit,
+  "alibi": alibi_logit,
+  "rotary": rotary_logit,
+  "xl": xl_logit,
+  "content": content_logit,
+  "deberta": deberta_logit,
+}
+
+
+@each_scheme
 def test_each_scheme_is_its_papers_formula(scheme):
   module = make(scheme)
-  q, k = np.asarray(Q, np.float64), np.asarray(KEY, np.float64)
+  params = jax.tree.map(np.float64, nnx.to_pure_dict(nnx.state(module)))
+  q, k = np.float64(Q), np.float64(KEY)
   logits = np.zeros((B, N, T, T))
   for b, n, i, j in np.ndindex(logits.shape):
-    logits[b, n, i, j] = logit(scheme, module, q[b, i, n], k[b, j, n], i, j, n)
+    logits[b, n, i, j] = LOGITS[scheme](params, q[b, i, n], k[b, j, n], i, j, n)
   wanted = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-  found = attention_weights(**module.arguments(Q, KEY))
-  np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-6)
+  weights = attention_weights(**module.arguments(Q, KEY))
+  assert_close(weights, wanted, atol=2e-6)
 
 
 def test_rotary_positions_have_the_frequencies_they_are_given():
-  found = layers.RotaryPositions(frequencies=np.array([0.3])).arguments(
-    Q, KEY, query_offset=2
-  )
+  frequencies = np.array([0.3])
+  module = RotaryPositions(frequencies=frequencies)
+  arguments = module.arguments(Q, KEY, query_offset=2)
   for name, x, first in (("query", Q, 2), ("key", KEY, 0)):
-    wanted = rotate(x, first + jnp.arange(T), frequencies=np.array([0.3]))
-    np.testing.assert_array_equal(found[name], wanted)
-    np.testing.assert_array_equal(found[name][..., 2:], x[..., 2:])
+    wanted = rotate(x, first + jnp.arange(T), frequencies=frequencies)
+    assert_same(arguments[name], wanted)
+    assert_same(arguments[name][..., 2:], x[..., 2:])
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@each_scheme
 def test_only_distances_count_and_every_parameter_learns(scheme):
   graphdef, state = nnx.split(make(scheme))
 
   def attend(state, shift):
     at = jnp.arange(T) + shift
     arguments = nnx.merge(graphdef, state).arguments(Q, KEY, at, at)
-    return dot_product_attention(
-      value=V, query_positions=at, key_positions=at, **arguments
-    )
+    positions = {"query_positions": at, "key_positions": at}
+    return dot_product_attention(value=V, **positions, **arguments)
 
-  call = quickly(attend)
-  np.testing.assert_allclose(call(state, 0), call(state, 7), atol=2e-5)
-  squares = lambda state: jnp.sum(attend(state, 0) ** 2)
-  for gradient in jax.tree.leaves(quickly(jax.grad(squares))(state)):
+  @compile_quickly
+  def run(state, shift):
+    def loss(state):
+      output = attend(state, shift)
+      return jnp.sum(output**2), output
+
+    return jax.grad(loss, has_aux=True)(state)
+
+  gradients, output = run(state, 0)
+  assert_close(output, run(state, 7)[1], atol=2e-5)
+  for gradient in jax.tree.leaves(gradients):
     assert jnp.abs(gradient).max() > 1e-3
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_both_of_flaxs_hooks_take_it_and_decode(scheme):
+def make_layer(scheme):
+  """Makes flax's layer with its hook for NNX."""
   kind, arguments, options = SCHEMES[scheme]
 
-  def make_layer():
+  def make():
     rngs = nnx.Rngs(0)
-    module = kind(*arguments, **options, rngs=rngs)
-    hook = layers.RelativeAttention(positions=module, self_attention=True)
+    positions = kind(*arguments, **options, rngs=rngs)
+    hook = RelativeAttention(positions=positions, self_attention=True)
     return nnx.MultiHeadAttention(N, D, attention_fn=hook, decode=False, rngs=rngs)
 
-  layer = randomly(make_layer)
+  return make_random(make)
+
+
+@each_scheme
+def test_nnx_layers_take_it_and_decode(scheme):
+  layer = make_layer(scheme)
   full = layer(X, is_causal=True)
-  q, k, v = layer.query(X), layer.key(X), layer.value(X)
-  z = dot_product_attention(
-    value=v, is_causal=True, **layer.attention_fn.tables.arguments(q, k)
-  )
-  np.testing.assert_allclose(full, layer.out(z), atol=1e-5)
+  arguments = layer.attention_fn.tables.arguments(layer.query(X), layer.key(X))
+  z = dot_product_attention(value=layer.value(X), is_causal=True, **arguments)
+  assert_close(full, layer.out(z), atol=1e-5)
   layer.init_cache((B, T + 2, D))
   step = nnx.jit(lambda layer, x: layer(x, decode=True))
-  outputs = [step(layer, X[:, t : t + 1]) for t in range(T)]
-  np.testing.assert_allclose(np.concatenate(outputs, axis=1), full, atol=1e-4)
-
-  positions = nnx.bridge.to_linen(kind, *arguments, **options)
-  make_linen = lambda decode: linen.MultiHeadDotProductAttention(
-    N,
-    attention_fn=relpos_jax.linen.RelativeAttention(None, positions=positions),
-    decode=decode,
-  )
-  params = nnx.to_pure_dict(nnx.state(layer, nnx.Param))
-  if tables := params.pop("attention_fn", {}).get("tables"):
-    params["attention_fn"] = dict(positions=tables)
-  causal = linen.make_causal_mask(jnp.ones((B, T)))
-  np.testing.assert_allclose(
-    make_linen(False).apply({"params": params}, X, mask=causal), full, atol=1e-5
-  )
-  cache = make_linen(True).init(jax.random.key(0), X)["cache"]
-  read = quickly(
-    lambda cache, x: make_linen(True).apply(
-      dict(params=params, cache=cache), x, mutable=["cache"]
-    )
-  )
   for t in range(T):
-    y, updated = read(cache, X[:, t : t + 1])
-    np.testing.assert_allclose(y[:, 0], full[:, t], atol=1e-4)
-    cache = updated["cache"]
+    assert_close(step(layer, X[:, t : t + 1])[:, 0], full[:, t], atol=1e-4)
+
+
+@each_scheme
+def test_linen_layers_take_it_and_decode(scheme):
+  kind, arguments, options = SCHEMES[scheme]
+  layer = make_layer(scheme)
+  full = layer(X, is_causal=True)
+  params = nnx.to_pure_dict(nnx.state(layer, nnx.Param))
+  hook = params.pop("attention_fn", {})
+  if "tables" in hook:
+    params["attention_fn"] = {"positions": hook["tables"]}
+  positions = nnx.bridge.to_linen(kind, *arguments, **options)
+  attention_fn = relpos_jax.linen.RelativeAttention(None, positions=positions)
+  make_linen = functools.partial(
+    linen.MultiHeadDotProductAttention, N, attention_fn=attention_fn
+  )
+  causal = linen.make_causal_mask(jnp.ones((B, T)))
+  assert_close(make_linen().apply({"params": params}, X, mask=causal), full, atol=1e-5)
+
+  decoder = make_linen(decode=True)
+  cache = jax.eval_shape(decoder.init, jax.random.key(0), X)["cache"]
+  cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), cache)
+
+  @compile_quickly
+  def step(cache, x):
+    variables = {"params": params, "cache": cache}
+    return decoder.apply(variables, x, mutable=["cache"])
+
+  for t in range(T):
+    y, variables = step(cache, X[:, t : t + 1])
+    assert_close(y[:, 0], full[:, t], atol=1e-4)
+    cache = variables["cache"]
 
 
 def test_t5_has_fewer_buckets_than_asked_where_distances_are_few():
-  make = lambda k, **options: layers.T5Positions(N, k, **options, rngs=nnx.Rngs(0))
-  rows = lambda k, **options: len(make(k, **options).buckets)
-  assert rows(128) == rows(128, bidirectional=False) == 32
-  assert rows(16, bidirectional=False) == 31 and rows(2) == 6
+  def num_buckets(max_distance, **options):
+    return len(T5Positions(N, max_distance, **options, rngs=nnx.Rngs(0)).buckets)
+
+  assert num_buckets(128) == 32
+  assert num_buckets(128, bidirectional=False) == 32
+  assert num_buckets(16, bidirectional=False) == 31
+  assert num_buckets(2) == 6
   with pytest.raises(ValueError, match="max_distance is 1; want 2 or more"):
-    make(1)
+    num_buckets(1)
 
 
-def test_decoders_have_all_buckets_for_the_left():
+@pytest.mark.parametrize("is_causal, num_rows", [(True, 129), (False, 257)])
+def test_decoders_have_all_buckets_for_the_left(is_causal, num_rows):
   config = LayersConfig(positions="t5", max_distance=128, num_heads=N, width=D)
-  relation = lambda is_causal: make_positions(
-    config, is_causal=is_causal, rngs=nnx.Rngs(0)
-  )()
-  assert isinstance(relation(True), DistanceBias)
-  assert [len(relation(is_causal).table) for is_causal in (True, False)] == [129, 257]
+  positions = make_positions(config, is_causal=is_causal, rngs=nnx.Rngs(0))
+  relation = positions()
+  assert isinstance(relation, DistanceBias)
+  assert len(relation.table) == num_rows
 
 
-def test_wrong_arguments_are_named():
-  rngs = nnx.Rngs(0)
-  refused = lambda message: pytest.raises(ValueError, match=message)
+def refused(message):
+  return pytest.raises(ValueError, match=message)
+
+
+def test_options_of_other_schemes_are_named():
   with refused("beyond is 'zero', an option that positions 't5' do not have"):
     LayersConfig(positions="t5", beyond="zero")
   with refused("left is 3, an option that positions 'alibi' do not have"):
     LayersConfig(positions="alibi", left=3)
+
+
+def test_an_odd_width_has_no_waves():
   with refused("width is 31; want an even number"):
-    layers.TransformerXLPositions(31, N, H, K, rngs=rngs)
-  for scheme in ("xl", "content"):
-    with refused(r"query has shape \(2, 6, 2, 4\); want 3 heads of width 4"):
-      make(scheme).arguments(Q[:, :, :2], KEY)
-  linear = relpos_jax.linen.RelativeAttention(
-    3, positions=nnx.bridge.to_linen(layers.RotaryPositions)
-  )
+    TransformerXLPositions(31, N, H, K, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("scheme", ["xl", "content"])
+def test_a_wrong_number_of_heads_is_named(scheme):
+  with refused(r"query has shape \(2, 6, 2, 4\); want 3 heads of width 4"):
+    make(scheme).arguments(Q[:, :, :2], KEY)
+
+
+def test_a_scheme_has_no_table_beside_it():
+  positions = nnx.bridge.to_linen(RotaryPositions)
+  layer = relpos_jax.linen.RelativeAttention(3, positions=positions)
   with refused("max_distance 3; want None for one of them"):
-    linear.init(jax.random.key(0), Q, KEY, V)
+    layer.init(jax.random.key(0), Q, KEY, V)

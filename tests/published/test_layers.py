@@ -1,4 +1,4 @@
-"""Tests that the functions of results/adoption.md for equinox and haliax are those layers."""
+"""The functions of results/adoption.md for equinox and haliax are those layers."""
 
 import pathlib
 import re
@@ -50,5 +50,8 @@ def test_haliax(page):
   attention = haliax.nn.attention
   mask = attention.causal_mask(q.resolve_axis("Pos"), keys.resolve_axis("KPos"))
   z = attention.dot_product_attention("KPos", "HeadSize", q, keys, values, mask)
-  changed = lambda tables: page["attend_in_haliax"](q, k, v, tables).array
+
+  def changed(tables):
+    return page["attend_in_haliax"](q, k, v, tables).array
+
   check(changed, z.rearrange(q.axes).array)

@@ -47,7 +47,7 @@ def page() -> types.SimpleNamespace:
 
 
 class Case(NamedTuple):
-  """A published attention module, and the function of the page that computes the same."""
+  """A published attention module, and the page's function that computes the same."""
 
   parameters: dict[str, Any]  # torch.Tensors, by name
   run: Callable  # of the parameters and x, as torch.Tensors
@@ -59,7 +59,7 @@ class Case(NamedTuple):
 
 
 def case(module, run, ours, shape, **others) -> Case:
-  """Returns a case with a module's parameters and others of these shapes, drawn at random."""
+  """Returns a case with random parameters of a module and others of these shapes."""
   import torch
 
   parameters = dict(module.eval().named_parameters()) if module else {}
@@ -107,9 +107,10 @@ def t5(batch, length, attention, name="T5", is_causal=False):
   module = getattr(m, f"{name}Attention")(
     config, True, layer_idx=0, is_causal=is_causal
   )
-  run = lambda w, x: module(
-    x, causal(length, attention, x.dtype) if is_causal else None
-  )[0]
+
+  def run(w, x):
+    return module(x, causal(length, attention, x.dtype) if is_causal else None)[0]
+
   return case(
     module, run, functools.partial(page().t5, is_causal=is_causal), (batch, length, D)
   )
@@ -155,7 +156,10 @@ def conformer(batch, length, attention):
   )
   module = m.Wav2Vec2ConformerSelfAttention(config)
   positions = m.Wav2Vec2ConformerRelPositionalEmbedding(config)
-  run = lambda w, x: module(x, relative_position_embeddings=positions(x))[0]
+
+  def run(w, x):
+    return module(x, relative_position_embeddings=positions(x))[0]
+
   return case(module, run, page().conformer, (batch, length, D))
 
 
@@ -167,9 +171,10 @@ def tensor2tensor(batch, length, attention, max_distance=16):
     query, key, value = x.transpose(2, 3)
     at = torch.arange(length)
     rows = (at - at[:, None]).clamp(-max_distance, max_distance) + max_distance
-    inner = lambda x, z: torch.matmul(x.flatten(0, 1).transpose(0, 1), z).transpose(
-      0, 1
-    )
+
+    def inner(x, z):
+      return torch.matmul(x.flatten(0, 1).transpose(0, 1), z).transpose(0, 1)
+
     of_keys, of_values = (
       torch.nn.functional.embedding(rows, w[name]) for name in ("key", "value")
     )
@@ -181,7 +186,9 @@ def tensor2tensor(batch, length, attention, max_distance=16):
     of_values = inner(weights, of_values)
     return (weights @ value + of_values.view(value.shape)).transpose(1, 2)
 
-  ours = lambda w, x: page().tensor2tensor(w, *x)
+  def ours(w, x):
+    return page().tensor2tensor(w, *x)
+
   rows = 2 * max_distance + 1, H
   return case(None, run, ours, (3, batch, length, HEADS, H), key=rows, value=rows)
 
@@ -200,7 +207,9 @@ def music_transformer(batch, length, attention):
       1, 2
     )
 
-  ours = lambda w, x: page().music_transformer(w, *x)
+  def ours(w, x):
+    return page().music_transformer(w, *x)
+
   return case(None, run, ours, (3, batch, length, HEADS, H), key=(length, HEADS, H))
 
 
@@ -218,8 +227,13 @@ def deberta(batch, length, attention, is_shared):
   )
   module = m.DisentangledSelfAttention(config)
   mask = torch.ones(1, 1, 1, 1)
-  run = lambda w, x: module(x, mask, rel_embeddings=w["rel_embeddings"])[0]
-  ours = lambda w, x: page().deberta(w, x, w["rel_embeddings"])
+
+  def run(w, x):
+    return module(x, mask, rel_embeddings=w["rel_embeddings"])[0]
+
+  def ours(w, x):
+    return page().deberta(w, x, w["rel_embeddings"])
+
   return case(module, run, ours, (batch, length, D), rel_embeddings=(512, D))
 
 
@@ -234,9 +248,15 @@ def gemma4_audio(batch, length, attention):
   hidden = ~sees(0, 0, at[:, None], at) * torch.finfo(torch.float32).min
   encoder = types.SimpleNamespace(config=config)
   mask = m.Gemma4AudioModel._convert_4d_mask_to_blocked_5d(encoder, hidden[None, None])
-  run = lambda w, x: module(x, encoding(x), mask)[0]
+
+  def run(w, x):
+    return module(x, encoding(x), mask)[0]
+
   waves = encoding(torch.zeros(1, 1))[0].numpy()
-  ours = lambda w, x: page().gemma4_audio(w, x, waves.astype(x.dtype))
+
+  def ours(w, x):
+    return page().gemma4_audio(w, x, waves.astype(x.dtype))
+
   return case(module, run, ours, (batch, length, D))
 
 
@@ -260,7 +280,9 @@ def xlnet(batch, length, attention):
       0, 1
     )
 
-  ours = lambda w, x: page().xlnet(w, x, np.broadcast_to(segments, x.shape[:2]))
+  def ours(w, x):
+    return page().xlnet(w, x, np.broadcast_to(segments, x.shape[:2]))
+
   return case(module, run, ours, (batch, length, D))
 
 
@@ -327,7 +349,10 @@ def llama3(*sizes):
 def yarn(*sizes):
   rope = dict(rope_type="yarn", rope_theta=10_000.0)
   rope |= dict(factor=4.0, original_max_position_embeddings=4096)
-  ours = lambda w, x: page().llama(w, x, page().yarn(), 0.1 * math.log(4) + 1)
+
+  def ours(w, x):
+    return page().llama(w, x, page().yarn(), 0.1 * math.log(4) + 1)
+
   return llama(*sizes, rope=rope, ours=ours)
 
 
@@ -343,10 +368,13 @@ def swin(batch, length, attention, size=8):
   windows = length // size**2
   seen = np.random.default_rng(0).random((windows, size**2, 1)) < 0.5
   bias = np.where(seen == seen.swapaxes(1, 2), 0.0, -100.0)
-  run = lambda w, x: module(x.flatten(0, 1), torch.tensor(bias, dtype=x.dtype))[0].view(
-    x.shape
-  )
-  ours = lambda w, x: page().swin(w, x, size, bias[:, None])
+
+  def run(w, x):
+    return module(x.flatten(0, 1), torch.tensor(bias, dtype=x.dtype))[0].view(x.shape)
+
+  def ours(w, x):
+    return page().swin(w, x, size, bias[:, None])
+
   return case(module, run, ours, (batch, windows, size**2, D))
 
 
@@ -355,7 +383,10 @@ def beit(batch, length, attention):
   m, config = configured("beit", "BeitConfig", attention, image_size=size, patch_size=1)
   module = m.BeitAttention(config)
   module.relative_position_bias = m.BeitRelativePositionBias(config)  # of the layer
-  run = lambda w, x: module(x, module.relative_position_bias((size, size)))[0]
+
+  def run(w, x):
+    return module(x, module.relative_position_bias((size, size)))[0]
+
   ours = functools.partial(page().beit, size=size)
   return case(module, run, ours, (batch, size * size + 1, D))
 
@@ -373,9 +404,8 @@ class Row(NamedTuple):
   function: str  # of the page
   make: Callable[..., Case]
   attentions: tuple[str, ...] = (EAGER,)  # that the original has
-  single: str = (
-    ""  # what the original computes in float32, be its weights in float64; or ALL
-  )
+  # What the original computes in float32 though its weights are in float64; or ALL.
+  single: str = ""
 
 
 BOTH = (EAGER, FUSED)
@@ -423,37 +453,37 @@ def with_gradients(ours):
   return jax.jit(function)
 
 
-def errors(row: Row, dtype: str) -> tuple[float, float]:
-  """Returns the largest errors of the output and of the gradients, over their largest values."""
+def run_original(case: Case, x, dtype: str):
+  """Returns y, its cotangent, and the gradients of the parameters and of x."""
   import torch
 
-  found = row.make(2, TOKENS, row.attentions[-1 if dtype == "float64" else 0])
-  random = np.random.default_rng(0)
-  for values in found.parameters.values():
+  for values in case.parameters.values():
     values.data = values.data.to(getattr(torch, dtype))
-  x = torch.tensor(
-    random.standard_normal(found.shape).astype(dtype), requires_grad=True
-  )
-  y = found.run(found.parameters, x)
-  dy = random.standard_normal(tuple(y.shape)).astype(dtype)
+  x = torch.tensor(x, requires_grad=True)
+  y = case.run(case.parameters, x)
+  dy = np.random.default_rng(1).standard_normal(tuple(y.shape)).astype(dtype)
   y.backward(torch.tensor(dy))
-  ours, (ours_w, ours_x) = with_gradients(found.ours)(
-    found.arrays(), x.detach().numpy(), dy
-  )
-  assert ours.dtype == dtype
-  truth = {name: values.grad.numpy() for name, values in found.parameters.items()}
-  truth["input x"] = x.grad.numpy()
+  gradients = {name: values.grad.numpy() for name, values in case.parameters.items()}
+  return y.detach().numpy(), dy, gradients | {"input x": x.grad.numpy()}
+
+
+def errors(row: Row, dtype: str) -> tuple[float, float]:
+  """Returns the largest errors of output and gradients, over their largest values."""
+  case = row.make(2, TOKENS, row.attentions[-1 if dtype == "float64" else 0])
+  x = np.random.default_rng(0).standard_normal(case.shape).astype(dtype)
+  y, dy, truth = run_original(case, x, dtype)
+  our_y, (our_w, our_x) = with_gradients(case.ours)(case.arrays(), x, dy)
+  assert our_y.dtype == dtype
   largest = max(abs(values).max() for values in truth.values())
-  of_gradients = [
-    abs(mine - truth[name]).max() / max(abs(truth[name]).max(), largest / 100)
-    for name, mine in (ours_w | {"input x": ours_x}).items()
-  ]
-  y = y.detach().numpy()
-  return float(abs(ours - y).max() / abs(y).max()), float(max(of_gradients))
+  of_gradients = []
+  for name, values in (our_w | {"input x": our_x}).items():
+    scale = max(abs(truth[name]).max(), largest / 100)
+    of_gradients.append(abs(values - truth[name]).max() / scale)
+  return float(abs(our_y - y).max() / abs(y).max()), float(max(of_gradients))
 
 
 def memory(row: Row) -> dict[str, int]:
-  """Returns the bytes of a forward and backward pass beyond weights and inputs, by program."""
+  """Returns the bytes of both passes beyond weights and inputs, by program."""
   import torch
 
   found = row.make(1, LONG, row.attentions[0])
@@ -481,59 +511,61 @@ def memory(row: Row) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def record(request):
-  """Returns a dictionary for what is found; it is written if there is --published_out."""
-  found: dict[str, Any] = {}
-  yield found
+  """Returns a dictionary for results; it is written if there is --published_out."""
+  results: dict[str, Any] = {}
+  yield results
   folder = request.config.option.published_out
-  if folder and found:
+  if folder and results:
     where = environment("torch", "transformers")
-    content = json.dumps(dict(environment=where, rows=found), indent=1) + "\n"
+    content = json.dumps({"environment": where, "rows": results}, indent=1) + "\n"
     file = pathlib.Path(folder, "cpu.json")
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, content)
-    rewrite_sections(PAGE, dict(published=table(where, found)))
+    rewrite_sections(PAGE, {"published": table(where, results)})
+
+
+HEADER = [
+  "model",
+  "function, lines",
+  "float32: output",
+  "gradients",
+  "float64: output",
+  "gradients",
+  "original in float32",
+  "MiB, ours",
+  "original, eager",
+  "original, sdpa",
+]
+
+
+def lines_of_functions() -> dict[str, int]:
+  """Returns how many lines each function of the page has."""
+  lines = {}
+  for node in ast.parse(code()).body:
+    if isinstance(node, ast.FunctionDef):
+      lines[node.name] = node.end_lineno - node.body[0].lineno + 1
+  return lines
+
+
+def table_row(name: str, results, lines) -> list[str]:
+  row = ROWS[name]
+  cells = [name, f"`{row.function}`, {lines[row.function]}"]
+  cells += [f"{error:.0e}" for error in results["float32"]]
+  cells += [f"{error:.0e}" for error in results.get("float64", ())] or ["-", "-"]
+  cells.append(row.single or "-")
+  for attention in ("ours", EAGER, FUSED):
+    size = results["memory"].get(attention)
+    cells.append("-" if size is None else f"{size / 2**20:,.0f}")
+  return cells
 
 
 def table(where, rows) -> str:
   """Returns the page's table."""
-  lines = {
-    node.name: node.end_lineno - node.body[0].lineno + 1
-    for node in ast.parse(code()).body
-    if isinstance(node, ast.FunctionDef)
-  }
-  mebibytes = lambda sizes, name: (
-    f"{sizes[name] / 2**20:,.0f}" if name in sizes else "-"
-  )
-  cells = [
-    [
-      name,
-      f"`{ROWS[name].function}`, {lines[ROWS[name].function]}",
-      *(f"{error:.0e}" for error in row["float32"]),
-      *([f"{error:.0e}" for error in row.get("float64", ())] or "--"),
-      ROWS[name].single or "-",
-      *(mebibytes(row["memory"], of) for of in ("ours", EAGER, FUSED)),
-    ]
-    for name, row in rows.items()
-  ]
-  header = [
-    "model",
-    "function, lines",
-    "float32: output",
-    "gradients",
-    "float64: output",
-  ]
-  header += [
-    "gradients",
-    "original in float32",
-    "MiB, ours",
-    "original, eager",
-    "original, sdpa",
-  ]
-  versions = ", ".join(
-    f"{x} {where['packages'][x]}" for x in ("jax", "torch", "transformers")
-  )
+  lines, packages = lines_of_functions(), where["packages"]
+  cells = [table_row(name, results, lines) for name, results in rows.items()]
+  versions = ", ".join(f"{x} {packages[x]}" for x in ("jax", "torch", "transformers"))
   source = f"{where['date'][:10]}, {where['cpu']}, {versions}, `{where['command']}`."
-  return f"{source}\n\n{markdown_table(header, cells)}"
+  return f"{source}\n\n{markdown_table(HEADER, cells)}"
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -542,11 +574,11 @@ def test_the_page_computes_what_the_published_module_does(name, record, request)
     "transformers", reason="needs the extra: pip install -e '.[published]'"
   )
   row = ROWS[name]
-  found = dict(float32=errors(row, "float32"))
-  assert max(found["float32"]) < 3e-5
+  results = {"float32": errors(row, "float32")}
+  assert max(results["float32"]) < 3e-5
   if row.single != ALL:
     with jax.enable_x64(True):
-      found["float64"] = errors(row, "float64")
-    assert max(found["float64"]) < (1e-5 if row.single else 1e-12)
+      results["float64"] = errors(row, "float64")
+    assert max(results["float64"]) < (1e-5 if row.single else 1e-12)
   if request.config.option.published_out:
-    record[name] = found | dict(memory=memory(row))
+    record[name] = results | {"memory": memory(row)}

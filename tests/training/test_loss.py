@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
-from compiling import as_users_do
 
 from experiments.training.loss import cross_entropy
 
@@ -61,5 +60,5 @@ def test_no_distribution_over_the_vocabulary_is_held_besides_the_gradient():
 
   size = 8 * 16 * 4096 * 4
   for function, limit in ((loss, 0.1), (jax.grad(loss), 1.1)):
-    compiled = as_users_do(function).lower(logits, targets).compile()
+    compiled = compile_as_users_do(function).lower(logits, targets).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < limit * size

@@ -6,7 +6,7 @@ import re
 import jax
 import numpy as np
 import pytest
-from compiling import filled
+from compiling import fill
 from flax import nnx
 from test_step import DROPOUT, SGD, copy_task, make_model, smoothed
 
@@ -14,10 +14,10 @@ from experiments.graphs.graph import Graph, GraphBatch, GraphBatches
 from experiments.graphs.train import loss as loss_of_graphs
 from experiments.training.sharding import (
   AXES,
-  use_ring,
   make_mesh,
   put_batch,
   put_parameters,
+  use_ring,
 )
 from experiments.training.step import init_state, make_train_step
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
@@ -117,7 +117,7 @@ def graph_loss_on(sizes, implementation):
 
   mesh = mesh_of(sizes)
   with jax.set_mesh(mesh):
-    params, batch = put_parameters(filled(shapes, 0.6), mesh), put_batch(graphs(), mesh)
+    params, batch = put_parameters(fill(shapes, 0.6), mesh), put_batch(graphs(), mesh)
     step = jax.jit(jax.value_and_grad(loss)).lower(params, batch).compile()
     return jax.tree.map(np.asarray, step(params, batch)), step.as_text()
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from compiling import filled
+from compiling import fill
 from flax import nnx
 from jax.flatten_util import ravel_pytree
 
@@ -43,7 +43,7 @@ def make_model(**dropout):
 
 
 def start(optimizer, num_devices: int = 1) -> TrainState:
-  params = filled(make_model()[1], 0.2)
+  params = fill(make_model()[1], 0.2)
   return put_parameters(init_state(params, optimizer), make_mesh(num_devices))
 
 

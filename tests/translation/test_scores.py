@@ -8,7 +8,6 @@ import jax
 import numpy as np
 import pytest
 import sacrebleu
-from compiling import randomly
 from flax import nnx
 
 from configs import default, multi30k

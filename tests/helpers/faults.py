@@ -1,4 +1,4 @@
-"""Faults done to files, what they leave, and the one line with which an input is refused."""
+"""Faults done to files, what they leave, and the line that refuses an input."""
 
 import pathlib
 from collections.abc import Callable

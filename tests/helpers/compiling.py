@@ -22,36 +22,39 @@ AS_USERS_DO = {
   "xla_llvm_disable_expensive_passes": False,
 }
 QUICK = dict(FUSING)
-if jax.__version_info__ < (
-  0,
-  11,
-):  # jax 0.12 has removed the option and always fuses so
-  QUICK["xla_cpu_use_fusion_emitters"] = False
-  FUSING["xla_cpu_use_fusion_emitters"] = AS_USERS_DO["xla_cpu_use_fusion_emitters"] = (
-    True
-  )
+if jax.__version_info__ < (0, 11, 0):  # jax 0.12 has no such option, and fuses always
+  FUSION = "xla_cpu_use_fusion_emitters"
+  QUICK[FUSION] = False
+  FUSING[FUSION] = True
+  AS_USERS_DO[FUSION] = True
 
-quickly = functools.partial(jax.jit, compiler_options=QUICK)
-fusing = functools.partial(jax.jit, compiler_options=FUSING)
-as_users_do = functools.partial(jax.jit, compiler_options=AS_USERS_DO)
+compile_quickly = functools.partial(jax.jit, compiler_options=QUICK)
+compile_fusing = functools.partial(jax.jit, compiler_options=FUSING)
+compile_as_users_do = functools.partial(jax.jit, compiler_options=AS_USERS_DO)
 
 
-def filled(shapes, scale: float = 0.5):
+def fill(shapes, scale: float = 0.5):
   """Returns random arrays of these shapes, without compiling."""
   generator = np.random.default_rng(0)
-  fill = lambda leaf: jnp.asarray(
-    scale * generator.standard_normal(leaf.shape), leaf.dtype
-  )
-  return jax.tree.map(fill, shapes)
+
+  def draw(leaf):
+    return jnp.asarray(scale * generator.standard_normal(leaf.shape), leaf.dtype)
+
+  return jax.tree.map(draw, shapes)
 
 
-def randomly(make, scale: float = 0.5):
+def make_random(make, scale: float = 0.5):
   """Makes a module with random parameters, without compiling."""
   graphdef, state = nnx.split(nnx.eval_shape(make))
-  return nnx.merge(graphdef, filled(state, scale))
+  return nnx.merge(graphdef, fill(state, scale))
 
 
 def with_gradients(call, *arrays):
-  """Returns the results of a call, and the gradients of its arrays for their cosines."""
+  """Returns the results of a call, and the gradients of arrays for their cosines."""
   results, pull_back = jax.vjp(call, *arrays)
   return results, pull_back(jax.tree.map(jnp.cos, results))
+
+
+def run_with_gradients(call, *arrays):
+  """Compiles and runs `with_gradients`."""
+  return compile_quickly(functools.partial(with_gradients, call))(*arrays)

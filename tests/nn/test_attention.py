@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiling import randomly
+from comparing import assert_close
+from compiling import make_random
 from flax import nnx
 
 from relpos_jax.models.layers import LayersConfig, make_positions
@@ -19,26 +20,26 @@ X = RANDOM.standard_normal((B, T, D), dtype=np.float32)
 def make_layer(*, tables=True, table_heads=N, beyond="clip", scheme=None, **options):
   def make():
     rngs = nnx.Rngs(0)
-    own = RelativePositionTables(2, H, num_heads=table_heads, beyond=beyond, rngs=rngs)
+    positions = None
     if scheme is not None:
       config = LayersConfig(positions=scheme, max_distance=4, width=D, num_heads=N)
-      own = make_positions(config, is_causal=True, rngs=rngs)
-    return MultiHeadAttention(
-      D, N, positions=own if tables else None, rngs=rngs, **options
-    )
+      positions = make_positions(config, is_causal=True, rngs=rngs)
+    elif tables:
+      positions = RelativePositionTables(
+        2, H, num_heads=table_heads, beyond=beyond, rngs=rngs
+      )
+    return MultiHeadAttention(D, N, positions=positions, rngs=rngs, **options)
 
-  return randomly(make, 0.3)
+  return make_random(make, 0.3)
 
 
-VARIANTS = dict(
-  plain=dict(tables=False),
-  relative=dict(),
-  grouped=dict(num_key_heads=2, table_heads=None, beyond="zero"),
-  **{
-    name: dict(scheme=name)
-    for name in ("t5", "alibi", "rotary", "xl", "content", "deberta")
-  },
-)
+VARIANTS = {
+  "plain": {"tables": False},
+  "relative": {},
+  "grouped": {"num_key_heads": 2, "table_heads": None, "beyond": "zero"},
+}
+for scheme in ("t5", "alibi", "rotary", "xl", "content", "deberta"):
+  VARIANTS[scheme] = {"scheme": scheme}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,31 +54,28 @@ def causal(request):
   return layer, jax.jit(lambda x: layer(x, is_causal=True))(X), jax.jit(layer.decode)
 
 
-def spread(x, real):
-  """Returns the first tokens of each row where `real`, noise elsewhere, and their positions."""
-  positions = np.where(real, np.cumsum(real, axis=1) - 1, -1)
-  noise = 100 * np.random.default_rng(0).standard_normal((*real.shape, x.shape[-1]))
-  indices = np.maximum(positions, 0)[..., None]
-  tokens = np.where(real[..., None], np.take_along_axis(x, indices, axis=1), noise)
-  return tokens.astype(x.dtype), positions
-
-
 @pytest.mark.parametrize(
-  "parts, num_slots, fewest", [([1] * 6, 10, 32), ([4, 1, 1], 11, 1)]
+  "sizes, num_slots, fewest", [([1] * 6, 10, 32), ([4, 1, 1], 11, 1)], ids=str
 )
 def test_any_split_into_parts_gives_the_full_pass(
-  causal, parts, num_slots, fewest, monkeypatch
+  causal, sizes, num_slots, fewest, monkeypatch
 ):
   monkeypatch.setattr("relpos_jax.nn.attention._FEWEST_SLOTS", fewest)
   layer, expected, decode = causal
   cache = layer.init_cache(B, num_slots)
-  outputs, start = [], 0
-  for size in parts:
-    positions = np.tile(np.arange(start, start + size), (B, 1))
-    y, cache = decode(X[:, start : start + size], cache, positions)
-    outputs.append(y)
-    start += size
-  np.testing.assert_allclose(np.concatenate(outputs, axis=1), expected, atol=1e-5)
+  for rows in np.split(np.arange(T), np.cumsum(sizes)[:-1]):
+    y, cache = decode(X[:, rows], cache, np.tile(rows, (B, 1)))
+    assert_close(y, expected[:, rows], atol=1e-5)
+
+
+def spread(x, is_token):
+  """Returns the first tokens of rows, noise where not `is_token`, and positions."""
+  positions = np.where(is_token, np.cumsum(is_token, axis=1) - 1, -1)
+  noise = 100 * np.random.default_rng(0).standard_normal((*is_token.shape, x.shape[-1]))
+  indices = np.maximum(positions, 0)[..., None]
+  in_order = np.take_along_axis(x, indices, axis=1)
+  tokens = np.where(is_token[..., None], in_order, noise)
+  return tokens.astype(x.dtype), positions
 
 
 def test_padding_left_right_and_between_and_beams_in_any_order_give_the_full_pass(
@@ -85,52 +83,45 @@ def test_padding_left_right_and_between_and_beams_in_any_order_give_the_full_pas
 ):
   layer, expected, decode = causal
   left, right, between = [0, 0, 1, 1], [1, 1, 0, 0], [1, 0, 1, 0]
-  real = np.array([left, right, between], bool)
-  tokens, positions = spread(X, real)
+  is_token = np.array([left, right, between], bool)
+  tokens, positions = spread(X, is_token)
   y, cache = decode(tokens, layer.init_cache(B, num_slots=10), positions)
   for row in range(B):
-    np.testing.assert_allclose(y[row, real[row]], expected[row, :2], atol=1e-5)
+    assert_close(y[row, is_token[row]], expected[row, :2], atol=1e-5)
 
   rows = np.array([2, 0, 2])
   cache = jax.tree.map(lambda leaf: leaf[rows], cache)
   for t in (2, 3, 4):
     y, cache = decode(X[rows, t : t + 1], cache, np.full((B, 1), t))
-    np.testing.assert_allclose(y[:, 0], expected[rows, t], atol=1e-5)
+    assert_close(y[:, 0], expected[rows, t], atol=1e-5)
 
   # A row that ended reads padding while the others go on.
   order = np.array([1, 2, 0])
   rows, cache = rows[order], jax.tree.map(lambda leaf: leaf[order], cache)
   y, cache = decode(X[rows, 5:6], cache, np.array([[5], [-1], [5]]))
-  np.testing.assert_allclose(y[::2, 0], expected[rows[::2], 5], atol=1e-5)
+  assert_close(y[::2, 0], expected[rows[::2], 5], atol=1e-5)
   y, cache = decode(X[rows, 5:6], cache, np.array([[-1], [5], [-1]]))
-  np.testing.assert_allclose(y[1, 0], expected[rows[1], 5], atol=1e-5)
+  assert_close(y[1, 0], expected[rows[1], 5], atol=1e-5)
 
 
-def test_attention_to_a_memory_is_self_attention_over_both_sequences():
+def test_cross_attention_is_self_attention_over_both_sequences():
   layer = make_layer()
-  memory, at = X[:, :4] * 2 - 1, dict(queries=np.arange(T), keys=2 * np.arange(4) - 1)
-  y = layer(
-    jnp.asarray(X),
-    jnp.asarray(memory),
-    query_positions=at["queries"],
-    key_positions=at["keys"],
-  )
-  both = jnp.concatenate([X, memory], axis=1)
-  positions = np.concatenate([at["queries"], at["keys"]])
-  options = dict(query_positions=positions, key_positions=positions)
-  expected = layer(both, mask=(np.arange(T + 4) >= T)[None, None, None], **options)[
-    :, :T
-  ]
-  np.testing.assert_allclose(y, expected, atol=1e-5)
-  assert jnp.abs(y - layer(jnp.asarray(X), jnp.asarray(memory))).max() > 0.1
+  x, encoded = jnp.asarray(X), jnp.asarray(X[:, :4] * 2 - 1)
+  of_queries, of_keys = np.arange(T), 2 * np.arange(4) - 1
+  y = layer(x, encoded, query_positions=of_queries, key_positions=of_keys)
+  both = jnp.concatenate([x, encoded], axis=1)
+  positions = np.concatenate([of_queries, of_keys])
+  options = {"query_positions": positions, "key_positions": positions}
+  options["mask"] = (np.arange(T + 4) >= T)[None, None, None]
+  assert_close(y, layer(both, **options)[:, :T], atol=1e-5)
+  assert jnp.abs(y - layer(x, encoded)).max() > 0.1
 
 
 def test_a_full_cache_refuses_a_token():
   layer = make_layer()
   cache = layer.init_cache(B, num_slots=2)
-  with pytest.raises(
-    ValueError, match="cache of 2 slots holds 0 tokens: no room for 3"
-  ):
+  message = "cache of 2 slots holds 0 tokens: no room for 3"
+  with pytest.raises(ValueError, match=message):
     layer.decode(jnp.asarray(X[:, :3]), cache, jnp.zeros((B, 3), int))
 
 
@@ -138,20 +129,20 @@ def test_a_row_that_outgrows_its_cache_becomes_nan_and_the_others_do_not():
   layer = make_layer()
   x, decode = jnp.asarray(X), jax.jit(layer.decode)
   full = layer(x, is_causal=True)
-  cache = layer.init_cache(B, T)._replace(
-    length=jnp.array([0, 1, 0])
-  )  # one slot is taken
+  # One slot of a row is taken.
+  cache = layer.init_cache(B, T)._replace(length=jnp.array([0, 1, 0]))
   for t in range(T):
     y, cache = decode(x[:, t : t + 1], cache, jnp.full((B, 1), t))
     rows = [0, 1, 2] if t < T - 1 else [0, 2]
-    np.testing.assert_allclose(y[rows, 0], full[rows, t], atol=1e-5)
-  assert jnp.isnan(y[1]).all() and cache.positions[1].tolist() == [-1, 0, 1, 2, 3, 4]
+    assert_close(y[rows, 0], full[rows, t], atol=1e-5)
+  assert jnp.isnan(y[1]).all()
+  assert cache.positions[1].tolist() == [-1, 0, 1, 2, 3, 4]
 
 
 def test_a_width_that_heads_do_not_divide_needs_a_head_width():
   with pytest.raises(ValueError, match="width is 18; want a multiple of num_heads, 4"):
     MultiHeadAttention(18, 4, rngs=nnx.Rngs(0))
-  layer = randomly(lambda: MultiHeadAttention(18, 4, head_width=5, rngs=nnx.Rngs(0)))
+  layer = make_random(lambda: MultiHeadAttention(18, 4, head_width=5, rngs=nnx.Rngs(0)))
   assert layer.query.kernel.shape == (18, 4, 5)
 
 
@@ -164,5 +155,6 @@ def test_projections_start_with_unit_variance():
 
 
 def test_the_implementation_named_is_the_one_asked():
+  layer = make_layer(implementation="nonsense")
   with pytest.raises(ValueError, match="implementation is 'nonsense'"):
-    make_layer(implementation="nonsense")(jnp.asarray(X))
+    layer(jnp.asarray(X))

@@ -1,0 +1,61 @@
+"""A cache for attention in a window: as many slots as the window, for any number of tokens."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from relpos_jax.typing import Array, Bool, Float, Int
+
+
+class RollingCache(NamedTuple):
+  """The last tokens of one attention layer, which attends to a window of W tokens.
+
+  The token at position p is in slot p mod W, so the cache never fills. Positions are
+  stored, and distances stay exact. Every leaf has the batch first, so a gather reorders
+  rows. An empty slot has position -1.
+  """
+
+  key: Float[Array, "B W K H"]
+  value: Float[Array, "B W K H"]
+  positions: Int[Array, "B W"]
+
+  @property
+  def window(self) -> int:
+    """Returns W, the number of tokens that a query attends to, its own included."""
+    return self.positions.shape[1]
+
+  def with_tokens(
+    self,
+    key: Float[Array, "B M K H"],
+    value: Float[Array, "B M K H"],
+    positions: Int[Array, "B M"],
+  ) -> "RollingCache":
+    """Returns the old slots followed by M new tokens: what these attend to."""
+    new = RollingCache(key, value, positions)
+    return jax.tree.map(lambda old, x: jnp.concatenate([old, x], 1), self, new)
+
+  def write(
+    self,
+    key: Float[Array, "B M K H"],
+    value: Float[Array, "B M K H"],
+    positions: Int[Array, "B M"],
+  ) -> "RollingCache":
+    """Writes M tokens over the oldest slots; padding, at position -1, is not written."""
+    newest = jnp.max(positions, axis=1, keepdims=True)
+    # Of more than W tokens only the last have a slot: two writes to one have no order.
+    is_kept = (positions >= 0) & (positions > newest - self.window)
+    slots = jnp.where(is_kept, positions % self.window, self.window)
+    new = RollingCache(key, value, positions)
+    return jax.tree.map(lambda old, x: _write_rows(old, slots, x), self, new)
+
+  def mask(self, positions: Int[Array, "B M"], window: int) -> Bool[Array, "B 1 M S"]:
+    """Returns which tokens queries at `positions` attend to, causality apart."""
+    key_positions = self.positions[:, None, None]
+    distances = positions[:, None, :, None] - key_positions
+    return (key_positions >= 0) & (distances < window)
+
+
+@jax.vmap
+def _write_rows(old: Array, slots: Array, new: Array) -> Array:
+  return old.at[slots].set(new, mode="drop")

@@ -1,0 +1,167 @@
+"""Attention in blocks of queries: its memory, and its second derivatives."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from calls import set_tiles
+from comparing import assert_close
+from compiling import compile_as_users_do
+
+from relpos_jax import (
+  ContentBias,
+  EdgeFeatures,
+  EdgeLabels,
+  FunctionBias,
+  KeyBias,
+  LabelBias,
+  RelativePositions,
+  dot_product_attention,
+)
+
+
+def derivatives(x, relations, name):
+  """Yields functions of a second and of a forward derivative of a squared output."""
+
+  def loss(x):
+    options = {"relations": relations, "implementation": name}
+    return jnp.sum(dot_product_attention(x, x, x, **options) ** 2)
+
+  def of_gradient(x):
+    return jnp.sum(jnp.sin(jax.grad(loss)(x)))
+
+  yield lambda: jax.grad(of_gradient)(x)
+  yield lambda: jax.jvp(loss, (x,), (jnp.cos(x),))[1]
+
+
+def test_second_and_forward_derivatives_along_a_band_name_the_remedy():
+  x, relations = jnp.ones((1, 300, 1, 4)), RelativePositions(jnp.ones((3, 4)), None)
+  for derivative in derivatives(x, relations, "chunked"):
+    with pytest.raises(NotImplementedError, match="name implementation='projected'"):
+      derivative()
+  for derivative in derivatives(x, relations, "projected"):
+    derivative()
+
+
+@pytest.mark.usefixtures("float64")
+def test_second_and_forward_derivatives_without_a_band(monkeypatch):
+  set_tiles(monkeypatch, 4)
+  random = np.random.default_rng(0)
+  x = jnp.asarray(random.normal(size=(1, 11, 2, 4)))
+  table = random.normal(size=(3, 4))
+  relations = EdgeLabels(random.integers(-1, 3, (11, 11)), table, table)
+  pairs = (derivatives(x, relations, name) for name in ("chunked", "projected"))
+  for in_blocks, at_once in zip(*pairs, strict=True):
+    assert_close(in_blocks(), at_once())
+
+
+TABLE = jnp.ones((5, 8))
+
+
+def number_of_distance(table, i, j, *_):
+  return table[j - i]
+
+
+def make_relation(kind, x):
+  """Returns a relation of a kind for tokens x."""
+  pairs = x.shape[1], x.shape[1]
+  labels = jnp.zeros(pairs, int)
+  relations = {
+    "positions": RelativePositions(TABLE, TABLE),
+    "labels": EdgeLabels(labels, TABLE, TABLE),
+    "features": EdgeFeatures(jnp.ones((*pairs, 5)), TABLE, TABLE),
+    "numbers": LabelBias(labels, TABLE[:, :2]),
+    "function": FunctionBias(number_of_distance, TABLE[:, :2]),
+    "content": ContentBias(x, TABLE),
+    "key": KeyBias(TABLE),
+  }
+  return relations[kind]
+
+
+# A vector of each pair, and the weight of each pair.
+VECTORS_24 = r"24,24,(\d,)?8\]|24,2,24,8\]"
+WEIGHTS_1024 = r"2,1024,1024\]"
+
+
+@pytest.mark.parametrize(
+  "name, kind, length, never_formed",
+  [
+    ("projected", "labels", 24, VECTORS_24),
+    ("projected", "features", 24, VECTORS_24),
+    ("projected", "content", 24, VECTORS_24),
+    ("projected", "key", 24, VECTORS_24),
+    ("chunked", "positions", 1024, WEIGHTS_1024),
+    ("chunked", "labels", 1024, WEIGHTS_1024),
+    ("chunked", "features", 1024, WEIGHTS_1024),
+    ("chunked", "numbers", 1024, WEIGHTS_1024),
+    ("chunked", "function", 1024, WEIGHTS_1024),
+  ],
+)
+def test_neither_a_vector_of_each_pair_is_formed_nor_its_weight(
+  name, kind, length, never_formed
+):
+  """Compiles both passes: only the call's own arrays are of all pairs."""
+  x = jnp.ones((1, length, 2, 8))
+  options = {"query_positions": jnp.arange(length), "implementation": name}
+
+  def loss(x, relation):
+    return dot_product_attention(x, x, x, relations=relation, **options).sum()
+
+  gradient = compile_as_users_do(jax.grad(loss, (0, 1), allow_int=True))
+  compiled = gradient.lower(x, make_relation(kind, x)).compile()
+  assert not re.search(never_formed, compiled.as_text())
+
+
+def temporary_bytes(attend, *shapes):
+  """Compiles both passes of a squared output."""
+
+  def loss(*arrays):
+    return jnp.sum(attend(*arrays) ** 2)
+
+  arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+  compiled = compile_as_users_do(jax.grad(loss, (0, 1))).lower(*arrays).compile()
+  return compiled.memory_analysis().temp_size_in_bytes
+
+
+def attend_by_jax_nn(x, bias):
+  tokens = x.reshape(-1, *x.shape[-3:])
+  if bias.ndim == 5:
+    bias = bias.repeat(16, 1).reshape(-1, *bias.shape[-3:])
+  return jax.nn.dot_product_attention(tokens, tokens, tokens, bias)
+
+
+@pytest.mark.parametrize(
+  "tokens, bias",
+  [
+    ((64, 64, 4, 8), (1, 4, 64, 64)),
+    ((4, 16, 64, 4, 8), (4, 1, 4, 64, 64)),
+    ((1, 1024, 1, 8), (1024, 1024)),
+  ],
+  ids=str,
+)
+def test_biases_take_less_memory_than_jax_nn(tokens, bias):
+  def attend(x, bias):
+    return dot_product_attention(x, x, x, bias)
+
+  usual = temporary_bytes(attend_by_jax_nn, tokens, bias)
+  assert temporary_bytes(attend, tokens, bias) < 0.8 * usual
+
+
+def test_key_biases_take_little_more_memory_than_positions():
+  """Forms no number for every row and every token."""
+  length, rows, heads, width = 2048, 513, 2, 16
+  shapes = (1, length, heads, width), (rows, heads, width)
+  options = {"is_causal": True, "implementation": "chunked"}
+
+  def by_key(x, table):
+    return dot_product_attention(x, x, x, relations=KeyBias(table), **options)
+
+  def by_query(x, table):
+    relations = RelativePositions(table, None)
+    return dot_product_attention(x, x, x, relations=relations, **options)
+
+  ours = temporary_bytes(by_key, *shapes)
+  assert ours < 1.2 * temporary_bytes(by_query, *shapes)
+  assert ours < rows * length * heads * width

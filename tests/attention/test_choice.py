@@ -1,0 +1,200 @@
+"""The choice of an implementation, its reasons, and what each one refuses."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+from jax import export
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
+
+from relpos_jax import (
+  ContentBias,
+  EdgeLabels,
+  KeyBias,
+  LinearBias,
+  RelativePositions,
+  dot_product_attention,
+  explain,
+)
+from relpos_jax.attention import partitioned
+
+QUERY = np.ones((2, 5, 4, 8), np.float32)
+KEY = np.ones((2, 7, 2, 8), np.float32)
+TABLE = np.ones((5, 8), np.float32)
+RELATIONS = RelativePositions(TABLE, TABLE)
+CONTENT = ContentBias(np.ones((2, 5, 4, 3), np.float32), TABLE[:, :3])
+LABELLED = RELATIONS, EdgeLabels(np.arange(35).reshape(5, 7) % 5, TABLE, None)
+WITH_SLOPES = RELATIONS, LinearBias.alibi(4)
+POSITIONS = {"query_positions": np.arange(5)}
+WIDE = np.ones((1, 6, 1, 300), np.float32)
+NAMES = "query", "key", "value"
+
+
+def call(query=QUERY, key=KEY, value=KEY, relations=RELATIONS, **options):
+  return dot_product_attention(query, key, value, relations=relations, **options)
+
+
+BY_SKEW = {
+  "positions are given; if they are consecutive, give query_offset instead": POSITIONS,
+  "it takes no EdgeLabels": {"relations": LABELLED},
+}
+BY_KERNELS = {
+  "heads have width 300": {
+    "query": WIDE,
+    "key": WIDE,
+    "value": WIDE,
+    "relations": None,
+  },
+  "a bias is given": {"bias": np.ones((1, 1, 5, 7))},
+  "mask has shape (1, 1, 5, 1)": {"mask": np.ones((1, 1, 5, 1), bool)},
+  "positions or query_offset are given": POSITIONS,
+  "positions or query_offset are given; it": {"query_offset": np.array([1, 2])},
+  "positions or query_offset are given; it needs": {"query_offset": 3},
+  "it takes no EdgeLabels": {"relations": LABELLED},
+  "it takes no KeyBias": {"relations": KeyBias(TABLE)},
+  "it takes no ContentBias": {"relations": CONTENT},
+  "it takes no LinearBias": {"relations": WITH_SLOPES},
+  "a local window is given": {"local_window_size": 3},
+  "a soft cap is given": {"logits_soft_cap": 1.0},
+  "sinks are given": {"sinks": np.ones(4, np.float32)},
+  "sinks are given, or a residual": {"return_residual": True},
+  "values have width 4; it needs the keys' width, 8": {
+    "value": KEY[..., :4],
+    "relations": RelativePositions(TABLE, None),
+  },
+  "scale is traced": {"scale": np.float32(0.1)},
+}
+REFUSED = [("skew", *refused) for refused in BY_SKEW.items()]
+REFUSED += [("pallas_gpu", *refused) for refused in BY_KERNELS.items()]
+
+
+@pytest.mark.parametrize("name, reason, change", REFUSED)
+def test_what_an_implementation_cannot_do_it_refuses_with_the_reason_that_explain_gives(
+  name, reason, change
+):
+  default = {"query": QUERY, "key": KEY, "value": KEY, "relations": RELATIONS}
+  arguments = default | change
+  arrays = [arguments.pop(array) for array in NAMES]
+  static = "local_window_size", "logits_soft_cap", "return_residual", "implementation"
+  compiled = jax.jit(call, static_argnames=static)
+  message = f"'{name}' cannot .*{re.escape(reason)}"
+  with pytest.raises(NotImplementedError, match=message):
+    compiled(*arrays, **arguments, implementation=name)
+  assert explain(*arrays, **arguments).reasons[name].startswith(reason)
+
+
+def target(platform, kind="chip", devices=8):
+  """Returns the context of a mesh of devices that are not there."""
+  device = AbstractDevice(device_kind=kind, num_cores=None, platform=platform)
+  types = (AxisType.Auto,)
+  mesh = AbstractMesh((devices,), ("data",), types, abstract_device=device)
+  return use_abstract_mesh(mesh)
+
+
+# The platform, the shapes of the query and of tables, and the choice.
+CHOSEN = [
+  ("cpu", (32, 32, 4, 32), (33, 32), "per_position"),
+  ("cpu", (32, 32, 4, 32), (33, 4, 32), "per_position"),
+  ("cpu", (32, 32, 8, 64), (33, 64), "per_position"),
+  ("cpu", (32, 32, 8, 64), (33, 8, 64), "projected"),
+  ("cpu", (16, 96, 8, 64), (33, 64), "chunked"),
+  ("cpu", (1, 2048, 8, 64), (33, 64), "chunked"),
+  ("cpu", (1, 64, 8, 64), None, "jax.nn"),
+  ("cpu", (1, 2048, 8, 64), None, "chunked"),  # rotary positions, which are no relation
+]
+for platform in ("tpu", "gpu", "cuda"):
+  CHOSEN += [
+    (platform, (64, 32, 8, 64), (33, 64), "projected"),
+    (platform, (64, 1024, 8, 64), (33, 64), "projected"),
+    (platform, (64, 2048, 8, 64), (33, 64), "chunked"),
+  ]
+
+
+@pytest.mark.parametrize("platform, shape, table_shape, wanted", CHOSEN)
+def test_the_choice_follows_the_measurements_on_the_platform_of_the_mesh(
+  platform, shape, table_shape, wanted
+):
+  array, relations = jax.ShapeDtypeStruct(shape, jnp.float32), None
+  if table_shape is not None:
+    table = jax.ShapeDtypeStruct(table_shape, jnp.float32)
+    relations = RelativePositions(table, table)
+  with target(platform):
+    choice = explain(array, array, array, relations=relations)
+  assert choice.implementation == wanted
+  may_be_named = "if implementation= names it" in choice.reasons["pallas_gpu"]
+  assert may_be_named == (platform in ("gpu", "cuda"))
+
+
+def choose_on_gpu(
+  kind="NVIDIA H200",
+  devices=1,
+  batch=8,
+  length=1024,
+  width=64,
+  rows=33,
+  dtype=jnp.bfloat16,
+  is_causal=True,
+  **options,
+):
+  x = jax.ShapeDtypeStruct((batch, length, 8, width), dtype)
+  table = jax.ShapeDtypeStruct((rows, width), dtype)
+  relations = RelativePositions(table, table) if rows else None
+  with target("cuda", kind, devices):
+    choice = explain(x, x, x, relations=relations, is_causal=is_causal, **options)
+  return choice.implementation
+
+
+@pytest.mark.parametrize(
+  "change, wanted",
+  [
+    ({}, "pallas_gpu"),
+    ({"rows": 0}, "pallas_gpu"),
+    ({"kind": "NVIDIA A100"}, "projected"),
+    ({"devices": 8}, "projected"),
+    ({"dtype": jnp.float32}, "projected"),
+    ({"length": 512}, "projected"),
+    ({"rows": 129}, "projected"),  # a band that is wide for this length
+    ({"width": 128}, "projected"),
+    ({"batch": 4096, "length": 2048, "rows": 201}, "chunked"),  # more than 1 GiB
+    ({"is_causal": False}, "projected"),
+    ({"logits_soft_cap": 9.0}, "projected"),
+  ],
+  ids=str,
+)
+def test_a_kernel_is_chosen_where_it_was_timed(change, wanted):
+  assert choose_on_gpu(**change) == wanted
+
+
+def test_the_default_device_is_the_target(monkeypatch):
+  cpu = jax.devices()[0]
+  gpu = AbstractDevice(device_kind="A", num_cores=None, platform="cuda")
+  monkeypatch.setattr(jax, "devices", lambda *_: [gpu])
+  assert partitioned.target_platform() == "gpu"
+  with jax.default_device(cpu):
+    assert partitioned.target_platform() == "cpu"
+
+
+def test_explain_names_what_cannot_have_symbolic_shapes(monkeypatch):
+  # To the checks of annotations a symbolic dimension is no int.
+  monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+  query = jax.ShapeDtypeStruct(export.symbolic_shape("b, t, 4, 8"), jnp.float32)
+  explanation = explain(query, query, query, relations=RELATIONS)
+  assert explanation.implementation == "projected"
+  for name in ("skew", "chunked", "pallas_gpu"):
+    assert explanation.reasons[name] == "a dimension is symbolic; it needs numbers"
+
+
+def test_names_of_jax_nn_are_told_apart():
+  message = r"None, which chooses, .* name of jax.nn: leave implementation out"
+  with pytest.raises(ValueError, match=message):
+    call(implementation="xla")
+
+
+def test_the_choice_is_logged(caplog):
+  with caplog.at_level("DEBUG", logger="relpos_jax.attention.choice"):
+    jax.eval_shape(functools.partial(call, implementation="skew"))
+  assert "attention by skew, because implementation= names it" in caplog.text

@@ -1,0 +1,74 @@
+"""Attention compiled for TPUs that are not there.
+
+pip install -e '.[tpu,test]' && pytest -m tpu -n0
+"""
+
+import os
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from calls import make_shapes
+from compiling import with_gradients
+from jax.experimental import topologies
+from jax.sharding import (
+  AxisType,
+  Mesh,
+  NamedSharding,
+  PartitionSpec,
+  SingleDeviceSharding,
+  use_abstract_mesh,
+)
+
+from experiments.plan import NO_TPU
+from relpos_jax import RelativePositions, dot_product_attention
+
+CHIPS = {"v5e": "v5e:2x2", "v6e": "v6e:2x2", "v5p": "v5p:2x2x1"}
+pytestmark = [pytest.mark.tpu, pytest.mark.usefixtures("tpu_compiler")]
+
+
+@pytest.fixture(scope="module")
+def tpu_compiler():
+  pytest.importorskip("libtpu")
+  jax.config.update("jax_platforms", "cpu")
+  os.environ.update(NO_TPU)
+
+
+def compile_with_gradients(implementation, *arrays):
+  """Returns the text of the program for query, key, value and relations."""
+
+  def attend(query, key, value, relations):
+    options = {"is_causal": True, "implementation": implementation}
+    return dot_product_attention(query, key, value, relations=relations, **options)
+
+  compiled = jax.jit(lambda *arrays: with_gradients(attend, *arrays))
+  return compiled.lower(*arrays).compile().as_text()
+
+
+@pytest.mark.parametrize("implementation", ["chunked", "projected"])
+@pytest.mark.parametrize("chip", CHIPS)
+def test_compiles(chip, implementation):
+  topology = topologies.get_topology_desc(platform="tpu", topology_name=CHIPS[chip])
+  sharding = SingleDeviceSharding(topology.devices[0])
+  text = compile_with_gradients(implementation, *make_shapes(1024, sharding=sharding))
+  if implementation == "chunked":
+    assert "1024,1024]" not in text
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_no_chip_gathers_what_the_heads_shard(kind):
+  names = ("fsdp", "tp") if kind == AxisType.Auto else ("rows", "megatron")
+  topology = topologies.get_topology_desc(platform="tpu", topology_name=CHIPS["v5e"])
+  mesh = Mesh(np.array(topology.devices).reshape(2, 2), names, axis_types=(kind,) * 2)
+
+  def shape(dtype, sizes, *spec):
+    sharding = NamedSharding(mesh, PartitionSpec(*spec))
+    return jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding)
+
+  x = shape(jnp.bfloat16, (4, 1024, 8, 64), names[0], None, names[1])
+  table = shape(jnp.float32, (33, 64))
+  with use_abstract_mesh(mesh.abstract_mesh):
+    text = compile_with_gradients("chunked", x, x, x, RelativePositions(table, table))
+  assert not re.search(r"(all-gather|all-to-all|collective-permute)(-start)?\(", text)

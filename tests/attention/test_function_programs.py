@@ -1,0 +1,116 @@
+"""Tests of eager calls with functions that read what is around them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from relpos_jax import FunctionBias, dot_product_attention
+
+QUERY = jnp.asarray(np.random.default_rng(0).normal(size=(1, 4, 1, 2)), jnp.float32)
+TABLE = np.arange(4.0, dtype=np.float32)
+
+
+def attend(function, query=QUERY):
+  relation = FunctionBias(function)
+  return dot_product_attention(query, QUERY, QUERY, relations=relation).sum()
+
+
+def look_up_in(table):
+  def look_up(_, i, j, *data):
+    return jnp.asarray(table)[jnp.abs(i - j)]
+
+  return look_up
+
+
+def look_up_by_jit(table):
+  compiled = jax.jit(lambda distance: table[distance])
+
+  def look_up(_, i, j, *data):
+    return compiled(jnp.abs(i - j))
+
+  return look_up
+
+
+def call_back(factor):
+  def on_host(distance):
+    return np.float32(factor * distance)
+
+  def call(_, i, j, *data):
+    shape = jax.ShapeDtypeStruct((), jnp.float32)
+    return jax.pure_callback(on_host, shape, j - i, vmap_method="sequential")
+
+  return call
+
+
+@pytest.mark.parametrize(
+  "make, first, second",
+  [
+    (look_up_in, TABLE, -5 * TABLE),  # NumPy's arrays
+    (look_up_in, jnp.asarray(TABLE), jnp.asarray(-5 * TABLE)),
+    (look_up_by_jit, jnp.asarray(TABLE), jnp.asarray(-5 * TABLE)),
+    (call_back, 1, 100),
+  ],
+)
+def test_what_a_function_reads_is_that_of_each_call(make, first, second):
+  attend(make(first))
+  found = attend(make(second))
+  wanted = jax.jit(lambda query: attend(make(second), query))(QUERY)
+  np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_a_rule_of_derivatives_is_that_of_each_call():
+  def times(factor):
+    @jax.custom_vjp
+    def same(x):
+      return x
+
+    def backward(_, cotangent):
+      return (factor * cotangent,)
+
+    same.defvjp(lambda x: (x, None), backward)
+
+    def function(params, i, j, *_):
+      return same(params * (j - i))
+
+    return function
+
+  def gradient_of_params(function):
+    def loss(params):
+      relation = FunctionBias(function, params)
+      weighted = QUERY * jnp.arange(4.0)[:, None, None]
+      return dot_product_attention(QUERY, QUERY, weighted, relations=relation).sum()
+
+    return jax.grad(loss)(jnp.float32(0.5))
+
+  once = gradient_of_params(times(1.0))
+  hundredfold = gradient_of_params(times(100.0))
+  np.testing.assert_allclose(hundredfold, 100 * once, rtol=1e-5)
+
+
+def test_the_same_program_is_compiled_once():
+  def make(weight):
+    def function(_, i, j, *data):
+      return jax.nn.relu(weight * (j - i))
+
+    return function
+
+  compiled = []
+
+  def listen(event, seconds, **_):
+    if event == "/jax/core/compile/backend_compile_duration":
+      compiled.append(event)
+
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  try:
+    attend(make(jnp.float32(1.0)))
+    compiled.clear()
+    attend(make(jnp.float32(2.0)))
+    assert not compiled
+  finally:
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_complex_numbers_are_refused():
+  with pytest.raises(ValueError, match="want a number"):
+    attend(lambda _, i, j, *data: 1j * (i - j))

@@ -1,0 +1,101 @@
+"""Law 14: sinks are a key without a value, and parts of the keys are merged."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from calls import set_tiles
+from comparing import assert_close
+from compiling import compile_quickly, run_with_gradients
+
+from relpos_jax import EdgeLabels, LabelBias, dot_product_attention, merge
+
+RANDOM = np.random.default_rng(0)
+LABELS = RANDOM.integers(-1, 5, (7, 7))
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def normal(*shape):
+  return RANDOM.normal(size=shape)
+
+
+TENSORS = normal(2, 7, 4, 3), normal(2, 7, 2, 3), normal(2, 7, 2, 3)
+TABLE, SINKS = normal(5, 3), normal(4)
+
+
+def test_a_sink_is_one_more_key_without_a_value(monkeypatch):
+  set_tiles(monkeypatch, 4)
+  attends = np.arange(7) % 3 != 1
+
+  def attend(name, labels, q, k, v, numbers, table, **options):
+    relations = LabelBias(labels, numbers), EdgeLabels(labels, table, table)
+    options |= {"relations": relations, "implementation": name}
+    return dot_product_attention(q, k, v, **options)
+
+  def with_sinks(name, *arrays, **options):
+    *arrays, sinks = arrays
+    return attend(name, LABELS, *arrays, sinks=sinks, mask=attends, **options)
+
+  def with_one_more_key(q, k, v, numbers, table, sinks):
+    k, v = (jnp.pad(x, [(0, 0), (0, 1), (0, 0), (0, 0)]) for x in (k, v))
+    labels = np.pad(LABELS, [(0, 0), (0, 1)], constant_values=-1)
+    bias = jnp.pad(sinks[:, None, None], [(0, 0), (0, 0), (7, 0)])
+    options = {"mask": np.append(attends, True), "bias": bias}
+    return attend("reference", labels, q, k, v, numbers, table, **options)
+
+  without_sinks = *TENSORS, normal(5, 4), TABLE
+  arrays = *without_sinks, SINKS
+  wanted = run_with_gradients(with_one_more_key, *arrays)
+  for name in ("reference", "per_position", "projected", "chunked"):
+    call = functools.partial(with_sinks, name)
+    assert_close(run_with_gradients(call, *arrays), wanted, name)
+    low, none = call(*without_sinks, np.full(4, -np.inf)), call(*without_sinks, None)
+    assert_close(low, none, name)
+    assert not call(*arrays, key_value_seq_lengths=np.zeros(2, int)).any()
+
+
+def run_with_residual(call, *arrays):
+  """Returns results, and gradients for finite cotangents of residuals that are -inf."""
+
+  @compile_quickly
+  def run(*arrays):
+    results, pull_back = jax.vjp(call, *arrays)
+    cotangent = jax.tree.map(lambda x: jnp.cos(jnp.maximum(x, -9)), results)
+    return results, pull_back(cotangent)
+
+  with jax.numpy_rank_promotion("raise"):
+    return run(*arrays)
+
+
+def test_parts_of_the_keys_are_merged_by_their_residuals(monkeypatch):
+  """All queries mask one of three parts, another has the sinks; a query is masked."""
+  set_tiles(monkeypatch, 4)
+  mask = (np.arange(7) % 5 != 0) & (np.arange(7)[:, None] != 3)
+
+  def part(name, keys, q, k, v, table, sinks):
+    relations = EdgeLabels(LABELS[:, keys], table, table)
+    options = {"sinks": sinks, "implementation": name, "return_residual": True}
+    options |= {"relations": relations, "mask": mask[:, keys]}
+    return dot_product_attention(q, k[:, keys], v[:, keys], **options)
+
+  def merged(name, *arrays):
+    *without_sinks, sinks = arrays
+    parts = [
+      part(name, slice(0, 1), *without_sinks, None),
+      part(name, slice(1, 4), *without_sinks, sinks),
+      part(name, slice(4, 7), *without_sinks, None),
+    ]
+    return merge(*zip(*parts, strict=True))
+
+  arrays = *TENSORS, TABLE, SINKS
+  whole = functools.partial(part, "reference", slice(None))
+  wanted = run_with_residual(whole, *arrays)
+  for name in ("reference", "projected", "chunked"):
+    actual = run_with_residual(functools.partial(merged, name), *arrays)
+    assert_close(actual, wanted, name)
+    output, residual = part(name, slice(0, 1), *TENSORS, TABLE, None)
+    assert not output.any()
+    assert np.isneginf(residual).all()

@@ -1,0 +1,97 @@
+"""Attention by tiles ("chunked"), so small that every kind of tile occurs."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import CASES, CAUSAL, DROPOUT, MORE_CASES, case, exact_case
+from calls import assert_exact, make_arrays, make_shapes, set_tiles
+from comparing import assert_close
+from compiling import compile_quickly, run_with_gradients
+
+from relpos_jax import dot_product_attention
+from relpos_jax.attention import band, chunked
+from relpos_jax.attention.inputs import gather_inputs
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def random_mask(*shape):
+  return np.random.default_rng(1).random(shape) < 0.7
+
+
+# What the kernels do not do, or not in these steps.
+OWN_CASES = {
+  "a bias by head and pair, causal": case(rows=7, bias="NTS", per_head="kv", **CAUSAL),
+  "a bias of every query, a mask of pairs": case(
+    queries=1, heads=4, rows=7, bias="BNTS", mask=random_mask(4, 1, 20)
+  ),
+  "a bias by head, more queries than keys": case(keys=9, bias="N", **CAUSAL),
+  "fully masked queries": case(
+    bias="BNTS", mask=random_mask(2, 1, 20, 1), **CAUSAL, **DROPOUT
+  ),
+  "three queries a key head": case(
+    keys=12, heads=6, per_head="v", bias="BN", mask=random_mask(6, 20, 12), **DROPOUT
+  ),
+  "a soft cap": case(keys=30, bias="TS", logits_soft_cap=1.0, **CAUSAL),
+  "tiles around the keys": case(queries=70, rows=7, query_offset=-45, **CAUSAL),
+  "a last block that is shorter": case(queries=25, keys=25, **CAUSAL),
+}
+SHARED = CASES | MORE_CASES
+NAMES = [*SHARED, *OWN_CASES]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_many_blocks_equal_the_reference(name, monkeypatch):
+  """Varies the sizes of blocks and tiles; on one device also the heads at a time."""
+  number = NAMES.index(name)
+  sizes, options = (SHARED | OWN_CASES)[name]
+  heads = None
+  if number % 2:
+    heads = math.gcd(2 ** (number // 2 % 3), sizes.get("heads", 2))
+  set_tiles(monkeypatch, (8, 5, 3)[number % 3], (7, 32, 4)[number // 3 % 3], heads)
+  if name in SHARED:
+    assert_exact(chunked.attention, *exact_case(name))
+  else:
+    assert_exact(chunked.attention, make_arrays(**sizes), options)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_blocks_of_one_query_that_have_no_near_key(is_causal, monkeypatch):
+  set_tiles(monkeypatch, 1, 2)
+  arrays = make_arrays(queries=2, keys=9, rows=1)
+  assert_exact(chunked.attention, arrays, {"is_causal": is_causal})
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_memory_is_linear_in_length(is_causal):
+  def loss(query, key, value, relations):
+    inputs = gather_inputs(query, key, value, relations=relations, is_causal=is_causal)
+    return chunked.attention(inputs).sum()
+
+  def bytes_per_token(length):
+    arrays = make_shapes(length, 16, 9, dtype=np.float32)
+    compiled = compile_quickly(jax.grad(loss, (0, 1, 2, 3))).lower(*arrays).compile()
+    return compiled.memory_analysis().temp_size_in_bytes / length
+
+  assert bytes_per_token(65536) < 1.1 * bytes_per_token(4096)
+
+
+@pytest.mark.parametrize("is_one", [True, False])
+def test_a_bias_belongs_to_sequences_that_follow_one_another(is_one, monkeypatch):
+  monkeypatch.setattr(band, "is_one_device", lambda: is_one)
+  random = np.random.default_rng(0)
+  query = jnp.asarray(random.normal(size=(3, 2, 20, 4, 8)))
+  bias = jnp.asarray(random.normal(size=(3, 1, 4, 20, 20)))
+
+  def attend(name, query, bias):
+    return dot_product_attention(query, query, query, bias, implementation=name)
+
+  actual, wanted = (
+    run_with_gradients(functools.partial(attend, name), query, bias)
+    for name in ("chunked", "reference")
+  )
+  assert_close(actual, wanted)

@@ -1,0 +1,199 @@
+"""What has to hold: each law returns what an implementation computes, and what is wanted.
+
+`law(attend, arrays, options)` returns two dictionaries of arrays with the same names.
+"""
+
+import numpy as np
+import papers
+
+FAR = 2_000_000_000  # fits in 32 bits
+
+
+def results(call):
+  """Returns the output and the gradients of a call in one dictionary."""
+  output, gradients = call
+  return {"output": output, **gradients}
+
+
+def equals_the_paper(attend, arrays, options):
+  """The output and every gradient are those of the published equations."""
+  return results(attend(arrays, options)), results(papers.attention(arrays, options))
+
+
+def is_fresh(attend, arrays, options):
+  """A second call, with other arrays and another offset, is not given the first's."""
+  others = {name: values[::-1].copy() for name, values in arrays.items()}
+  attend(others, {**options, "query_offset": 3})
+  return equals_the_paper(attend, arrays, options)
+
+
+def repeats_its_bits(attend, arrays, options):
+  """Two calls give the same bits."""
+  return results(attend(arrays, options)), results(attend(arrays, options))
+
+
+def depends_on_distances(attend, arrays, options):
+  """Adding a number to all positions changes no bit."""
+  queries, keys = arrays["query"].shape[1], arrays["key"].shape[1]
+  near = {"query_positions": np.arange(queries), "key_positions": np.arange(keys)}
+  far = {name: at + FAR for name, at in near.items()}
+  found = results(attend({**arrays, **far}, options))
+  return found, results(attend({**arrays, **near}, options))
+
+
+def zero_for_zero(attend, arrays, options):
+  """A cotangent of zeros gives gradients of zeros, and the output is finite."""
+  cotangent = np.zeros_like(arrays["cotangent"])
+  output, gradients = attend({**arrays, "cotangent": cotangent}, options)
+  found = {"output": np.isfinite(output).astype(float), **gradients}
+  wanted = {name: np.zeros_like(x) for name, x in gradients.items()}
+  return found, {"output": np.ones_like(output), **wanted}
+
+
+def equals_the_paper_where_attended(attend, arrays, options):
+  """As `equals_the_paper`, but a query without keys may have any output.
+
+  Its cotangent is zero here, as where a loss leaves it out: nothing may come of it.
+  """
+  unmasked = papers.attended(arrays, options, distances(arrays)).any((1, 3))
+  unmasked = unmasked[:, :, None, None]
+  arrays = {**arrays, "cotangent": np.where(unmasked, arrays["cotangent"], 0)}
+  arrays["cotangent"] = arrays["cotangent"].astype(arrays["query"].dtype)
+  found, wanted = equals_the_paper(attend, arrays, options)
+  found["output"] = np.where(unmasked, found["output"], 0)
+  return found, wanted
+
+
+def distances(arrays):
+  """Returns j - i for positions 0, 1, ..., [1, T, S]."""
+  queries, keys = arrays["query"].shape[1], arrays["key"].shape[1]
+  return (np.arange(keys) - np.arange(queries)[:, None])[None]
+
+
+def masked_keys_are_inert(attend, arrays, options):
+  """Other numbers in keys that nobody attends to change nothing."""
+  seen = papers.attended(arrays, options, distances(arrays)).any((1, 2))
+  seen = seen[:, :, None, None]
+  changed = {
+    name: np.where(seen, arrays[name], 100.0).astype(arrays[name].dtype)
+    for name in ("key", "value")
+  }
+  found = results(attend({**arrays, **changed}, options))
+  return found, results(attend(arrays, options))
+
+
+def later_keys_get_no_gradient(attend, arrays, options):
+  """Causal: from the first five queries no gradient reaches a later key."""
+  cotangent = arrays["cotangent"].copy()
+  cotangent[:, 5:] = 0
+  _, gradients = attend({**arrays, "cotangent": cotangent}, options)
+  found = {name: gradients[name][:, 5:] for name in ("key", "value")}
+  return found, {name: np.zeros_like(x) for name, x in found.items()}
+
+
+def queries_one_by_one(attend, arrays, options):
+  """Decoding: each query alone, before a cache of which later slots hold rubbish."""
+  wanted, _ = attend(arrays, options)
+  outputs = []
+  for step in range(arrays["query"].shape[1]):
+    one = dict(arrays)
+    for name in ("query", "cotangent"):
+      one[name] = arrays[name][:, step : step + 1]
+    for name in ("key", "value"):
+      one[name] = arrays[name].copy()
+      one[name][:, step + 1 :] = 50.0
+    output, _ = attend(one, {**options, "query_offset": step})
+    outputs.append(np.asarray(output))
+  return {"output": np.concatenate(outputs, 1)}, {"output": wanted}
+
+
+def sequences_one_by_one(attend, arrays, options):
+  """A batch gives what its sequences give alone."""
+  outputs = []
+  for row in range(len(arrays["query"])):
+    one = dict(arrays)
+    for name, values in arrays.items():
+      has_batch = name in ("query", "key", "value", "cotangent", "mask", "labels")
+      one[name] = values[row : row + 1] if has_batch else values
+    output, _ = attend(one, options)
+    outputs.append(np.asarray(output))
+  output, _ = attend(arrays, options)
+  return {"output": output}, {"output": np.concatenate(outputs)}
+
+
+def permutes_with_its_tokens(attend, arrays, options):
+  """Tokens in another order, with their positions, give the same in that order."""
+  order = np.random.default_rng(1).permutation(arrays["query"].shape[1])
+  moved = dict(arrays, query_positions=order, key_positions=order)
+  for name in ("query", "key", "value", "cotangent"):
+    moved[name] = arrays[name][:, order]
+  found, wanted = results(attend(moved, options)), results(attend(arrays, options))
+  for name in ("output", "query", "key", "value"):
+    wanted[name] = wanted[name][:, order]
+  return found, wanted
+
+
+def reverses_with_its_tables(attend, arrays, options):
+  """Distances are signed: sequence and tables reversed together reverse the output."""
+  turned = dict(arrays)
+  for name in ("query", "key", "value", "cotangent"):
+    turned[name] = arrays[name][:, ::-1].copy()
+  for name in ("key_table", "value_table"):
+    turned[name] = arrays[name][::-1].copy()
+  found, _ = attend(turned, options)
+  wanted, _ = attend(arrays, options)
+  return {"output": found}, {"output": np.asarray(wanted)[:, ::-1]}
+
+
+def ends_repeat(attend, arrays, options):
+  """A clipped table is a longer one whose end rows repeat."""
+  longer = dict(arrays)
+  for name in ("key_table", "value_table"):
+    repeats = np.ones(len(arrays[name]), int)
+    repeats[[0, -1]] = 9
+    longer[name] = np.repeat(arrays[name], repeats, axis=0)
+  found, _ = attend(longer, options)
+  wanted, _ = attend(arrays, options)
+  return {"output": found}, {"output": wanted}
+
+
+def labels_of_distances(attend, arrays, options):
+  """Labels that say the clipped distance are the clipped distance."""
+  left = len(arrays["key_table"]) // 2
+  labels = np.clip(distances(arrays), -left, left) + left
+  labels = np.broadcast_to(labels, (len(arrays["query"]), *labels.shape[1:]))
+  found = results(attend({**arrays, "labels": labels.copy()}, options))
+  return found, results(attend(arrays, options))
+
+
+def shares_key_heads(attend, arrays, options):
+  """Grouped-query: consecutive query heads share a key head."""
+  groups = arrays["query"].shape[2] // arrays["key"].shape[2]
+  repeated = dict(arrays)
+  for name in ("key", "value"):
+    repeated[name] = np.repeat(arrays[name], groups, axis=2)
+  found, wanted = results(attend(arrays, options)), results(attend(repeated, options))
+  for name in ("key", "value"):
+    wanted[name] = papers.summed_groups(np.asarray(wanted[name]), groups)
+  return found, wanted
+
+
+def a_sink_is_a_key(attend, arrays, options):
+  """A sink is one more key with that logit, and the value zero."""
+  found, _ = attend(arrays, options)
+  longer = {name: values for name, values in arrays.items() if name != "sinks"}
+  for name in ("key", "value"):
+    longer[name] = np.pad(arrays[name], [(0, 0), (0, 1), (0, 0), (0, 0)])
+  heads, keys = arrays["query"].shape[2], arrays["key"].shape[1] + 1
+  bias = np.zeros((1, heads, 1, keys), arrays["query"].dtype)
+  bias[0, :, 0, -1] = arrays["sinks"]
+  wanted, _ = attend({**longer, "bias": bias}, options)
+  return {"output": found}, {"output": wanted}
+
+
+def low_sinks_change_nothing(attend, arrays, options):
+  """Sinks of -inf take no weight."""
+  sinks = np.full(arrays["query"].shape[2], -np.inf, arrays["query"].dtype)
+  found = results(attend({**arrays, "sinks": sinks}, options))
+  del found["sinks"]
+  return found, results(attend(arrays, options))

@@ -1,0 +1,97 @@
+"""Holds an implementation of attention against the table of cases."""
+
+import ast
+import pathlib
+
+import cases
+import numpy as np
+import papers
+import pytest
+import report
+
+TOLERANCES = {"float64": 1e-10, "float32": 3e-5, "float16": 1e-2}
+NAMES = [case.name for case in cases.CASES]
+FOLDER = pathlib.Path(__file__).parent
+
+
+def error_of(found, wanted):
+  """Returns the largest error over the largest number, or over one; inf for NaN."""
+  errors = [0.0]
+  for name, right in wanted.items():
+    if name not in found:
+      raise KeyError(f"no gradient of {name}")
+    actual = np.asarray(found[name], np.float64)
+    right = np.asarray(right, np.float64)
+    if actual.shape != right.shape:
+      raise TypeError(f"{name} has shape {actual.shape}, not {right.shape}")
+    error = np.max(np.abs(actual - right), initial=0)
+    errors.append(error / max(1.0, np.max(np.abs(right), initial=0)))
+  return float(np.nan_to_num(np.max(errors), nan=np.inf))
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=NAMES)
+def test_attention(case, attend, dtype, record_property):
+  record_property("case", case.name)
+  arrays = case.draw(dtype)
+
+  try:
+    found, wanted = case.law(attend, arrays, case.options)
+    error = error_of(found, wanted)
+  except NotImplementedError as refusal:
+    record_property("verdict", "refused")
+    record_property("how", str(refusal))
+    pytest.skip(f"refused: {refusal}")
+  except Exception as problem:
+    record_property("verdict", "raises")
+    record_property("how", f"{type(problem).__name__}: {problem}".splitlines()[0])
+    raise
+
+  is_right = error <= TOLERANCES[case.dtype or dtype]
+  record_property("verdict", "pass" if is_right else "wrong")
+  record_property("error", error)
+  assert is_right, f"{case.symptom}? error {error:.1e} ({case.source})"
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=NAMES)
+def test_the_gradients_of_the_papers_are_central_differences(case):
+  arrays = case.draw("float64")
+  generator, step = np.random.default_rng(0), 1e-6
+  moving = [x for x in arrays if arrays[x].dtype.kind == "f" and x not in papers.FIXED]
+  direction = {name: generator.standard_normal(arrays[name].shape) for name in moving}
+
+  _, gradients = papers.attention(arrays, case.options)
+
+  totals = []
+  for sign in (1, -1):
+    moved = {name: arrays[name] + sign * step * direction[name] for name in moving}
+    output, _ = papers.attention({**arrays, **moved}, case.options)
+    totals.append((output * arrays["cotangent"]).sum())
+  slope = sum((gradients[name] * direction[name]).sum() for name in moving)
+  assert gradients.keys() == set(moving)
+  scale = max(1.0, abs(slope))
+  assert abs((totals[0] - totals[1]) / (2 * step) - slope) < 2e-6 * scale
+
+
+def test_names_are_distinct_and_sources_given():
+  assert len(set(NAMES)) == len(NAMES) >= 40
+  assert all(case.source and case.symptom for case in cases.CASES)
+
+
+def test_the_page_has_the_records():
+  if not report.PAGE.exists():
+    pytest.skip("the folder is alone")
+
+  assert report.tables() in report.PAGE.read_text("utf-8")
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("adapters/[!_]*.py")), ids=str)
+def test_an_adapter_has_at_most_twenty_lines(file):
+  functions = [
+    node
+    for node in ast.parse(file.read_text("utf-8")).body
+    if isinstance(node, ast.FunctionDef)
+  ]
+
+  assert functions
+  for function in functions:
+    assert function.end_lineno - function.lineno < 20, function.name
