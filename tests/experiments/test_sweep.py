@@ -264,8 +264,8 @@ ONE_NAME = "yield 'k=4', {}\n  yield 'k 4', {'model.width': 64}"
       "configuration 'k=1' config.model num_heads, 3",
     ),
     (ROWS, "--config=configs/quickstart.py", NO_SWEEP),
-    (ONE_NAME, "", "two rows same name"),
-    ("yield 'a', {}\n  yield 'b', {}", "", "two rows same config"),
+    (ONE_NAME, "", "two configurations same name"),
+    ("yield 'a', {}\n  yield 'b', {}", "", "two configurations same config"),
   ],
 )
 def test_mistakes_are_refused_before_anything_runs(room, swept, rows, flag, words):
