@@ -175,7 +175,7 @@ def test_raw_lines_of_scan_are_pairs(tmp_path):
   assert refusal(load_pairs, train=broken).startswith(f"1 column in {broken}, line 2")
 
 
-PACKED = gzip.compress(b"one\ttwo\n" * 9)
+PACKED = gzip.compress(b"one\ttwo\n" * 9, mtime=0)
 BZIPPED = bz2.compress(b"one\ttwo\n" * 9)
 ZIPPED = b"PK\x03\x04 and so on"
 DAMAGED = "damaged compressed file {a}"
