@@ -73,8 +73,8 @@ def test_the_frequencies_of_a_scheme(scheme, first, last, factor, names_of_schem
   """Follows YaRN's section 3.2 and Llama's code, a frequency at a time."""
   name, line = next(x for x in SCHEMES if x[0].startswith(scheme))
   length = int(re.search(r"from ([\d,]+) tokens", name)[1].replace(",", ""))
-  call = re.search(r"turned\(.*?\)\)(?=[,)])", line)[0]
-  found = eval(call, names_of_schemes | dict(turned=lambda frequencies: frequencies))
+  call = re.search(r"rotated\(.*?\)\)(?=[,)])", line)[0]
+  found = eval(call, names_of_schemes | dict(rotated=lambda frequencies: frequencies))
   for new, old in zip(found, names_of_schemes["f"], strict=True):
     rotations = length * old / (2 * np.pi)
     share = np.interp(rotations, [first, last], [0, 1])

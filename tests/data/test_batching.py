@@ -177,7 +177,7 @@ def test_without_a_seed_pairs_come_by_bucket_in_corpus_order():
 def test_no_pair_short_enough_is_refused(number):
   problem = f"none of {number} examples is at most 8 long"
   long, short = Ragged.from_rows([[5] * 9] * number), Ragged.from_rows([[5]] * number)
-  words = f"{problem}, as the longest in training: train on longer"
+  words = f"{problem}, the largest length in training: train on longer"
   with pytest.raises(InputError, match=words):
     Batches(long, short, boundaries=BOUNDARIES, budget=24, seed=0)
   words = f"{problem}: .* raise config.batches.max_length"

@@ -21,6 +21,7 @@ from experiments import train as train_command
 from experiments.systems import load_config
 from experiments.training import loop
 from experiments.training import loss as loss_module
+from experiments.training import start as start_module
 from experiments.training.checkpoint_reader import list_steps
 from experiments.training.metrics import read_metrics
 from experiments.training.step import learning_rate
@@ -274,7 +275,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
 ):
   for owner, name in (
     (train_module.tok, "save_tokenizer"),
-    (train_module, "write_digests"),
+    (start_module, "write_digests"),
     (loop.Checkpoints, "save"),
   ):
     with monkeypatch.context() as patch:

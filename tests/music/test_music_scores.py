@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
+from compiling import make_random
 from flax import nnx
 
 from experiments.data.tokenizer import BOS, EOS, PAD
@@ -21,7 +22,7 @@ PIECES = [
 def model():
   sizes = dict(num_layers=1, width=8, num_heads=2, feed_forward=8, max_distance=3)
   config = LanguageModelConfig(VOCABULARY, **sizes)
-  return randomly(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
+  return make_random(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
 
 
 def oracle(model) -> tuple[np.ndarray, float]:

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+from compiling import make_random
 from flax import nnx
 from matplotlib.text import Text
 
@@ -25,7 +26,7 @@ def test_notes_are_bars_and_weights_a_row_for_each_layer(tmp_path, monkeypatch):
   )
   run = Run(None, voices.CODEC, None, None, None)
 
-  module.draw(run, PIECE, tmp_path / "a.png", prime=16)
+  module.draw(run, PIECE, tmp_path / "a.png", prompt_length=16)
 
   (figure,) = figures
   figure.draw_without_rendering()
@@ -38,7 +39,7 @@ def test_notes_are_bars_and_weights_a_row_for_each_layer(tmp_path, monkeypatch):
   rows = [mesh.get_array().ravel() for mesh in below.collections]
   assert [np.flatnonzero(row).tolist() for row in rows] == [[0, 2], [6]]
   texts = {text.get_text().strip() for text in figure.findobj(Text)}
-  wanted = {"C3", "C4", "time (16th notes)", "6 / 8", "2 / 2", "prime", "model"}
+  wanted = {"C3", "C4", "time (16th notes)", "6 / 8", "2 / 2", "prompt", "model"}
   assert wanted <= texts
   (area,) = (patch for patch in ax.patches if patch.get_zorder() == 0)
   assert (area.get_x(), area.get_width(), area.get_height()) == (0, 4, 1)
@@ -49,7 +50,7 @@ SIZES = dict(num_layers=2, width=8, num_heads=2, feed_forward=8, max_distance=2)
 
 def test_weights_are_those_of_the_last_token_layer_by_layer():
   config = LanguageModelConfig(9, relative_values=False, **SIZES)
-  model = randomly(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
+  model = make_random(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
   weights = last_weights(*nnx.split(model), jnp.asarray(TOKENS))
   model.set_attributes(sow_weights=True, raise_if_not_found=False)
   _, sown = nnx.capture(model, nnx.Intermediate)(jnp.asarray(TOKENS))

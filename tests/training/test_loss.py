@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
+from compiling import compile_as_users_do
 
 from experiments.training.loss import cross_entropy
 

@@ -43,7 +43,7 @@ def step_on(sizes, loss=smoothed):
   graphdef, shapes = make_model(**DROPOUT)
   step = make_train_step(graphdef, loss, SGD)
   with jax.set_mesh(mesh):
-    state = put_parameters(init_state(filled(shapes, 0.2), SGD), mesh)
+    state = put_parameters(init_state(fill(shapes, 0.2), SGD), mesh)
     batch = put_batch(copy_task(0), mesh)
     compiled = step.lower(state, batch).compile()
     after, metrics = compiled(state, batch)

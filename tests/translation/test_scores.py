@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 import sacrebleu
+from compiling import make_random
 from flax import nnx
 
 from configs import default, multi30k
@@ -191,7 +192,7 @@ def test_panels_show_the_models_own_weights_with_the_words_they_are_of(monkeypat
   size = tokenizer.get_vocab_size()
   options = dict(num_layers=2, width=16, num_heads=2, feed_forward=32, max_distance=2)
   config = TransformerConfig(size, size, **options)
-  model = randomly(lambda: Transformer(config, rngs=nnx.Rngs(0)))
+  model = make_random(lambda: Transformer(config, rngs=nnx.Rngs(0)))
   run = Run(None, tokenizer, None, *nnx.split(model))
   monkeypatch.setattr(scores, "attention_heatmap", lambda panels, _: panels)
 
