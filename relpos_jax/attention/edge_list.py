@@ -18,7 +18,7 @@ from relpos_jax.attention.arrays import (
   with_one_batch_axis,
 )
 from relpos_jax.attention.relation import Relation, Sizes, TableRelation, Tokens
-from relpos_jax.typing import Array, Float, Int, Leaf
+from relpos_jax.typing import Array, Bool, Float, Int, Leaf
 
 _NOWHERE = 2**30  # an index that no array has: scattered nowhere, read as zero
 
@@ -79,10 +79,9 @@ class EdgeList(Relation):
     check_range(f"{name}.receivers", receivers, sizes.queries)
     senders = with_one_batch_axis(senders, 1)
     receivers = with_one_batch_axis(receivers, 1)
-    is_sender = (senders >= 0) & (senders < sizes.keys)
-    is_edge = is_sender & (receivers >= 0) & (receivers < sizes.queries)
-    senders = jnp.where(is_edge, senders, _NOWHERE).astype(jnp.int32)
-    receivers = jnp.where(is_edge, receivers, _NOWHERE).astype(jnp.int32)
+    is_pair = is_edge(senders, receivers, sizes.queries, sizes.keys)
+    senders = jnp.where(is_pair, senders, _NOWHERE).astype(jnp.int32)
+    receivers = jnp.where(is_pair, receivers, _NOWHERE).astype(jnp.int32)
     terms = self.terms.checked_edges(name, sizes, num_edges)
     shares = terms.shares(senders, receivers, sizes.accumulation_dtype)
     return EdgeList(senders, receivers, terms, shares)
@@ -146,6 +145,15 @@ def _rows_at(
     return x_TNH.at[indices_M].get(mode="fill", fill_value=0)
 
   return jax.vmap(take)(x, indices)
+
+
+def is_edge(
+  senders: Array, receivers: Array, num_queries: int, num_keys: int
+) -> Bool[Array, "*B M"]:
+  """Returns False for padding."""
+  is_sender = (senders >= 0) & (senders < num_keys)
+  is_receiver = (receivers >= 0) & (receivers < num_queries)
+  return is_sender & is_receiver
 
 
 def is_first_of_kind(*kinds: Int[Array, "B M"]) -> Array:

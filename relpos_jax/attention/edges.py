@@ -14,6 +14,7 @@ from relpos_jax.attention.arrays import (
   check_range,
   describe,
 )
+from relpos_jax.attention.edge_list import is_edge
 from relpos_jax.attention.inputs import call_sizes, check_numbers, check_tensors
 from relpos_jax.attention.labels import EdgeLabels, clamp, nan_if_clamped
 from relpos_jax.attention.partitioned import with_automatic_axes
@@ -232,9 +233,9 @@ def pair_features(
       pair_features, num_labels=num_labels, num_nodes=num_nodes
     )
     return jax.vmap(per_graph)(senders, receivers, labels, features)
-  is_edge = _is_edge(senders, receivers, num_nodes, num_nodes)
+  is_pair = is_edge(senders, receivers, num_nodes, num_nodes)
   # Moves padding out of range, so that the scatter drops it.
-  receivers = jnp.where(is_edge, receivers, num_nodes)
+  receivers = jnp.where(is_pair, receivers, num_nodes)
   one_hot = jax.nn.one_hot(clamp(labels, num_labels), num_labels)
   count = jnp.ones((len(labels), 1))
   terms = jnp.concatenate([one_hot, features, count], -1)
@@ -310,14 +311,14 @@ def _sort(
   num_keys: int,
 ) -> _Edges:
   """Sorts the edges of a batch of graphs, with senders and receivers `[*B, M]`."""
-  is_edge = _is_edge(senders, receivers, num_queries, num_keys)
+  is_pair = is_edge(senders, receivers, num_queries, num_keys)
   *batch, _ = senders.shape
   num_graphs = math.prod(batch)
   graph = jnp.arange(num_graphs).reshape(*batch, 1)
   # Padding gets this index, so that it is sorted last and summed nowhere.
   out_of_range = max(num_queries, num_keys) * num_graphs
-  senders = jnp.where(is_edge, graph * num_keys + senders, out_of_range).ravel()
-  receivers = jnp.where(is_edge, graph * num_queries + receivers, out_of_range).ravel()
+  senders = jnp.where(is_pair, graph * num_keys + senders, out_of_range).ravel()
+  receivers = jnp.where(is_pair, graph * num_queries + receivers, out_of_range).ravel()
   rows = jnp.full_like(senders, -1)
   if labels is not None:
     rows = clamp(labels.labels, labels.num_rows).ravel()
@@ -330,15 +331,6 @@ def _sort(
   is_new = is_first | _changes(rows)
   pair = jnp.cumsum(is_first) - 1
   return _Edges(order, senders, receivers, rows, pair, is_first[:, None], is_new)
-
-
-def _is_edge(
-  senders: Array, receivers: Array, num_queries: int, num_keys: int
-) -> Bool[Array, "*B M"]:
-  """Returns True for edges, and False for padding."""
-  is_sender = (senders >= 0) & (senders < num_keys)
-  is_receiver = (receivers >= 0) & (receivers < num_queries)
-  return is_sender & is_receiver
 
 
 def _sum_segments(
