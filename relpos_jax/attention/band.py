@@ -33,7 +33,6 @@ from relpos_jax.attention.partitioned import (
   target_platform,
 )
 from relpos_jax.attention.tiles import (
-  UNLIMITED,
   Keys,
   Marks,
   Plan,
@@ -141,7 +140,7 @@ def prepare(inputs: Inputs) -> tuple[Plan, Sides, Sides]:
   """Returns the plan of a call, and its arrays with and without gradients."""
   dtype = accumulation_dtype(inputs.query.dtype)
   low, high = distances(inputs)
-  left, right = inputs.window or (UNLIMITED, UNLIMITED)
+  left, right = inputs.window or (masks.UNLIMITED, masks.UNLIMITED)
   if inputs.is_causal:
     right = 0
   block, tile, heads = _choose_sizes(inputs)

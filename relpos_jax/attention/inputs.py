@@ -26,7 +26,6 @@ from relpos_jax.attention.partitioned import Shards, align_manual_axes, explicit
 from relpos_jax.attention.relation import Relation, Relations, Sizes, Tokens
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int, WeightsName
 
-_FARTHEST = 2**31 - 1  # a window of this size masks nothing
 _MOST_HEADS = 64  # few published models have more
 
 
@@ -439,7 +438,7 @@ def _check_window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
   if len(sizes) != 2 or min(sizes) < 0:
     raise ValueError(f"local_window_size is {size}; want None, or one or two distances")
   left, right = map(operator.index, sizes)
-  return min(left, _FARTHEST), min(right, _FARTHEST)
+  return min(left, masks.UNLIMITED), min(right, masks.UNLIMITED)
 
 
 # Relations.

@@ -9,6 +9,7 @@ from relpos_jax.typing import Array, Bool, Float, Int
 # The logit of a masked pair. It is finite, so that a fully masked query does not become
 # NaN. Pairs with logits below half of it count as masked.
 LOWEST = 0.7 * float(jnp.finfo(jnp.float32).min)
+UNLIMITED = 2**31 - 1  # a distance that masks nothing
 
 
 def combine(*masks: Bool[Array, "..."] | None) -> Bool[Array, "..."] | None:

@@ -29,8 +29,6 @@ from relpos_jax.attention.partitioned import (
 )
 from relpos_jax.typing import Array, Bool, Float, Int
 
-UNLIMITED = 2**31 - 1  # a distance that masks nothing
-
 
 class Queries(NamedTuple):
   """Holds the differentiable arrays of queries; axes of size 1 broadcast."""
@@ -402,7 +400,7 @@ def _needed_tiles(plan: Plan, marks: Sides) -> tuple[Any, Any]:
   # All sequences have the same key positions.
   starts = marks.keys.positions[0, 0, :: plan.tile, 0]
   left, right = plan.reach
-  if left == right == UNLIMITED:
+  if left == right == masks.UNLIMITED:
     return 0, len(starts)
   # Clipped, so that sums fit in 32 bits.
   offsets = marks.queries.positions[..., 0].reshape(-1, 1) - starts[None]
@@ -529,9 +527,9 @@ def _mask(plan: Plan, marks: Sides, logits: Array) -> Float[Array, "*B S T"]:
     parts.append(keys.valid[..., None])
   if queries.segments is not None:
     parts.append(keys.segments[..., None] == queries.segments[..., None, :])
-  if left < UNLIMITED:
+  if left < masks.UNLIMITED:
     parts.append(-left <= _distances(marks))
-  if right < UNLIMITED:
+  if right < masks.UNLIMITED:
     parts.append(_distances(marks) <= right)
   mask = masks.combine(*parts)
   return logits if mask is None else jnp.where(mask, logits, masks.LOWEST)
