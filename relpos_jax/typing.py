@@ -31,8 +31,10 @@ __all__ = [
   "WeightsName",
 ]
 
+# A field of a relation: an array, or what JAX puts in its place, such as a sharding.
+Leaf = Any
+
 if TYPE_CHECKING:
-  Leaf = ArrayLike
   Beyond = Literal["clip", "zero"]
   ImplementationName = Literal[
     "reference",
@@ -44,9 +46,7 @@ if TYPE_CHECKING:
   ]
   WeightsName = Literal["softmax", "silu"]
 else:
-  # Type checkers get the types above. At run time, fields must take anything, since JAX
-  # builds relations with shardings, axes or names as leaves. The operator checks names.
-  Leaf = Any
+  # Type checkers get the types above. The operator checks names itself.
   Beyond = str
   ImplementationName = str
   WeightsName = str

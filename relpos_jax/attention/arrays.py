@@ -2,10 +2,12 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.typing import DTypeLike
 
 from relpos_jax.typing import Array, ArrayLike, Int
@@ -21,13 +23,13 @@ def as_array(name: str, x: ArrayLike) -> Array:
   """
   if dataclasses.is_dataclass(x):
     raise ValueError(f"{name} is {describe(x)}; want an array: give relations=")
-  if not hasattr(x, "dtype"):
-    x = jnp.asarray(x)
-  if jnp.issubdtype(x.dtype, jnp.integer) and not np.can_cast(x.dtype, np.int32):
-    low, high = range_of(x)
+  array: Any = x if hasattr(x, "dtype") else jnp.asarray(x)
+  dtype = array.dtype
+  if jnp.issubdtype(dtype, jnp.integer) and not np.can_cast(dtype, np.int32):
+    low, high = range_of(array)
     if low < -(2**31) or high >= 2**31:
       raise ValueError(f"{name} goes from {low} to {high}; want 32-bit integers")
-  return jnp.asarray(x)
+  return jnp.asarray(array)
 
 
 def check_array(name: str, x: ArrayLike, kind: type, *shapes: Shape) -> Array:
@@ -52,13 +54,13 @@ def check_range(name: str, x: ArrayLike, number: int) -> None:
 
 def range_of(x: ArrayLike) -> tuple[int, int]:
   """Returns the smallest and largest of concrete integers; 0 and -1 if unknown."""
-  if isinstance(x, jax.core.Tracer) or not np.size(x):
+  if isinstance(x, Tracer) or not np.size(x):
     return 0, -1
   with jax.ensure_compile_time_eval():  # x may be closed over in jax.jit
     return int(np.min(x)), int(np.max(x))
 
 
-def describe(x: object) -> str:
+def describe(x: Any) -> str:
   """Returns the dtype and the shape of an array, or the type of another object."""
   if hasattr(x, "dtype") and hasattr(x, "shape"):
     return f"{x.dtype} of shape {x.shape}"

@@ -153,7 +153,7 @@ def prepare(inputs: Inputs) -> tuple[Plan, Sides, Sides]:
     soft_cap=inputs.soft_cap,
     reach=(left, right),
     dropout_rate=inputs.dropout_rate,
-    precision=jax.config.jax_default_matmul_precision,
+    precision=jax.config.jax_default_matmul_precision,  # pyright: ignore
   )
   query = inputs.query.astype(dtype) * jnp.asarray(inputs.scale, dtype)
   query_rows, key_rows = (logits_by_row(inputs, by_key=x) for x in (False, True))
@@ -179,7 +179,8 @@ def _marks(inputs: Inputs) -> Sides:
     valid = valid[:, :, 0].swapaxes(1, 2)
   seeds = inputs.dropout_seeds
   if seeds is not None:  # dropout counts rows from the first query of the call
-    seeds = dropout.from_row(seeds, inputs.query_offset)[:, None]
+    seeds = dropout.from_row(seeds, inputs.query_offset)
+    seeds = seeds[:, None]
   queries = inputs.query_positions, inputs.query_segment_ids
   keys = inputs.key_positions, inputs.key_segment_ids
   queries, keys = jax.tree.map(lambda x: x[..., None], (queries, keys))

@@ -127,8 +127,8 @@ class RelativePositions(ByDistance, VectorRelation):
     return self.with_checked_tables(name, sizes).with_checked_distances(name)
 
   def with_rows(self, labels: Int[Array, " M"], left: int):
-    key = lookup.take_rows(self.key, labels)
-    value = lookup.take_rows(self.value, labels)
+    tables = self.key, self.value
+    key, value = jax.tree.map(lambda x: lookup.take_rows(x, labels), tables)
     return dataclasses.replace(self, key=key, value=value, left=left)
 
 

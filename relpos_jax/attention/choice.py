@@ -306,7 +306,7 @@ def _describe(inputs: Inputs, implementation: str | None) -> Explanation:
     unsupported = known.unsupported(inputs)
     if name != chosen.implementation:
       reasons[name] = unsupported or _why_not_chosen(known, chosen)
-    if not unsupported and not known.is_compiled():
+    if known.device and not unsupported and not known.is_compiled():
       reasons[name] += f"; interpreted, and slow: no {known.device.upper()}"
   return Explanation(chosen.implementation, reasons)
 

@@ -58,7 +58,7 @@ class EdgeList(Relation):
   senders: Leaf
   receivers: Leaf
   terms: EdgeTerms
-  shares: Leaf | None = None
+  shares: Leaf = None
 
   @property
   def is_scaled(self) -> bool:

@@ -296,7 +296,7 @@ class _Edges(NamedTuple):
       rows = _take_rows(table.astype(dtype), jnp.maximum(self.labels, 0))
       yield jnp.where(has_label[:, None, None], rows, 0)
     kernel = getattr(self.features, name, None)
-    if kernel is not None:
+    if self.features is not None and kernel is not None:
       x = self.features.features
       x_MF = x.reshape(-1, x.shape[-1])[self.order].astype(dtype)
       count_M1 = self.sum_of_pair(jnp.ones((len(x_MF), 1), dtype))

@@ -224,7 +224,8 @@ def _equations(jaxpr: core.Jaxpr) -> Iterator[Any]:
   for equation in jaxpr.eqns:
     yield equation
     for inner in _inner_programs(equation):
-      yield from _equations(getattr(inner, "jaxpr", inner))
+      is_closed = isinstance(inner, core.ClosedJaxpr)
+      yield from _equations(inner.jaxpr if is_closed else inner)
 
 
 def _inner_programs(equation: Any) -> Iterator[core.ClosedJaxpr | core.Jaxpr]:

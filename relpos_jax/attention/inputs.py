@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export
+from jax.core import Tracer
 
 from relpos_jax.attention import dropout, masks
 from relpos_jax.attention.arrays import (
@@ -73,8 +74,8 @@ class Inputs(NamedTuple):
   # Whether keys are at 0, 1, 2, ... and queries at query_offset + 0, 1, 2, ...
   linear_positions: bool
   query_offset: int | Int[Array, "#B"]  # an int is static
-  query_positions: Int[Array, "#B T"] | None
-  key_positions: Int[Array, "#B S"] | None
+  query_positions: Int[Array, "#B T"]
+  key_positions: Int[Array, "#B S"]
   query_mask: Bool[Array, "#B 1 T 1"] | None  # False past the lengths
   key_mask: Bool[Array, "#B 1 1 S"] | None
   query_segment_ids: Int[Array, "#B T"] | None
@@ -102,7 +103,7 @@ class Inputs(NamedTuple):
       query_positions = self.query_positions[:, None, :, None]
       distance = self.key_positions[:, None, None] - query_positions
       parts.append((-left <= distance) & (distance <= right))
-    if self.query_segment_ids is not None:
+    if self.query_segment_ids is not None and self.key_segment_ids is not None:
       query_segments = self.query_segment_ids[:, None, :, None]
       parts.append(query_segments == self.key_segment_ids[:, None, None])
     return masks.combine(*parts)
@@ -116,6 +117,9 @@ class Inputs(NamedTuple):
 
   def block(self, start: Int[Array, ""], size: int) -> "Inputs":
     """Returns the inputs for one block of queries, with the positions of the block."""
+    seeds = self.dropout_seeds
+    if seeds is not None:
+      seeds = dropout.from_row(seeds, -start)
     return self._replace(
       query=slice_queries(self.query, start, size),
       bias=slice_queries(self.bias, start, size, axis=2),
@@ -124,7 +128,7 @@ class Inputs(NamedTuple):
       query_positions=slice_queries(self.query_positions, start, size),
       query_mask=slice_queries(self.query_mask, start, size, axis=2),
       query_segment_ids=slice_queries(self.query_segment_ids, start, size),
-      dropout_seeds=dropout.from_row(self.dropout_seeds, -start),
+      dropout_seeds=seeds,
     )
 
 
@@ -165,19 +169,12 @@ def gather_inputs(
   has_positions = query_positions is not None or key_positions is not None
   offset = _check_offset(query_offset, sizes.batch, has_positions)
   query_shape, key_shape = (sizes.batch, sizes.queries), (sizes.batch, sizes.keys)
-  query_lengths = _check_integers("query_seq_lengths", query_seq_lengths, sizes.batch)
-  key_lengths = _check_integers(
-    "key_value_seq_lengths", key_value_seq_lengths, sizes.batch
-  )
-  query_mask = masks.within(query_lengths, sizes.queries)
+  query_mask = _check_lengths("query_seq_lengths", query_seq_lengths, *query_shape)
   if query_mask is not None:
     query_mask = query_mask.swapaxes(2, 3)
-  if (query_segment_ids is None) != (key_segment_ids is None):
-    raise ValueError("want both query_segment_ids and key_segment_ids, or neither")
-  query_segment_ids = _check_integers(
-    "query_segment_ids", query_segment_ids, *query_shape
+  query_segment_ids, key_segment_ids = _check_segments(
+    query_segment_ids, key_segment_ids, sizes
   )
-  key_segment_ids = _check_integers("key_segment_ids", key_segment_ids, *key_shape)
 
   inputs = Inputs(
     query=with_one_batch_axis(query, 3),
@@ -201,7 +198,7 @@ def gather_inputs(
     ),
     key_positions=_check_positions("key_positions", key_positions, 0, *key_shape),
     query_mask=query_mask,
-    key_mask=masks.within(key_lengths, sizes.keys),
+    key_mask=_check_lengths("key_value_seq_lengths", key_value_seq_lengths, *key_shape),
     query_segment_ids=query_segment_ids,
     key_segment_ids=key_segment_ids,
     dropout_rate=dropout_rate,
@@ -295,7 +292,7 @@ def _draw_seeds(
   rate: float, key: ArrayLike | None, sizes: Sizes
 ) -> Int[Array, "B N"] | None:
   """Draws a seed for every head; `dropout.keep` decides every weight by it."""
-  if not rate:
+  if not rate or key is None:
     return None
   bits = jax.random.bits(key, (*sizes.batch, sizes.heads), "uint32")
   return with_one_batch_axis(jax.lax.bitcast_convert_type(bits, jnp.int32), 1)
@@ -382,19 +379,42 @@ def _check_broadcast(name: str, x: Array, sizes: Sizes) -> Array:
 
 
 def _check_integers(
-  name: str, x: ArrayLike | None, batch: Shape, *tokens: int
-) -> Int[Array, "#B *tokens"] | None:
-  """Returns checked integers, per sequence or shared; None stays None.
+  name: str, x: ArrayLike, batch: Shape, *tokens: int
+) -> Int[Array, "#B *tokens"]:
+  """Returns checked integers, per sequence or shared.
 
   They become int32. Only traced 64-bit integers stay as they are: their values cannot
   be checked.
   """
-  if x is None:
-    return None
   x = check_array(name, x, jnp.integer, (*batch, *tokens), tokens)
-  is_64_bit = isinstance(x, jax.core.Tracer) and x.dtype.itemsize == 8
+  is_64_bit = isinstance(x, Tracer) and x.dtype.itemsize == 8
   x = x.astype(jnp.int64 if is_64_bit else jnp.int32)
   return with_one_batch_axis(x, len(tokens))
+
+
+def _check_lengths(
+  name: str, lengths: ArrayLike | None, batch: Shape, size: int
+) -> Bool[Array, "#B 1 1 {size}"] | None:
+  """Returns a mask of the tokens within the lengths; None without lengths."""
+  if lengths is None:
+    return None
+  lengths = _check_integers(name, lengths, batch)
+  return jnp.arange(size) < lengths[:, None, None, None]
+
+
+def _check_segments(
+  query_ids: ArrayLike | None, key_ids: ArrayLike | None, sizes: Sizes
+) -> tuple[Int[Array, "#B T"] | None, Int[Array, "#B S"] | None]:
+  """Returns checked segment ids."""
+  if query_ids is None and key_ids is None:
+    return None, None
+  if query_ids is None or key_ids is None:
+    raise ValueError("want both query_segment_ids and key_segment_ids, or neither")
+  batch = sizes.batch
+  return (
+    _check_integers("query_segment_ids", query_ids, batch, sizes.queries),
+    _check_integers("key_segment_ids", key_ids, batch, sizes.keys),
+  )
 
 
 def _check_offset(

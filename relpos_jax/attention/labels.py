@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.typing import DTypeLike
 
 from relpos_jax.attention.arrays import (
@@ -198,6 +199,7 @@ def nan_if_clamped(x: Array, labels: Integer[Array, "..."], num_rows: int) -> Ar
 
   Without `jax.debug_nans`, it adds nothing to the program.
   """
-  if not jax.config.jax_debug_nans or not isinstance(labels, jax.core.Tracer):
+  debug_nans = jax.config.jax_debug_nans  # pyright: ignore
+  if not debug_nans or not isinstance(labels, Tracer):
     return x
   return jnp.where(jnp.any(clamp(labels, num_rows) != labels), jnp.nan, x)

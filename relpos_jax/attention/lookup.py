@@ -74,10 +74,8 @@ def gather(
 
 
 def take_rows(
-  table: Float[Array, "R *row"] | None, labels: Int[Array, "*pairs"]
-) -> Float[Array, "..."] | None:
-  """Returns the table row of each label, zero for -1; None if the table is None."""
-  if table is None:
-    return None
+  table: Float[Array, "R *row"], labels: Int[Array, "*pairs"]
+) -> Float[Array, "..."]:
+  """Returns the table row of each label, zero for -1."""
   has_row = (labels >= 0).reshape(*labels.shape, *[1] * (table.ndim - 1))
   return jnp.where(has_row, table[labels], 0)

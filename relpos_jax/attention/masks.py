@@ -31,12 +31,3 @@ def causal(
   """Returns True where the key's position is not later than the query's."""
   # Compares the distance, since positions may wrap around at 2**31.
   return keys[:, None, None, :] - queries[:, None, :, None] <= 0
-
-
-def within(
-  lengths: Int[Array, " B"] | None, size: int
-) -> Bool[Array, "B 1 1 {size}"] | None:
-  """Returns True for the first `lengths` of `size` tokens; None without lengths."""
-  if lengths is None:
-    return None
-  return jnp.arange(size)[None, None, None] < lengths[:, None, None, None]

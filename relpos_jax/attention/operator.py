@@ -9,6 +9,8 @@ from typing import Any, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 
 from relpos_jax.attention import masks, reference
 from relpos_jax.attention.arrays import accumulation_dtype
@@ -151,7 +153,7 @@ def dot_product_attention(
     `[B, T, N, V]`, in the value's dtype. With `return_residual` also the log-sum-exp of
     the logits `[B, T, N]`, in float32 or float64, -inf for fully masked queries;
     `merge` needs it. Softmax and sums of weights are in float32, or in float64 for
-    float64 inputs. Without relations they are always in float32, as in jax.nn.
+    float64 inputs. Where jax.nn computes the call, they are always in float32.
 
   Raises:
     ValueError: an argument is wrong, or `implementation` is not a known name.
@@ -278,7 +280,7 @@ def _compute(
   has the letters of each result's axes.
   """
   # In jax.jit new arrays are tracers. Under jax.grad and jax.vmap they are concrete.
-  is_in_jit = isinstance(jnp.zeros(()), jax.core.Tracer)
+  is_in_jit = isinstance(jnp.zeros(()), Tracer)
   if is_in_jit:
     return _run(inputs, function, implementation, result)
   inputs = _with_traced_numbers(inputs, implementation)
@@ -319,8 +321,8 @@ def _with_traced_numbers(inputs: Inputs, implementation: str | None) -> Inputs:
   may_choose_kernel = implementation is None and target_platform() != "cpu"
   if implementation != "pallas_gpu" and not may_choose_kernel:
     scale = jnp.asarray(scale)
-  elif not isinstance(scale, jax.core.Tracer):
-    scale = float(scale)
+  elif not isinstance(scale, Tracer):
+    scale = np.asarray(scale).item()
   return inputs._replace(
     relations=programs, query_offset=offset, scale=scale, silu_divisor=divisor
   )

@@ -8,6 +8,8 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from relpos_jax.attention import band, masks
@@ -46,7 +48,7 @@ def unsupported(inputs: Inputs) -> str | None:
     return "query is float64; on a GPU it needs float32 or narrower"
   if value_width != width:
     return f"values have width {value_width}; it needs the keys' width, {width}"
-  if isinstance(inputs.scale, jax.core.Tracer):
+  if isinstance(inputs.scale, Tracer):
     return "scale is traced; it needs a number"
   if names := axes_of_tokens(inputs.explicit):
     return f"the mesh shards queries over {names}; it needs whole sequences"
@@ -106,12 +108,12 @@ def attention(
     block=block,
     low=low,
     high=high,
-    scale=float(inputs.scale),
+    scale=np.asarray(inputs.scale).item(),
     is_causal=inputs.is_causal,
     dropout_rate=inputs.dropout_rate,
     has_values=value_table is not None,
     interpret=target_platform() != "gpu" if interpret is None else interpret,
-    precision=jax.config.jax_default_matmul_precision,
+    precision=jax.config.jax_default_matmul_precision,  # pyright: ignore
   )
   operands = _floats(inputs, block), _masks(inputs, *block)
   output, weights = _on_devices(plan, inputs, *operands)
@@ -181,7 +183,7 @@ def _masks(inputs: Inputs, queries: int, keys: int) -> Arrays:
     mask = jnp.ones((1, num_keys), bool) if mask is None else mask[:, 0, 0]
     mask = jnp.broadcast_to(mask, (len(mask), num_keys))
     arrays["key_mask"] = _pad(mask.astype(jnp.int32), 1, keys)
-  if inputs.query_segment_ids is not None:
+  if inputs.query_segment_ids is not None and inputs.key_segment_ids is not None:
     arrays["query_segments"] = _pad(inputs.query_segment_ids, 1, queries)
     arrays["key_segments"] = _pad(inputs.key_segment_ids, 1, keys)
   if inputs.dropout_seeds is not None:

@@ -90,13 +90,14 @@ def axes_of_keys() -> tuple[tuple[str, ...], int]:
   return names, math.prod(mesh.shape[name] for name in names)
 
 
-def target_device() -> jax.Device | jax.sharding.AbstractDevice:
+def target_device() -> Any:
   """Returns a device of the mesh in context, or JAX's default device.
 
   A mesh in context (`jax.set_mesh`) has devices of this machine, or descriptions of
   devices (`jax.experimental.topologies`). Code traced in it is compiled for them.
   """
-  default = jax.config.jax_default_device  # a device, None, or the name of a platform
+  # A device, None, or the name of a platform.
+  default = jax.config.jax_default_device  # pyright: ignore
   device = jax.sharding.get_abstract_mesh().abstract_device or default
   return jax.devices(device)[0] if device is None or isinstance(device, str) else device
 

@@ -19,7 +19,7 @@ from relpos_jax.attention.arrays import (
   describe,
   shape_text,
 )
-from relpos_jax.typing import Array, ArrayLike, Float, Int
+from relpos_jax.typing import Array, ArrayLike, Float, Int, Leaf
 
 
 class Tokens(NamedTuple):
@@ -45,6 +45,7 @@ class Sizes(NamedTuple):
     return accumulation_dtype(self.dtype)
 
 
+@dataclasses.dataclass(frozen=True)
 class Relation:
   """Adds a term to the logits, a term to the output, or both; by default, nothing.
 
@@ -114,6 +115,8 @@ class TableRelation(Relation):
   it adds them. After `checked`, the shape is [R, 1 or N, H] for vectors and [R, 1 or N]
   for numbers.
   """
+
+  table: Leaf
 
   is_by_key: ClassVar[bool] = False  # whether rows multiply keys instead of queries
 
@@ -190,6 +193,9 @@ class TableRelation(Relation):
 class VectorRelation(TableRelation):
   """Adds vectors aK to keys, aV to values, or both, from tables."""
 
+  key: Leaf
+  value: Leaf
+
   is_scaled = True
 
   @property
@@ -225,19 +231,17 @@ class VectorRelation(TableRelation):
     if key is not None:
       key = check_table(f"{name}.key", key, sizes, sizes.width)
     if value is not None:
-      width = sizes.value_width
-      width = jnp.shape(value)[-1] if width is None else width
+      any_width = jnp.shape(value)[-1]
+      width = any_width if sizes.value_width is None else sizes.value_width
       value = check_table(f"{name}.value", value, sizes, width)
     if key is not None and value is not None and len(key) != len(value):
-      shapes = f"{jnp.shape(self.key)} and {jnp.shape(self.value)}"
-      raise ValueError(
-        f"{name}.key and {name}.value have shapes {shapes}; want as many rows"
-      )
+      rows = f"{len(key)} and {len(value)} rows"
+      raise ValueError(f"{name}.key and {name}.value have {rows}; want as many")
     return dataclasses.replace(self, key=key, value=value)
 
 
 def check_table(
-  name: str, table: ArrayLike | None, sizes: Sizes, *row: int
+  name: str, table: ArrayLike, sizes: Sizes, *row: int
 ) -> Float[Array, "R #N *row"]:
   """Returns a checked table [R, 1 or N, *row], shared by the heads or one per head."""
   array = as_array(name, table)

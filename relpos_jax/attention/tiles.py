@@ -282,15 +282,17 @@ def _in_context(plan: Plan, function: Callable) -> Callable:
 def _sum_over_keys(plan: Plan, floats: Sides, marks: Sides) -> Sums:
   def run_block(index: Int[Array, ""], sums: Sides) -> Sides:
     block_slices = _slice_block(plan, floats, index)
-    block = [_take(plan, x, Sides(block_slices)) for x in (floats, marks)]
+    block_floats = _take(plan, floats, Sides(block_slices))
+    block_marks = _take(plan, marks, Sides(block_slices))
 
     def run_tile(tile: Int[Array, ""], part: Sums) -> Sums:
       tile_slices = _slice_tile(plan, block_slices, tile)
-      operands = [_take(plan, x, tile_slices) for x in block]
-      return _attend_tile(plan, *operands, part)
+      tile_floats = _take(plan, block_floats, tile_slices)
+      tile_marks = _take(plan, block_marks, tile_slices)
+      return _attend_tile(plan, tile_floats, tile_marks, part)
 
-    part = no_sums(plan, *block[0][:2])
-    part = jax.lax.fori_loop(*_needed_tiles(plan, block[1]), run_tile, part)
+    part = no_sums(plan, block_floats.queries, block_floats.keys)
+    part = jax.lax.fori_loop(*_needed_tiles(plan, block_marks), run_tile, part)
     return _put(plan, sums, Sides(part), Sides(block_slices))
 
   empty = Sides(no_sums(plan, floats.queries, floats.keys))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.core import Tracer
 
 from relpos_jax.attention.edges import edge_attention
 from relpos_jax.attention.operator import attention_weights, dot_product_attention
@@ -52,7 +53,7 @@ class KVCache(NamedTuple):
     """
     num_slots = self.positions.shape[1]
     num_new = positions.shape[1]
-    if not isinstance(self.length, jax.core.Tracer):
+    if not isinstance(self.length, Tracer):
       longest = int(self.length.max())
       if longest + num_new > num_slots:
         raise ValueError(
