@@ -399,7 +399,7 @@ def _check_lengths(
   if lengths is None:
     return None
   lengths = _check_integers(name, lengths, batch)
-  return jnp.arange(size) < lengths[:, None, None, None]
+  return jnp.arange(size)[None, None, None] < lengths[:, None, None, None]
 
 
 def _check_segments(

@@ -14,7 +14,7 @@ from jax.core import Tracer
 
 from relpos_jax.attention import masks, reference
 from relpos_jax.attention.arrays import accumulation_dtype
-from relpos_jax.attention.choice import IMPLEMENTATIONS, PLAIN, choose
+from relpos_jax.attention.choice import CUDNN, IMPLEMENTATIONS, PLAIN, choose
 from relpos_jax.attention.inputs import AttentionOptions, Inputs, gather_inputs
 from relpos_jax.attention.partitioned import (
   FIRST_DERIVATIVES_ONLY,
@@ -335,6 +335,8 @@ def _attend(inputs: Inputs, implementation: str | None) -> Array | tuple[Array, 
     return _without_pairs(inputs)
   if choice.implementation == PLAIN:
     return _plain(inputs)
+  if choice.implementation == CUDNN:
+    return _cudnn(inputs)
   return IMPLEMENTATIONS[choice.implementation].attention(inputs)
 
 
@@ -375,3 +377,10 @@ def _plain(inputs: Inputs) -> Array:
     return output
   has_key_BTN1 = jnp.moveaxis(mask.any(-1, keepdims=True), 1, 2)
   return jnp.where(has_key_BTN1, output, 0)
+
+
+def _cudnn(inputs: Inputs) -> Array:
+  """Calls cuDNN by jax.nn, for causal calls without masks."""
+  arrays = inputs.query, inputs.key, inputs.value
+  options = dict(scale=inputs.scale, is_causal=True, implementation="cudnn")
+  return jax.nn.dot_product_attention(*arrays, **options)  # pyright: ignore

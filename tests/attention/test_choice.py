@@ -129,6 +129,9 @@ def test_the_choice_follows_the_measurements_on_the_platform_of_the_mesh(
   assert may_be_named == (platform in ("gpu", "cuda"))
 
 
+ONE_MASK = jax.ShapeDtypeStruct((1, 1, 1, 2048), bool)
+
+
 def choose_on_gpu(
   kind="NVIDIA H200",
   devices=1,
@@ -153,6 +156,11 @@ def choose_on_gpu(
   [
     ({}, "pallas_gpu"),
     ({"rows": 0}, "pallas_gpu"),
+    ({"rows": 0, "length": 2048}, "cudnn"),
+    ({"rows": 0, "length": 2048, "batch": 4, "local_window_size": 64}, "jax.nn"),
+    ({"rows": 0, "length": 2048, "mask": ONE_MASK}, "pallas_gpu"),
+    ({"rows": 0, "length": 2048, "batch": 4, "kind": "NVIDIA A100"}, "jax.nn"),
+    ({"rows": 33, "length": 2048}, "pallas_gpu"),
     ({"kind": "NVIDIA A100"}, "projected"),
     ({"devices": 8}, "projected"),
     ({"dtype": jnp.float32}, "projected"),

@@ -73,7 +73,7 @@ WRONG_RELATIONS = {
     RelativePositions(None, None),
     RELATIONS,
   ),
-  "relations.key and relations.value have shapes (5, 8) and (3, 8)": (
+  "relations.key and relations.value have 5 and 3 rows": (
     RelativePositions(TABLE, TABLE[:3])
   ),
   "relations.labels go from 0 to 34; want 0 to 4, or -1": (
