@@ -45,13 +45,21 @@ def _add_rows(
   It has a derivative of its own, since JAX would add the gradients one by one, slowly.
   """
   left, *_, right = jnp.expand_dims(rows.T, 2 if by_key else 1)
-  is_left, is_right = _find_sides(x, offset, band)
-  x += jnp.where(is_left, left, jnp.where(is_right, right, 0))
 
-  def add_diagonals(x: Array) -> Array:
-    return _add_diagonals(x, rows[:, 1:-1], offset, band, by_key)
+  def add_all(x: Array) -> Array:
+    if band.num_diagonals:
+      x = _add_diagonals(x, rows[:, 1:-1], offset, band, by_key)
+    distances = _distances(x, offset)
+    sides = jnp.where(distances < band.first, left, 0)
+    if band.has_right:
+      sides = jnp.where(distances >= band.end, right, sides)
+    return x + sides
 
-  return jax.lax.cond(_is_beside(x, offset, band), lambda x: x, add_diagonals, x)
+  def add_side(x: Array) -> Array:
+    return x + jnp.where(is_left, left, right)
+
+  is_left, is_right = _find_side(x, offset, band)
+  return jax.lax.cond(is_left | is_right, add_side, add_all, x)
 
 
 def _sum_by_row(
@@ -59,19 +67,23 @@ def _sum_by_row(
 ) -> Float[Array, "_ R"]:
   """Sums x by row, for each query or for each key."""
   axis = 1 if by_key else 0
-  is_left, is_right = _find_sides(x, offset, band)
-  left = jnp.where(is_left, x, 0).sum(axis)
-  right = jnp.where(is_right, x, 0).sum(axis)
+  total = x.sum(axis)
 
-  def no_diagonals(x: Array) -> Array:
-    return jnp.zeros((len(left), band.num_diagonals), x.dtype)
+  def sum_all(x: Array) -> Array:
+    diagonals = _diagonals(x, offset, band, by_key)
+    right = jnp.zeros_like(total)
+    if band.has_right:
+      right = jnp.where(_distances(x, offset) >= band.end, x, 0).sum(axis)
+    # The rest of the total would be no zero for rows that no pair has.
+    left = jnp.where(_distances(x, offset) < band.first, x, 0).sum(axis)
+    return jnp.concatenate([left[:, None], diagonals, right[:, None]], axis=1)
 
-  def read_diagonals(x: Array) -> Array:
-    return _diagonals(x, offset, band, by_key)
+  def set_side(x: Array) -> Array:
+    rows = jnp.zeros((len(total), band.num_rows), x.dtype)
+    return rows.at[:, jnp.where(is_left, 0, -1)].set(total)
 
-  is_beside = _is_beside(x, offset, band)
-  diagonals = jax.lax.cond(is_beside, no_diagonals, read_diagonals, x)
-  return jnp.concatenate([left[:, None], diagonals, right[:, None]], axis=1)
+  is_left, is_right = _find_side(x, offset, band)
+  return jax.lax.cond(is_left | is_right, set_side, sum_all, x)
 
 
 def _add_rows_forward(
@@ -93,22 +105,17 @@ add_rows = jnp.vectorize(_add_rows, excluded={3, 4}, signature="(s,t),(q,r),()->
 sum_by_row = jnp.vectorize(_sum_by_row, excluded={2, 3}, signature="(s,t),()->(q,r)")
 
 
-def _is_beside(
+def _find_side(
   x: Float[Array, "S T"], offset: Int[Array, ""], band: Band
-) -> Bool[Array, ""]:
-  """Returns whether all pairs are left of the band, or all are right of it."""
+) -> tuple[Bool[Array, ""], Bool[Array, ""]]:
+  """Returns whether all pairs are left of the band, and whether all are right."""
   num_keys, num_queries = x.shape
-  last, first = num_keys - 1 - offset, 1 - num_queries - offset
-  return (last < band.first) | (first >= band.end)
+  return num_keys - 1 - offset < band.first, 1 - num_queries - offset >= band.end
 
 
-def _find_sides(
-  x: Float[Array, "S T"], offset: Int[Array, ""], band: Band
-) -> tuple[Bool[Array, "S T"], Bool[Array, "S T"]]:
-  """Returns which pairs are left of the band, and which are right of it."""
+def _distances(x: Float[Array, "S T"], offset: Int[Array, ""]) -> Int[Array, "S T"]:
   num_keys, num_queries = x.shape
-  distances = jnp.arange(num_keys)[:, None] - jnp.arange(num_queries)[None] - offset
-  return distances < band.first, distances >= band.end
+  return jnp.arange(num_keys)[:, None] - jnp.arange(num_queries)[None] - offset
 
 
 def _add_diagonals(
