@@ -5,7 +5,6 @@ queries: no [T, S] array of labels or features is ever made.
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from relpos_jax.attention.arrays import (
   with_one_batch_axis,
 )
 from relpos_jax.attention.relation import Relation, Sizes, TableRelation, Tokens
-from relpos_jax.typing import Array, Bool, Float, Int, Leaf
+from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int, Leaf, Shaped
 
 _NOWHERE = 2**30  # an index that no array has: scattered nowhere, read as zero
 
@@ -71,18 +70,9 @@ class EdgeList(Relation):
       return self._checked(name, sizes)
 
   def _checked(self, name: str, sizes: Sizes) -> "EdgeList":
-    num_edges = jnp.shape(self.senders)[-1] if jnp.ndim(self.senders) else 0
-    shape = (*sizes.batch, num_edges)
-    senders = check_array(f"{name}.senders", self.senders, jnp.integer, shape)
-    receivers = check_array(f"{name}.receivers", self.receivers, jnp.integer, shape)
-    check_range(f"{name}.senders", senders, sizes.keys)
-    check_range(f"{name}.receivers", receivers, sizes.queries)
-    senders = with_one_batch_axis(senders, 1)
-    receivers = with_one_batch_axis(receivers, 1)
-    is_pair = is_edge(senders, receivers, sizes.queries, sizes.keys)
-    senders = jnp.where(is_pair, senders, _NOWHERE).astype(jnp.int32)
-    receivers = jnp.where(is_pair, receivers, _NOWHERE).astype(jnp.int32)
-    terms = self.terms.checked_edges(name, sizes, num_edges)
+    ends = self.senders, self.receivers
+    senders, receivers = check_ends(f"{name}.", *ends, sizes)
+    terms = self.terms.checked_edges(name, sizes, senders.shape[1])
     shares = terms.shares(senders, receivers, sizes.accumulation_dtype)
     return EdgeList(senders, receivers, terms, shares)
 
@@ -99,7 +89,7 @@ class EdgeList(Relation):
     if vectors is None:
       numbers_BMN = rows
     else:
-      query_BMNH = _rows_at(vectors, self.receivers).astype(rows.dtype)
+      query_BMNH = take_rows(vectors, self.receivers).astype(rows.dtype)
       numbers_BMN = jnp.sum(query_BMNH * rows, axis=-1)
     numbers_BMN *= self.shares[..., None].astype(rows.dtype)
     num_queries, num_keys = queries.vectors.shape[1], keys.vectors.shape[1]
@@ -127,24 +117,7 @@ class EdgeList(Relation):
     weights_BMN = jax.vmap(gather)(weights, self.receivers, self.senders).astype(dtype)
     weights_BMN *= self.shares[..., None].astype(dtype)
     messages = weights_BMN[..., None] * rows_BMNV
-    num_queries = weights.shape[2]
-
-    def add_up(messages_MNV, receivers):
-      sums = jnp.zeros((num_queries, *messages_MNV.shape[1:]), dtype)
-      return sums.at[receivers].add(messages_MNV, mode="drop")
-
-    return jax.vmap(add_up)(messages, self.receivers)
-
-
-def _rows_at(
-  x: Float[Array, "B T N H"], indices: Int[Array, "B M"]
-) -> Float[Array, "B M N H"]:
-  """Returns the rows of x at indices, and zeros for indices that x has not."""
-
-  def take(x_TNH, indices_M):
-    return x_TNH.at[indices_M].get(mode="fill", fill_value=0)
-
-  return jax.vmap(take)(x, indices)
+    return sum_by_row(messages, self.receivers, weights.shape[2])
 
 
 def is_edge(
@@ -156,33 +129,59 @@ def is_edge(
   return is_sender & is_receiver
 
 
-def is_first_of_kind(*kinds: Int[Array, "B M"]) -> Array:
-  """Returns whether each edge is the first of those equal in all kinds."""
-  return jax.vmap(_is_first_of_kind)(kinds)
+def check_ends(
+  prefix: str, senders: ArrayLike, receivers: ArrayLike, sizes: Sizes
+) -> tuple[Int[Array, "B M"], Int[Array, "B M"]]:
+  """Returns checked indices of keys and of queries; padding becomes `_NOWHERE`.
+
+  The prefix is for the names in errors.
+  """
+  shape = *sizes.batch, *jnp.shape(senders)[-1:]
+  senders = check_array(f"{prefix}senders", senders, jnp.integer, shape)
+  receivers = check_array(f"{prefix}receivers", receivers, jnp.integer, shape)
+  check_range(f"{prefix}senders", senders, sizes.keys)
+  check_range(f"{prefix}receivers", receivers, sizes.queries)
+  is_pair = is_edge(senders, receivers, sizes.queries, sizes.keys)
+  senders = jnp.where(is_pair, senders, _NOWHERE).astype(jnp.int32)
+  receivers = jnp.where(is_pair, receivers, _NOWHERE).astype(jnp.int32)
+  return with_one_batch_axis(senders, 1), with_one_batch_axis(receivers, 1)
 
 
-def _is_first_of_kind(kinds: Sequence[Int[Array, " M"]]) -> Array:
-  order, is_new = _sorted(kinds)
-  return jnp.zeros_like(is_new).at[order].set(is_new)
+# Rows and groups of the edges of each sequence.
 
 
-def count_of_kind(*kinds: Int[Array, "B M"]) -> Int[Array, "B M"]:
-  """Returns how many edges are equal to each in all kinds."""
-  return jax.vmap(_count_of_kind)(kinds)
+@jax.vmap
+def take_rows(
+  x: Shaped[Array, "T *rest"], rows: Int[Array, " M"]
+) -> Shaped[Array, "M *rest"]:
+  """Returns rows of x by index; for padding, which is out of range, any row."""
+  return jnp.take(x, rows, axis=0, mode="clip")
 
 
-def _count_of_kind(kinds: Sequence[Int[Array, " M"]]) -> Int[Array, " M"]:
-  order, is_new = _sorted(kinds)
-  kind = jnp.cumsum(is_new) - 1
-  counts = jax.ops.segment_sum(jnp.ones_like(kind), kind, len(kind))
-  return jnp.zeros_like(kind).at[order].set(counts[kind])
+def sum_by_row(
+  x: Float[Array, "B M *rest"], rows: Int[Array, "B M"], number: int
+) -> Float[Array, "B {number} *rest"]:
+  """Sums x by row; rows out of range are dropped."""
+  return jax.vmap(lambda x, rows: jax.ops.segment_sum(x, rows, number))(x, rows)
 
 
-def _sorted(kinds: Sequence[Int[Array, " M"]]) -> tuple[Array, Array]:
-  """Sorts edges; returns their order, and whether each differs from the one before."""
-  order = jnp.lexsort(tuple(kinds))
+@jax.vmap
+def group_edges(*kinds: Int[Array, " M"]) -> tuple[Int[Array, " M"], Bool[Array, " M"]]:
+  """Groups edges that are equal in all kinds, such as senders and receivers.
+
+  Returns the index of each edge's group, and whether it is the first of its group.
+  """
+  order = jnp.lexsort(kinds)
   is_new = jnp.arange(len(order)) == 0
   for kind in kinds:
     values = kind[order]
     is_new |= values != jnp.roll(values, 1)
-  return order, is_new
+  group = jnp.cumsum(is_new) - 1
+  return jnp.zeros_like(group).at[order].set(group), is_new.at[order].set(is_new)
+
+
+def sum_groups(
+  x: Float[Array, "B M *rest"], groups: Int[Array, "B M"]
+) -> Float[Array, "B M *rest"]:
+  """Sums x, for every edge, over all edges of its group."""
+  return take_rows(sum_by_row(x, groups, x.shape[1]), groups)

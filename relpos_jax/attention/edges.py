@@ -3,22 +3,17 @@
 import functools
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention.arrays import (
-  accumulation_dtype,
-  check_array,
-  check_range,
-  describe,
-)
-from relpos_jax.attention.edge_list import is_edge
+from relpos_jax.attention.arrays import check_array, describe
+from relpos_jax.attention.edge_list import EdgeTerms, check_ends, group_edges, is_edge
+from relpos_jax.attention.features import EdgeFeatures
 from relpos_jax.attention.inputs import call_sizes, check_numbers, check_tensors
 from relpos_jax.attention.labels import EdgeLabels, clamp, nan_if_clamped
 from relpos_jax.attention.partitioned import with_automatic_axes
-from relpos_jax.attention.relations import EdgeFeatures
+from relpos_jax.attention.relation import Sizes
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 
@@ -103,74 +98,79 @@ def _edge_attention(
 ):
   query, key, value = check_tensors(query, key, value)
   check_numbers(scale, dropout_rate, dropout_key)
-  *nodes, heads, width = query.shape
-  if bias is not None:
-    edge_shape = jnp.shape(senders)
-    shapes = (*edge_shape, heads), (*edge_shape, 1)
-    bias = check_array("bias", bias, jnp.floating, *shapes)
-  if scale is None:
-    scale = width**-0.5
-  # Sorts concrete edges now: XLA takes minutes to fold a sort of constants.
+  sizes = call_sizes(query, key, value)
+  dtype = sizes.accumulation_dtype
+  # Groups concrete edges now: XLA takes minutes to fold a sort of constants.
   with jax.ensure_compile_time_eval():
-    edges = _check_edges(query, key, value, senders, receivers, labels, features)
-  shape = *nodes, heads, value.shape[-1]
-  if edges is None:
+    senders, receivers = check_ends("", senders, receivers, sizes)
+    num_edges = senders.shape[1]
+    terms = _check_terms(labels, features, sizes, num_edges)
+    shares = [term.shares(senders, receivers, dtype) for term in terms]
+    pairs, is_first = group_edges(senders, receivers)
+    senders = _flatten_rows(senders, sizes.keys)
+    receivers = _flatten_rows(receivers, sizes.queries)
+    pairs = _flatten_rows(pairs, num_edges)
+    is_first = is_first.reshape(-1, 1)
+  if bias is not None:
+    edges = *sizes.batch, num_edges
+    bias = check_array("bias", bias, jnp.floating, (*edges, sizes.heads), (*edges, 1))
+  if scale is None:
+    scale = sizes.width**-0.5
+  shape = *query.shape[:-1], sizes.value_width
+  if not query.size or not key.size or not senders.size:
     return jnp.zeros(shape, value.dtype)
 
-  dtype = accumulation_dtype(query.dtype)
-  num_queries = math.prod(nodes)
-  query_MNH = _take_rows(_flatten_nodes(query, heads), edges.receivers).astype(dtype)
-  key_MNH = _take_rows(_flatten_nodes(key, heads), edges.senders)
+  # From here on, M edges are those of all sequences: with more than three axes, XLA's
+  # CPU compiler takes twenty times as long for a product summed over H.
+  def sum_of_pair(x_MN):
+    return _take(jax.ops.segment_sum(x_MN, pairs, len(pairs)), pairs)
+
+  query_MNH = _take(_flatten_nodes(query, sizes.heads), receivers).astype(dtype)
+  key_MNH = _take(_flatten_nodes(key, sizes.heads), senders)
   logits_MN = jnp.sum(query_MNH * key_MNH, -1)
-  for a_MNH in edges.vectors("key", dtype):
-    logits_MN += edges.sum_of_pair(jnp.sum(query_MNH * a_MNH, -1))
+  for a_MNH, share_M1 in _vectors("key", terms, shares):
+    logits_MN += sum_of_pair(share_M1 * jnp.sum(query_MNH * a_MNH, -1))
   logits_MN *= jnp.asarray(scale, dtype)
   if bias is not None:
-    bias_MN = bias.reshape(-1, bias.shape[-1])[edges.order].astype(dtype)
-    logits_MN += edges.sum_of_pair(bias_MN)
-  weights_MN = _softmax(logits_MN, edges, num_queries)
+    logits_MN += sum_of_pair(bias.reshape(-1, bias.shape[-1]).astype(dtype))
+  num_queries = math.prod(query.shape[:-2])
+  weights_MN = _softmax(logits_MN, receivers, is_first, num_queries)
   if dropout_rate:
     keeps = jax.random.bernoulli(dropout_key, 1 - dropout_rate, weights_MN.shape)
-    keeps_pair = keeps[edges.pair]
-    weights_MN = jnp.where(keeps_pair, weights_MN / (1 - dropout_rate), 0)
+    weights_MN = jnp.where(keeps[pairs], weights_MN / (1 - dropout_rate), 0)
 
-  value_MNV = _take_rows(_flatten_nodes(value, heads), edges.senders)
-  pair_weights = jnp.where(edges.is_first, weights_MN, 0)
-  messages_MNV = pair_weights[..., None] * value_MNV
-  for a_MNV in edges.vectors("value", dtype):
-    messages_MNV += weights_MN[..., None] * a_MNV
-  output = _sum_segments(messages_MNV, edges.receivers, num_queries)
+  value_MNV = _take(_flatten_nodes(value, sizes.heads), senders)
+  messages_MNV = jnp.where(is_first, weights_MN, 0)[..., None] * value_MNV
+  for a_MNV, share_M1 in _vectors("value", terms, shares):
+    messages_MNV += (weights_MN * share_M1)[..., None] * a_MNV
+  output = jax.ops.segment_sum(messages_MNV, receivers, num_queries)
   return output.reshape(shape).astype(value.dtype)
 
 
-def _check_edges(
-  query: Array,
-  key: Array,
-  value: Array,
-  senders: ArrayLike,
-  receivers: ArrayLike,
+def _check_terms(
   labels: EdgeLabels | None,
   features: EdgeFeatures | None,
-) -> "_Edges | None":
-  """Checks and sorts the edges; returns None if there are no queries, keys or edges."""
-  sizes = call_sizes(query, key, value)
-  shape = *sizes.batch, *jnp.shape(senders)[-1:]
-  senders = check_array("senders", senders, jnp.integer, shape)
-  receivers = check_array("receivers", receivers, jnp.integer, shape)
-  check_range("senders", senders, sizes.keys)
-  check_range("receivers", receivers, sizes.queries)
+  sizes: Sizes,
+  num_edges: int,
+) -> list[EdgeTerms]:
+  """Returns the relations that are not None, checked."""
+  terms = []
   if labels is not None:
     _check_kind("labels", labels, EdgeLabels)
-    labels = labels.with_checked_tables("labels", sizes)
-    labels = labels.with_checked_labels("labels", shape)
+    terms.append(labels.checked_edges("labels", sizes, num_edges))
   if features is not None:
     _check_kind("features", features, EdgeFeatures)
-    features = features.with_checked_tables("features", sizes)
-    features = features.with_checked_features("features", shape)
-  if not query.size or not key.size or not senders.size:
-    return None
-  edges = _sort(senders, receivers, labels, sizes.queries, sizes.keys)
-  return edges._replace(label_tables=labels, features=features)
+    terms.append(features.checked_edges("features", sizes, num_edges))
+  return terms
+
+
+def _flatten_rows(rows: Int[Array, "B M"], number: int) -> Int[Array, " BM"]:
+  """Counts rows, of which a sequence has `number`, through the whole batch.
+
+  Padding is out of range.
+  """
+  first = number * jnp.arange(len(rows))[:, None]
+  return jnp.where(rows < number, first + rows, number * len(rows)).ravel()
 
 
 def _flatten_nodes(x: Float[Array, "*B T K H"], heads: int) -> Float[Array, "BT N H"]:
@@ -179,24 +179,41 @@ def _flatten_nodes(x: Float[Array, "*B T K H"], heads: int) -> Float[Array, "BT 
   return x.reshape(-1, key_heads, width).repeat(heads // key_heads, axis=1)
 
 
+def _take(x: Float[Array, "X ..."], rows: Int[Array, " M"]) -> Float[Array, "M ..."]:
+  """Returns rows of x by index; for padding, which is out of range, any row."""
+  return jnp.take(x, rows, axis=0, mode="clip")
+
+
+def _vectors(
+  name: str, terms: list[EdgeTerms], shares: list[Float[Array, "B M"]]
+) -> Iterator[tuple[Float[Array, "BM #N H"], Float[Array, "BM 1"]]]:
+  """Yields the table row of every edge in the "key" or "value" table, and its share."""
+  for term, share in zip(terms, shares, strict=True):
+    table = getattr(term, name)
+    if table is not None:
+      rows = term.edge_rows(table)
+      yield rows.reshape(-1, *rows.shape[2:]), share.reshape(-1, 1)
+
+
 def _softmax(
-  logits: Float[Array, "M N"], edges: "_Edges", num_queries: int
+  logits: Float[Array, "M N"],
+  receivers: Int[Array, " M"],
+  is_first: Bool[Array, "M 1"],
+  num_queries: int,
 ) -> Float[Array, "M N"]:
   """Computes the softmax over the pairs of each receiver.
 
   All edges of a pair get the weight of the pair.
   """
   constants = jax.lax.stop_gradient(logits)
-  highest = jax.ops.segment_max(
-    constants, edges.receivers, num_queries, indices_are_sorted=True
-  )
-  is_padding = edges.receivers >= num_queries
-  logits = logits - _take_rows(highest, edges.receivers)
+  highest = jax.ops.segment_max(constants, receivers, num_queries)
+  is_padding = receivers >= num_queries
+  logits = logits - _take(highest, receivers)
   powers = jnp.exp(jnp.where(is_padding[:, None], -jnp.inf, logits))
-  pair_powers = jnp.where(edges.is_first, powers, 0)
-  totals = _sum_segments(pair_powers, edges.receivers, num_queries)
+  pair_powers = jnp.where(is_first, powers, 0)
+  totals = jax.ops.segment_sum(pair_powers, receivers, num_queries)
   totals = jnp.where(totals > 0, totals, 1)
-  return powers / _take_rows(totals, edges.receivers)
+  return powers / _take(totals, receivers)
 
 
 def _check_kind(name: str, relation: object, kind: type) -> None:
@@ -247,104 +264,3 @@ def pair_features(
   pair_features_BTTR = jnp.concatenate([multi_hot, means], -1)
   mask = counts[..., 0] > 0
   return nan_if_clamped(pair_features_BTTR, labels, num_labels), mask
-
-
-def sum_over_pairs(
-  senders: Int[Array, "*B M"],
-  receivers: Int[Array, "*B M"],
-  x: Float[Array, "*B M F"],
-  *,
-  num_nodes: int,
-) -> Float[Array, "*B M F"]:
-  """Sums x, for every edge, over all edges of the same pair.
-
-  Takes O(M log M) comparisons. The result at padding is arbitrary.
-  """
-  if senders.ndim > 1:  # sorts within each graph, so that devices exchange nothing
-    per_graph = functools.partial(sum_over_pairs, num_nodes=num_nodes)
-    return jax.vmap(per_graph)(senders, receivers, x)
-  edges = _sort(senders, receivers, None, num_nodes, num_nodes)
-  sums = edges.sum_of_pair(x[edges.order])
-  return jnp.zeros_like(x).at[edges.order].set(sums)
-
-
-class _Edges(NamedTuple):
-  """Holds the edges of all graphs, sorted by receiver, sender and label.
-
-  The indices of nodes count through the whole batch.
-  """
-
-  order: Int[Array, " M"]  # the index of each edge before sorting
-  senders: Int[Array, " M"]
-  receivers: Int[Array, " M"]  # padding is out of range, and last
-  labels: Int[Array, " M"]  # -1 without a label
-  pair: Int[Array, " M"]  # the index of the edge's pair
-  is_first: Bool[Array, "M 1"]  # whether it is the first edge of its pair
-  is_new: Bool[Array, " M"]  # whether it is the first of its pair with its label
-  label_tables: EdgeLabels | None = None
-  features: EdgeFeatures | None = None
-
-  def sum_of_pair(self, x: Float[Array, "M N"]) -> Float[Array, "M N"]:
-    """Sums x, for every edge, over all edges of its pair."""
-    return _sum_segments(x, self.pair, len(x))[self.pair]
-
-  def vectors(self, name: str, dtype) -> Iterator[Float[Array, "M #N H"]]:
-    """Yields what each edge adds to a_ij, for the "key" or the "value"."""
-    table = getattr(self.label_tables, name, None)
-    if table is not None:
-      has_label = self.is_new & (self.labels >= 0)
-      rows = _take_rows(table.astype(dtype), jnp.maximum(self.labels, 0))
-      yield jnp.where(has_label[:, None, None], rows, 0)
-    kernel = getattr(self.features, name, None)
-    if self.features is not None and kernel is not None:
-      x = self.features.features
-      x_MF = x.reshape(-1, x.shape[-1])[self.order].astype(dtype)
-      count_M1 = self.sum_of_pair(jnp.ones((len(x_MF), 1), dtype))
-      yield jnp.einsum("MF,FNH->MNH", x_MF / count_M1, kernel.astype(dtype))
-
-
-def _sort(
-  senders: Array,
-  receivers: Array,
-  labels: EdgeLabels | None,
-  num_queries: int,
-  num_keys: int,
-) -> _Edges:
-  """Sorts the edges of a batch of graphs, with senders and receivers `[*B, M]`."""
-  is_pair = is_edge(senders, receivers, num_queries, num_keys)
-  *batch, _ = senders.shape
-  num_graphs = math.prod(batch)
-  graph = jnp.arange(num_graphs).reshape(*batch, 1)
-  # Padding gets this index, so that it is sorted last and summed nowhere.
-  out_of_range = max(num_queries, num_keys) * num_graphs
-  senders = jnp.where(is_pair, graph * num_keys + senders, out_of_range).ravel()
-  receivers = jnp.where(is_pair, graph * num_queries + receivers, out_of_range).ravel()
-  rows = jnp.full_like(senders, -1)
-  if labels is not None:
-    rows = clamp(labels.labels, labels.num_rows).ravel()
-
-  order = jnp.lexsort((rows, senders, receivers))
-  senders = senders[order]
-  receivers = receivers[order]
-  rows = rows[order]
-  is_first = _changes(senders) | _changes(receivers)
-  is_new = is_first | _changes(rows)
-  pair = jnp.cumsum(is_first) - 1
-  return _Edges(order, senders, receivers, rows, pair, is_first[:, None], is_new)
-
-
-def _sum_segments(
-  x: Float[Array, "M ..."], segments: Int[Array, " M"], number: int
-) -> Array:
-  return jax.ops.segment_sum(x, segments, number, indices_are_sorted=True)
-
-
-def _take_rows(
-  x: Float[Array, "X ..."], rows: Int[Array, " M"]
-) -> Float[Array, "M ..."]:
-  """Returns rows of x by index; for padding, which is out of range, any row."""
-  return jnp.take(x, rows, axis=0, mode="clip")
-
-
-def _changes(x: Int[Array, " M"]) -> Bool[Array, " M"]:
-  return jnp.diff(x, prepend=-2) != 0  # no node or label is -2

@@ -13,7 +13,7 @@ from relpos_jax.attention.arrays import (
   slice_queries,
   with_one_batch_axis,
 )
-from relpos_jax.attention.edge_list import EdgeList, EdgeTerms, count_of_kind
+from relpos_jax.attention.edge_list import EdgeList, EdgeTerms, group_edges, sum_groups
 from relpos_jax.attention.relation import Relation, Sizes, Tokens, VectorRelation
 from relpos_jax.typing import Array, ArrayLike, Float, Int, Leaf
 
@@ -68,7 +68,8 @@ class EdgeFeatures(EdgeTerms, VectorRelation):
     self, senders: Int[Array, "B M"], receivers: Int[Array, "B M"], dtype: DTypeLike
   ) -> Float[Array, "B M"]:
     """Returns 1 / n for each of a pair's n edges."""
-    return 1 / count_of_kind(senders, receivers).astype(dtype)
+    pairs, _ = group_edges(senders, receivers)
+    return 1 / sum_groups(jnp.ones(pairs.shape, dtype), pairs)
 
   def edge_rows(self, table: Float[Array, "R #N H"]) -> Float[Array, "B M #N H"]:
     return jnp.einsum("BMR,RNH->BMNH", self.features, table)

@@ -14,7 +14,7 @@ from relpos_jax.attention.arrays import (
   slice_queries,
   with_one_batch_axis,
 )
-from relpos_jax.attention.edge_list import EdgeList, EdgeTerms, is_first_of_kind
+from relpos_jax.attention.edge_list import EdgeList, EdgeTerms, group_edges
 from relpos_jax.attention.relation import (
   Relation,
   Sizes,
@@ -35,7 +35,7 @@ class ByLabel(EdgeTerms):
   ) -> Float[Array, "B M"]:
     """Returns 1 for the first edge of a pair with its label, and 0 for repeated ones."""
     labels = clamp(self.labels, self.num_rows)
-    is_new = is_first_of_kind(labels, senders, receivers)
+    _, is_new = group_edges(labels, senders, receivers)
     return (is_new & (labels >= 0)).astype(dtype)
 
   def edge_rows(self, table: Float[Array, "R #N *H"]) -> Float[Array, "B M #N *H"]:

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from relpos_jax.attention.edges import pair_features, sum_over_pairs
+from relpos_jax.attention.edge_list import group_edges, sum_groups
+from relpos_jax.attention.edges import pair_features
 from relpos_jax.attention.relations import EdgeFeatures, EdgeLabels
 from relpos_jax.models.layers import Layer, LayersConfig, last_norm
 from relpos_jax.nn.attention import kernel_init
@@ -279,7 +280,8 @@ def complete(
   if config.num_directions == 2:
     terms = terms.at[:, num_edges + num_nodes :, 1].set(features)
   terms = terms.reshape(*senders.shape, -1)
-  sums = sum_over_pairs(senders, receivers, terms, num_nodes=num_nodes)
+  pairs, _ = group_edges(senders, receivers)
+  sums = sum_groups(terms, pairs)
   sums = sums.reshape(shape)
   means = sums[..., :-1] / jnp.maximum(sums[..., -1:], 1)
   return senders, receivers, labels, means.reshape(*senders.shape, -1)

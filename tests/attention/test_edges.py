@@ -227,7 +227,7 @@ def temporary_bytes(num_edges, num_nodes):
 
   gradient = compile_fusing(jax.grad(loss, argnums=(0, 1)))
   compiled = gradient.lower(tokens, table, of_edges, of_edges, of_edges).compile()
-  of_pairs = rf"\[(.*,)?{num_nodes},(.*,)?{num_nodes}[,\]]"
+  of_pairs = rf"\[([^]]*,)?{num_nodes},([^]]*,)?{num_nodes}[],]"
   assert not re.search(of_pairs, compiled.as_text())
   return compiled.memory_analysis().temp_size_in_bytes
 
