@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int, Key, PyTree
 
@@ -216,4 +217,4 @@ def filter_logits(
 
 
 def _is_known(x: ArrayLike) -> bool:
-  return not isinstance(x, jax.core.Tracer)
+  return not isinstance(x, Tracer)

@@ -1,12 +1,14 @@
 """A Transformer encoder for labelled graphs, after Shaw et al. 2018, section 3.1."""
 
 import dataclasses
+import functools
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from relpos_jax.attention.arrays import accumulation_dtype
 from relpos_jax.attention.edges import pair_features, sum_over_pairs
 from relpos_jax.attention.relations import EdgeFeatures, EdgeLabels
 from relpos_jax.models.layers import Layer, LayersConfig, last_norm
@@ -147,13 +149,19 @@ class _NodeEmbedding(nnx.Module):
   """Embeds nodes by their labels, their features, and their place in the query."""
 
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
-    options = dict(embedding_init=jax.nn.initializers.normal(1.0), rngs=rngs)
-    self.table = nnx.Embed(config.num_node_labels, config.width, **options)
+    embed = functools.partial(
+      nnx.Embed,
+      features=config.width,
+      embedding_init=jax.nn.initializers.normal(1.0),
+      rngs=rngs,
+    )
+    self.table = embed(config.num_node_labels)
     if config.head == "pair":
-      self.places = nnx.Embed(2, config.width, **options)
+      self.places = embed(2)
     if config.num_node_features:
-      sizes = config.num_node_features, config.width
-      self.features = nnx.Linear(*sizes, kernel_init=kernel_init, rngs=rngs)
+      self.features = nnx.Linear(
+        config.num_node_features, config.width, kernel_init=kernel_init, rngs=rngs
+      )
     self.config = config
 
   def __call__(
@@ -220,10 +228,12 @@ class _Head(nnx.Module):
   """Maps graphs, nodes or queries to logits of classes, with one hidden layer."""
 
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
-    options = dict(kernel_init=kernel_init, dtype=config.dtype, rngs=rngs)
+    linear = functools.partial(
+      nnx.Linear, kernel_init=kernel_init, dtype=config.dtype, rngs=rngs
+    )
     num_nodes = 2 if config.head == "pair" else 1
-    self.hidden = nnx.Linear(num_nodes * config.width, config.width, **options)
-    self.out = nnx.Linear(config.width, config.num_classes, **options)
+    self.hidden = linear(num_nodes * config.width, config.width)
+    self.out = linear(config.width, config.num_classes)
     self.config = config
 
   def __call__(
@@ -234,11 +244,10 @@ class _Head(nnx.Module):
       indices = jnp.maximum(graphs.query, 0)[..., None]
       x = jnp.take_along_axis(x, indices, axis=1).reshape(len(x), -1)
     elif self.config.head == "graph":  # padding, a graph without nodes, has mean 0
-      accumulation_dtype = jnp.promote_types(x.dtype, jnp.float32)
-      is_node = (graphs.nodes >= 0).astype(accumulation_dtype)
-      sums = jnp.einsum("BT,BTD->BD", is_node, x.astype(accumulation_dtype))
+      is_node = graphs.nodes[:, :, None] >= 0
+      sums = jnp.sum(x, 1, accumulation_dtype(x.dtype), where=is_node)
       if self.config.readout == "mean":
-        sums /= jnp.maximum(is_node.sum(1), 1)[:, None]
+        sums /= jnp.maximum(is_node.sum(1), 1)
       x = sums.astype(x.dtype)
     hidden = jax.nn.relu(self.hidden(x))
     hidden = drop(hidden, self.config.dropout_rate, rngs)

@@ -164,7 +164,7 @@ class Cache(NamedTuple):
     return jnp.where(mask, self.next_position[:, None] + before, -1)
 
   def read(
-    self, layers, x: Array, positions: Array, memories: tuple[Memory, ...] | None = None
+    self, layers, x: Array, positions: Array, memories: tuple[Memory, ...] = ()
   ) -> tuple[Float[Array, "B M D"], "Cache"]:
     """Applies layers to M more tokens at positions [B, M].
 
@@ -177,7 +177,7 @@ class Cache(NamedTuple):
       beam_mask = self.beam_mask | jax.nn.one_hot(own_slot, num_slots, dtype=bool)
       mask = beam_mask[:, None]
     caches = []
-    parts = itertools.zip_longest(layers, self.layers, memories or ())
+    parts = itertools.zip_longest(layers, self.layers, memories)
     for layer, cache, memory in parts:
       x, cache = layer.decode(x, cache, positions, memory, mask)
       caches.append(cache)
@@ -248,14 +248,14 @@ class Layer(nnx.Module):
     has_cross_attention: bool = False,
     rngs: nnx.Rngs,
   ):
-    options = dict(dtype=config.dtype, rngs=rngs)
     attention = functools.partial(
       MultiHeadAttention,
       config.width,
       config.num_heads,
       dropout_rate=config.attention_dropout_rate,
       implementation=config.implementation,
-      **options,
+      dtype=config.dtype,
+      rngs=rngs,
     )
     self.self_attention = attention(positions=positions)
     self.cross_attention = attention() if has_cross_attention else None
@@ -263,12 +263,17 @@ class Layer(nnx.Module):
       config.width,
       config.feed_forward,
       dropout_rate=config.feed_forward_dropout_rate,
-      **options,
+      dtype=config.dtype,
+      rngs=rngs,
     )
     self.residuals = nnx.List()
     for _ in range(3 if has_cross_attention else 2):
       residual = Residual(
-        config.width, norm=config.norm, dropout_rate=config.dropout_rate, **options
+        config.width,
+        norm=config.norm,
+        dropout_rate=config.dropout_rate,
+        dtype=config.dtype,
+        rngs=rngs,
       )
       self.residuals.append(residual)
 

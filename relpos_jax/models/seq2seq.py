@@ -154,14 +154,15 @@ class _Stack(nnx.Module):
     has_cross_attention: bool = False,
     rngs: nnx.Rngs,
   ):
-    # Only the decoder has cross-attention, and only the decoder is causal.
-    options = dict(
-      has_cross_attention=has_cross_attention, is_causal=has_cross_attention, rngs=rngs
+    self.layers, self.norm = make_stack(
+      config,
+      has_cross_attention=has_cross_attention,
+      is_causal=has_cross_attention,  # only the decoder has it, and is causal
+      rngs=rngs,
     )
-    self.layers, self.norm = make_stack(config, **options)
 
-  def __call__(self, x, rngs, memories: tuple[Memory, ...] | None = None, **options):
+  def __call__(self, x, rngs, memories: tuple[Memory, ...] = (), **options):
     """Applies the layers; `options` go to self-attention: mask, is_causal."""
-    for layer, memory in itertools.zip_longest(self.layers, memories or ()):
+    for layer, memory in itertools.zip_longest(self.layers, memories):
       x = layer(x, rngs, memory, **options)
     return self.norm(x)
