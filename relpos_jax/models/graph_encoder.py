@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from typing import Literal, NamedTuple
 
 import jax
@@ -124,9 +125,9 @@ class GraphEncoder(nnx.Module):
   ) -> Float[Array, "B *T C"]:
     """Returns float32 logits: [B, C] for graphs or queries, [B, T, C] for nodes."""
     x = self.embedding(graphs, rngs)
-    options = self._options(graphs)
-    for index, layer in enumerate(self.layers):
-      x = layer(x, rngs, **options[index % len(options)])
+    options_of_layers = itertools.cycle(self._options(graphs))
+    for layer, options in zip(self.layers, options_of_layers):
+      x = layer(x, rngs, **options)
     return self.head(self.norm(x), graphs, rngs)
 
   def _options(self, graphs: GraphBatch) -> list[dict]:
@@ -137,8 +138,14 @@ class GraphEncoder(nnx.Module):
       options = [ends | tables.edge_options(labels, features) for tables in self.tables]
       return options or [ends]
     is_node = graphs.nodes >= 0
-    sizes = dict(num_labels=self.config.num_table_rows, num_nodes=is_node.shape[1])
-    features, mask = pair_features(senders, receivers, labels, features, **sizes)
+    features, mask = pair_features(
+      senders,
+      receivers,
+      labels,
+      features,
+      num_labels=self.config.num_table_rows,
+      num_nodes=is_node.shape[1],
+    )
     if self.config.sees == "all":
       mask = is_node[:, :, None] & is_node[:, None]
     relations = [tables.pair_relation(features) for tables in self.tables] or [None]

@@ -130,9 +130,18 @@ class RelativeAttention(nnx.Module):
         "a Linen layer has relpos_jax.nn.RelativeAttention, and would not train its "
         "tables: give it relpos_jax.linen.RelativeAttention"
       )
-    options |= dict(module=module, collection=nnx.Intermediate)
-    tensors = query, key, value, bias, mask
-    return attend_as_flax(self, self.tables.arguments, *tensors, **options)
+    return attend_as_flax(
+      self,
+      self.tables.arguments,
+      query,
+      key,
+      value,
+      bias,
+      mask,
+      collection=nnx.Intermediate,
+      module=module,
+      **options,
+    )
 
 
 @runtime_checkable

@@ -117,8 +117,9 @@ class RotaryPositions(Positions):
       query_positions = jnp.add.outer(offset, jnp.arange(query.shape[-3]))
     if key_positions is None:
       key_positions = jnp.arange(key.shape[-3])
-    query = rotate(query, query_positions, self.base, self.frequencies)
-    key = rotate(key, key_positions, self.base, self.frequencies)
+    frequencies = None if self.frequencies is None else np.array(self.frequencies)
+    query = rotate(query, query_positions, self.base, frequencies)
+    key = rotate(key, key_positions, self.base, frequencies)
     return dict(query=query, key=key)
 
 
