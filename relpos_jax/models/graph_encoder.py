@@ -126,7 +126,7 @@ class GraphEncoder(nnx.Module):
     """Returns float32 logits: [B, C] for graphs or queries, [B, T, C] for nodes."""
     x = self.embedding(graphs, rngs)
     options_of_layers = itertools.cycle(self._options(graphs))
-    for layer, options in zip(self.layers, options_of_layers):
+    for layer, options in zip(self.layers, options_of_layers, strict=False):
       x = layer(x, rngs, **options)
     return self.head(self.norm(x), graphs, rngs)
 

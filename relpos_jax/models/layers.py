@@ -149,10 +149,10 @@ class Cache(NamedTuple):
     if beam_size is not None:
       num_slots *= beam_size
       beam_mask = jnp.zeros((batch_size, beam_size, num_slots), bool)
-    caches = []
-    for layer in layers:
-      caches.append(layer.self_attention.init_cache(batch_size, num_slots))
-    return cls(tuple(caches), jnp.zeros(batch_size, jnp.int32), beam_mask)
+    caches = tuple(
+      layer.self_attention.init_cache(batch_size, num_slots) for layer in layers
+    )
+    return cls(caches, jnp.zeros(batch_size, jnp.int32), beam_mask)
 
   def positions(self, tokens: Int[Array, "B M"]) -> Int[Array, "B M"]:
     """Returns the positions of the next tokens, or of W alternatives of the next token.

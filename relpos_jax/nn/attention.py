@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -158,7 +158,7 @@ class MultiHeadAttention(nnx.Module):
     memory: Float[Array, "B S D"] | None = None,
     *,
     rngs: nnx.Rngs | None = None,
-    **options,
+    **options: Any,
   ) -> Float[Array, "B T D"]:
     """Attends from `x` to `memory`, such as the encoder's output, or to `x` itself.
 
@@ -183,7 +183,7 @@ class MultiHeadAttention(nnx.Module):
     value: Float[Array, "B S K H"],
     *,
     rngs: nnx.Rngs | None = None,
-    **options,
+    **options: Any,
   ) -> Float[Array, "B T D"]:
     """Attends from `x` to projected keys and values.
 
@@ -192,6 +192,7 @@ class MultiHeadAttention(nnx.Module):
     `edge_attention`.
     """
     query = self.query(x)
+    options |= dict(query=query, key=key)
     if rngs is not None and self.dropout_rate:
       options |= dict(dropout_rate=self.dropout_rate, dropout_key=rngs.dropout())
     if self.tables is not None:
@@ -201,16 +202,12 @@ class MultiHeadAttention(nnx.Module):
         )
       names = "query_positions", "key_positions", "query_offset"
       options |= self.tables.arguments(query, key, *map(options.get, names))
-      query, key = options.pop("query"), options.pop("key")
     if "senders" in options:
-      return self.out(edge_attention(query, key, value, **options))
+      return self.out(edge_attention(value=value, **options))
     if self.sow_weights:
-      weights = attention_weights(query, key, **options)
-      self.sow(nnx.Intermediate, "weights", weights)
-    y = dot_product_attention(
-      query, key, value, implementation=self.implementation, **options
-    )
-    return self.out(y)
+      self.sow(nnx.Intermediate, "weights", attention_weights(**options))
+    options |= dict(value=value, implementation=self.implementation)
+    return self.out(dot_product_attention(**options))
 
   def decode(
     self,
