@@ -12,12 +12,11 @@ from flax import nnx
 
 from relpos_jax.nn.attention import KVCache, MultiHeadAttention
 from relpos_jax.nn.feed_forward import FeedForward, Residual, drop, shard_leading
-from relpos_jax.nn.positions import Positions, sinusoids
+from relpos_jax.nn.positions import Positions, RelativePositionTables, sinusoids
 from relpos_jax.nn.schemes import SCHEMES, PositionsName
 from relpos_jax.typing import Array, Bool, Float, Int, PyTree
 
 PAD = 0
-_SHAW = "relative", "both"  # positions with Shaw's tables, which have more options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,7 +88,7 @@ class LayersConfig:
     if not is_class and self.positions not in SCHEMES:
       choices = f"{', '.join(SCHEMES)}, or a subclass of Positions"
       raise ValueError(f"positions is {self.positions!r}; want one of {choices}")
-    if self.positions_class and self.positions not in _SHAW:
+    if self.positions_class not in (None, RelativePositionTables):
       self._check_options_of(self.positions_class)
 
   @property
@@ -321,7 +320,7 @@ def make_positions(
     bidirectional=not is_causal,
     rngs=rngs,
   )
-  if config.positions in _SHAW:
+  if kind is RelativePositionTables:
     options |= dict(
       keys=config.relative_keys,
       values=config.relative_values,

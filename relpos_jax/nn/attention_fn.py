@@ -68,14 +68,19 @@ class RelativeAttention(nnx.Module):
   ):
     if isinstance(positions, Positions) and max_distance is None and not options:
       self.tables = positions  # the name in checkpoints
-    elif positions is None and None not in (max_distance, head_width, rngs):
-      self.tables = RelativePositionTables(
-        max_distance, head_width, rngs=rngs, **options
-      )
-    else:
+    elif (
+      positions is not None
+      or max_distance is None
+      or head_width is None
+      or rngs is None
+    ):
       raise ValueError(
         "RelativeAttention wants max_distance, head_width and rngs, or positions= "
         f"alone, such as AlibiPositions(8); positions is {positions!r:.60}"
+      )
+    else:
+      self.tables = RelativePositionTables(
+        max_distance, head_width, rngs=rngs, **options
       )
     # Positions without parameters get a scalar: under `nnx.scan` it is stacked like the
     # layers, and `set_view` reads the number of layers from it.
