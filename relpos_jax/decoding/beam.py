@@ -159,8 +159,7 @@ def begin(
   # Only one hypothesis per sentence is live, since W equal ones would stay equal.
   first_score = jnp.where(limits > 0, 0.0, _NONE)
   live_scores = scores.at[:, 0].set(first_score)
-  live_tokens = tokens.at[:, :, 0].set(bos)
-  live = Hypotheses(live_tokens, live_scores)
+  live = Hypotheses(tokens.at[:, :, 0].set(bos), live_scores)
   ended = Hypotheses(tokens, scores)
   return Search(jnp.zeros_like(limits), limits, live, ended, cache)
 
