@@ -35,9 +35,9 @@ class SamplingParams(NamedTuple):
     temperature, top_k, top_p = self
     if not jnp.issubdtype(jnp.result_type(top_k), jnp.integer):
       raise ValueError(f"top_k is {top_k}; want an integer")
-    if _is_known(temperature) and not 0 <= temperature < math.inf:
+    if _is_known(temperature) and not 0 <= float(temperature) < math.inf:
       raise ValueError(f"temperature is {temperature}; want 0 or more, and finite")
-    if _is_known(top_p) and not 0 <= top_p <= 1:
+    if _is_known(top_p) and not 0 <= float(top_p) <= 1:
       raise ValueError(f"top_p is {top_p}; want 0 to 1")
 
 
@@ -196,7 +196,7 @@ def filter_logits(
   sampling.check()
   temperature, top_k, top_p = sampling
   # The largest logit becomes 0: divided by a tiny temperature, it does not overflow.
-  logits -= jnp.max(logits, axis=-1, keepdims=True)
+  logits = logits - jnp.max(logits, axis=-1, keepdims=True)
   # An infinite temperature would make NaN of -inf.
   finite = jnp.minimum(temperature, 1e30)
   divisor = jnp.where(temperature > 0, finite, 1.0)
