@@ -88,11 +88,11 @@ class LayersConfig:
     if not is_class and self.positions not in SCHEMES:
       choices = f"{', '.join(SCHEMES)}, or a subclass of Positions"
       raise ValueError(f"positions is {self.positions!r}; want one of {choices}")
-    if self.positions_class not in (None, RelativePositionTables):
-      self._check_options_of(self.positions_class)
+    if self._positions_class not in (None, RelativePositionTables):
+      self._check_options_of(self._positions_class)
 
   @property
-  def positions_class(self) -> type[Positions] | None:
+  def _positions_class(self) -> type[Positions] | None:
     """Returns the class of positions in the layers; None if they have none."""
     return SCHEMES.get(self.positions, self.positions)
 
@@ -308,7 +308,7 @@ def make_positions(
   config: LayersConfig, *, is_causal: bool, rngs: nnx.Rngs
 ) -> Positions | None:
   """Creates the positions for a layer's self-attention; None if it has none."""
-  kind = config.positions_class
+  kind = config._positions_class
   if kind is None or not (config.relative_keys or config.relative_values):
     return None
   options = dict(
