@@ -288,8 +288,8 @@ class Layer(nnx.Module):
   ):
     """Applies the layer to more tokens, and returns the output and the cache."""
     inputs = self.residuals[0].before(x)
-    y, cache = self.self_attention.decode(inputs, cache, positions, mask)
-    return self._after_self_attention(x, y, None, memory), cache
+    y, new_cache = self.self_attention.decode(inputs, cache, positions, mask)
+    return self._after_self_attention(x, y, None, memory), new_cache
 
   def _after_self_attention(self, x, y, rngs: nnx.Rngs | None, memory: Memory | None):
     x = self.residuals[0].after(x, y, rngs)
