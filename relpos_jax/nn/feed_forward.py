@@ -119,5 +119,6 @@ def shard_leading(x: Array, letters: str) -> Array:
   for letter, size in zip(letters, x.shape, strict=False):
     names = shards[letter]
     num_shards = math.prod(mesh.shape[name] for name in names)
-    spec.append(names if size % num_shards == 0 else None)
+    is_sharded = names and size % num_shards == 0
+    spec.append(names if is_sharded else None)
   return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
