@@ -168,11 +168,14 @@ class RelativeAttention(nn.Module):
     if self.query_positions is None and query.shape[-3] != key.shape[-3]:
       # Not by self.parent, which is not a module within a lifted transformation.
       input_positions = _position_in_cache(self.scope.parent)
-    tensors = query, key, value, bias, mask
     return attend_as_flax(
       self,
       arguments,
-      *tensors,
+      query,
+      key,
+      value,
+      bias,
+      mask,
       collection="intermediates",
       module=module,
       is_causal=is_causal,

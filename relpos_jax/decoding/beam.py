@@ -63,7 +63,7 @@ class Search(NamedTuple):
     return jnp.any(self.live.scores > _NONE, axis=1)
 
 
-def reorder_rows(cache: PyTree, hypotheses: Int[Array, "B W"]) -> PyTree:
+def _reorder_rows(cache: PyTree, hypotheses: Int[Array, "B W"]) -> PyTree:
   """Gathers hypotheses from arrays [B, W, ...] by their indices."""
   return jax.tree.map(lambda x: _pick(x, hypotheses), cache)
 
@@ -71,7 +71,7 @@ def reorder_rows(cache: PyTree, hypotheses: Int[Array, "B W"]) -> PyTree:
 def beam_search(
   decode: Decode,
   cache: PyTree,
-  reorder: Callable[[PyTree, Int[Array, "B W"]], PyTree] = reorder_rows,
+  reorder: Callable[[PyTree, Int[Array, "B W"]], PyTree] = _reorder_rows,
   *,
   beam_size: int,
   max_length: int,
@@ -159,8 +159,7 @@ def begin(
   # Only one hypothesis per sentence is live, since W equal ones would stay equal.
   first_score = jnp.where(limits > 0, 0.0, _NONE)
   live_scores = scores.at[:, 0].set(first_score)
-  live_tokens = tokens.at[:, :, 0].set(bos)
-  live = Hypotheses(live_tokens, live_scores)
+  live = Hypotheses(tokens.at[:, :, 0].set(bos), live_scores)
   ended = Hypotheses(tokens, scores)
   return Search(jnp.zeros_like(limits), limits, live, ended, cache)
 
@@ -168,7 +167,7 @@ def begin(
 def extend(
   search: Search,
   decode: Decode,
-  reorder: Callable[[PyTree, Int[Array, "B W"]], PyTree] = reorder_rows,
+  reorder: Callable[[PyTree, Int[Array, "B W"]], PyTree] = _reorder_rows,
   *,
   length_penalty: float = 0.6,
   stop: str = "bound",
@@ -248,9 +247,9 @@ def _best(
 ) -> tuple[Array, Array, Array]:
   """Finds the C best sums of scores [B, W] and log-probabilities.
 
-  Returns the sums, their beam indices and their tokens. The C best are in the C blocks
-  of tokens with the highest maxima. So it searches the maxima, then these blocks, which
-  is faster than one search in the whole vocabulary.
+  Returns the sums, their beam indices and their tokens; `pad` is not among them. The C
+  best are in the C + W blocks of tokens with the highest maxima. So it searches the
+  maxima, then these blocks, which is faster than one search in the whole vocabulary.
   """
   num_sentences, beam_size, vocabulary = logits.shape
   sizes = [size for size in _BLOCKS if vocabulary % size == 0]
@@ -262,22 +261,17 @@ def _best(
   padding = (0, 0), (0, 0), (0, missing)
   logits = jnp.pad(logits, padding, constant_values=_NONE)
   blocks = logits.reshape(num_sentences, beam_size, -1, size)
-  highest = blocks.max(-1)
-  # Masks `pad` in its block only, since masking in all blocks would copy them.
-  pad_block, pad_index = divmod(pad, size)
-  indices = jnp.arange(size)
-  is_pad = indices == pad_index
-  without_pad = jnp.where(is_pad, _NONE, blocks[:, :, pad_block])
-  highest = highest.at[:, :, pad_block].set(without_pad.max(-1))
-  highest += added[:, :, None]
+  highest = blocks.max(-1) + added[:, :, None]
 
   num_blocks = highest.shape[2]  # per beam
   highest = highest.reshape(num_sentences, -1)
-  num_best = min(count, highest.shape[1])
+  # One more block for each beam, since `pad` may have the highest maximum there. It is
+  # masked in these blocks only, since masking in all of them would copy the logits.
+  num_best = min(count + beam_size, highest.shape[1])
   _, best = jax.lax.top_k(highest, num_best)
   best = jnp.sort(best)  # so that the first of equal sums win
   beams, numbers = jnp.divmod(best, num_blocks)
-  tokens = size * numbers[:, :, None] + indices
+  tokens = size * numbers[:, :, None] + jnp.arange(size)
   blocks = blocks.reshape(num_sentences, -1, size)
   added = _pick(added, beams)
   sums = _pick(blocks, best) + added[:, :, None]

@@ -1,5 +1,6 @@
 """Sampling, for any step-wise decoder with a cache."""
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -32,10 +33,9 @@ class SamplingParams(NamedTuple):
   def check(self) -> None:
     """Raises ValueError for options out of range, if they are not traced."""
     temperature, top_k, top_p = self
-    is_integer = jnp.issubdtype(jnp.result_type(top_k), jnp.integer)
-    if not is_integer:
+    if not jnp.issubdtype(jnp.result_type(top_k), jnp.integer):
       raise ValueError(f"top_k is {top_k}; want an integer")
-    if _is_known(temperature) and not 0 <= float(temperature) < float("inf"):
+    if _is_known(temperature) and not 0 <= float(temperature) < math.inf:
       raise ValueError(f"temperature is {temperature}; want 0 or more, and finite")
     if _is_known(top_p) and not 0 <= float(top_p) <= 1:
       raise ValueError(f"top_p is {top_p}; want 0 to 1")
@@ -196,12 +196,11 @@ def filter_logits(
   sampling.check()
   temperature, top_k, top_p = sampling
   # The largest logit becomes 0: divided by a tiny temperature, it does not overflow.
-  highest = jnp.max(logits, axis=-1, keepdims=True)
-  logits = logits - highest
+  logits = logits - jnp.max(logits, axis=-1, keepdims=True)
   # An infinite temperature would make NaN of -inf.
   finite = jnp.minimum(temperature, 1e30)
   divisor = jnp.where(temperature > 0, finite, 1.0)
-  logits = logits / divisor
+  logits /= divisor
   order = jnp.argsort(logits, axis=-1, descending=True)
   ranked = jnp.take_along_axis(logits, order, axis=-1)
   rank = jnp.arange(logits.shape[-1])

@@ -1,12 +1,15 @@
 """A Transformer encoder for labelled graphs, after Shaw et al. 2018, section 3.1."""
 
 import dataclasses
+import functools
+import itertools
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from relpos_jax.attention.arrays import accumulation_dtype
 from relpos_jax.attention.edge_list import group_edges, sum_groups
 from relpos_jax.attention.edges import pair_features
 from relpos_jax.attention.relations import EdgeFeatures, EdgeLabels
@@ -123,9 +126,9 @@ class GraphEncoder(nnx.Module):
   ) -> Float[Array, "B *T C"]:
     """Returns float32 logits: [B, C] for graphs or queries, [B, T, C] for nodes."""
     x = self.embedding(graphs, rngs)
-    options = self._options(graphs)
-    for index, layer in enumerate(self.layers):
-      x = layer(x, rngs, **options[index % len(options)])
+    options_of_layers = itertools.cycle(self._options(graphs))
+    for layer, options in zip(self.layers, options_of_layers, strict=False):
+      x = layer(x, rngs, **options)
     return self.head(self.norm(x), graphs, rngs)
 
   def _options(self, graphs: GraphBatch) -> list[dict]:
@@ -136,8 +139,14 @@ class GraphEncoder(nnx.Module):
       options = [ends | tables.edge_options(labels, features) for tables in self.tables]
       return options or [ends]
     is_node = graphs.nodes >= 0
-    sizes = dict(num_labels=self.config.num_table_rows, num_nodes=is_node.shape[1])
-    features, mask = pair_features(senders, receivers, labels, features, **sizes)
+    features, mask = pair_features(
+      senders,
+      receivers,
+      labels,
+      features,
+      num_labels=self.config.num_table_rows,
+      num_nodes=is_node.shape[1],
+    )
     if self.config.sees == "all":
       mask = is_node[:, :, None] & is_node[:, None]
     relations = [tables.pair_relation(features) for tables in self.tables] or [None]
@@ -148,13 +157,19 @@ class _NodeEmbedding(nnx.Module):
   """Embeds nodes by their labels, their features, and their place in the query."""
 
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
-    options = dict(embedding_init=jax.nn.initializers.normal(1.0), rngs=rngs)
-    self.table = nnx.Embed(config.num_node_labels, config.width, **options)
+    embed = functools.partial(
+      nnx.Embed,
+      features=config.width,
+      embedding_init=jax.nn.initializers.normal(1.0),
+      rngs=rngs,
+    )
+    self.table = embed(config.num_node_labels)
     if config.head == "pair":
-      self.places = nnx.Embed(2, config.width, **options)
+      self.places = embed(2)
     if config.num_node_features:
-      sizes = config.num_node_features, config.width
-      self.features = nnx.Linear(*sizes, kernel_init=kernel_init, rngs=rngs)
+      self.features = nnx.Linear(
+        config.num_node_features, config.width, kernel_init=kernel_init, rngs=rngs
+      )
     self.config = config
 
   def __call__(
@@ -221,10 +236,12 @@ class _Head(nnx.Module):
   """Maps graphs, nodes or queries to logits of classes, with one hidden layer."""
 
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
-    options = dict(kernel_init=kernel_init, dtype=config.dtype, rngs=rngs)
+    linear = functools.partial(
+      nnx.Linear, kernel_init=kernel_init, dtype=config.dtype, rngs=rngs
+    )
     num_nodes = 2 if config.head == "pair" else 1
-    self.hidden = nnx.Linear(num_nodes * config.width, config.width, **options)
-    self.out = nnx.Linear(config.width, config.num_classes, **options)
+    self.hidden = linear(num_nodes * config.width, config.width)
+    self.out = linear(config.width, config.num_classes)
     self.config = config
 
   def __call__(
@@ -235,11 +252,10 @@ class _Head(nnx.Module):
       indices = jnp.maximum(graphs.query, 0)[..., None]
       x = jnp.take_along_axis(x, indices, axis=1).reshape(len(x), -1)
     elif self.config.head == "graph":  # padding, a graph without nodes, has mean 0
-      accumulation_dtype = jnp.promote_types(x.dtype, jnp.float32)
-      is_node = (graphs.nodes >= 0).astype(accumulation_dtype)
-      sums = jnp.einsum("BT,BTD->BD", is_node, x.astype(accumulation_dtype))
+      is_node = graphs.nodes[:, :, None] >= 0
+      sums = jnp.sum(x, 1, accumulation_dtype(x.dtype), where=is_node)
       if self.config.readout == "mean":
-        sums /= jnp.maximum(is_node.sum(1), 1)[:, None]
+        sums /= jnp.maximum(is_node.sum(1), 1)
       x = sums.astype(x.dtype)
     hidden = jax.nn.relu(self.hidden(x))
     hidden = drop(hidden, self.config.dropout_rate, rngs)

@@ -12,12 +12,11 @@ from flax import nnx
 
 from relpos_jax.nn.attention import KVCache, MultiHeadAttention
 from relpos_jax.nn.feed_forward import FeedForward, Residual, drop, shard_leading
-from relpos_jax.nn.positions import Positions, sinusoids
+from relpos_jax.nn.positions import Positions, RelativePositionTables, sinusoids
 from relpos_jax.nn.schemes import SCHEMES, PositionsName
 from relpos_jax.typing import Array, Bool, Float, Int, PyTree
 
 PAD = 0
-_SHAW = "relative", "both"  # positions with Shaw's tables, which have more options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,11 +88,11 @@ class LayersConfig:
     if not is_class and self.positions not in SCHEMES:
       choices = f"{', '.join(SCHEMES)}, or a subclass of Positions"
       raise ValueError(f"positions is {self.positions!r}; want one of {choices}")
-    if self.positions_class and self.positions not in _SHAW:
-      self._check_options_of(self.positions_class)
+    if self._positions_class not in (None, RelativePositionTables):
+      self._check_options_of(self._positions_class)
 
   @property
-  def positions_class(self) -> type[Positions] | None:
+  def _positions_class(self) -> type[Positions] | None:
     """Returns the class of positions in the layers; None if they have none."""
     return SCHEMES.get(self.positions, self.positions)
 
@@ -149,10 +148,10 @@ class Cache(NamedTuple):
     if beam_size is not None:
       num_slots *= beam_size
       beam_mask = jnp.zeros((batch_size, beam_size, num_slots), bool)
-    caches = []
-    for layer in layers:
-      caches.append(layer.self_attention.init_cache(batch_size, num_slots))
-    return cls(tuple(caches), jnp.zeros(batch_size, jnp.int32), beam_mask)
+    caches = tuple(
+      layer.self_attention.init_cache(batch_size, num_slots) for layer in layers
+    )
+    return cls(caches, jnp.zeros(batch_size, jnp.int32), beam_mask)
 
   def positions(self, tokens: Int[Array, "B M"]) -> Int[Array, "B M"]:
     """Returns the positions of the next tokens, or of W alternatives of the next token.
@@ -164,7 +163,7 @@ class Cache(NamedTuple):
     return jnp.where(mask, self.next_position[:, None] + before, -1)
 
   def read(
-    self, layers, x: Array, positions: Array, memories: tuple[Memory, ...] | None = None
+    self, layers, x: Array, positions: Array, memories: tuple[Memory, ...] = ()
   ) -> tuple[Float[Array, "B M D"], "Cache"]:
     """Applies layers to M more tokens at positions [B, M].
 
@@ -177,7 +176,7 @@ class Cache(NamedTuple):
       beam_mask = self.beam_mask | jax.nn.one_hot(own_slot, num_slots, dtype=bool)
       mask = beam_mask[:, None]
     caches = []
-    parts = itertools.zip_longest(layers, self.layers, memories or ())
+    parts = itertools.zip_longest(layers, self.layers, memories)
     for layer, cache, memory in parts:
       x, cache = layer.decode(x, cache, positions, memory, mask)
       caches.append(cache)
@@ -248,14 +247,14 @@ class Layer(nnx.Module):
     has_cross_attention: bool = False,
     rngs: nnx.Rngs,
   ):
-    options = dict(dtype=config.dtype, rngs=rngs)
     attention = functools.partial(
       MultiHeadAttention,
       config.width,
       config.num_heads,
       dropout_rate=config.attention_dropout_rate,
       implementation=config.implementation,
-      **options,
+      dtype=config.dtype,
+      rngs=rngs,
     )
     self.self_attention = attention(positions=positions)
     self.cross_attention = attention() if has_cross_attention else None
@@ -263,12 +262,17 @@ class Layer(nnx.Module):
       config.width,
       config.feed_forward,
       dropout_rate=config.feed_forward_dropout_rate,
-      **options,
+      dtype=config.dtype,
+      rngs=rngs,
     )
     self.residuals = nnx.List()
     for _ in range(3 if has_cross_attention else 2):
       residual = Residual(
-        config.width, norm=config.norm, dropout_rate=config.dropout_rate, **options
+        config.width,
+        norm=config.norm,
+        dropout_rate=config.dropout_rate,
+        dtype=config.dtype,
+        rngs=rngs,
       )
       self.residuals.append(residual)
 
@@ -284,8 +288,8 @@ class Layer(nnx.Module):
   ):
     """Applies the layer to more tokens, and returns the output and the cache."""
     inputs = self.residuals[0].before(x)
-    y, cache = self.self_attention.decode(inputs, cache, positions, mask)
-    return self._after_self_attention(x, y, None, memory), cache
+    y, new_cache = self.self_attention.decode(inputs, cache, positions, mask)
+    return self._after_self_attention(x, y, None, memory), new_cache
 
   def _after_self_attention(self, x, y, rngs: nnx.Rngs | None, memory: Memory | None):
     x = self.residuals[0].after(x, y, rngs)
@@ -304,7 +308,7 @@ def make_positions(
   config: LayersConfig, *, is_causal: bool, rngs: nnx.Rngs
 ) -> Positions | None:
   """Creates the positions for a layer's self-attention; None if it has none."""
-  kind = config.positions_class
+  kind = config._positions_class
   if kind is None or not (config.relative_keys or config.relative_values):
     return None
   options = dict(
@@ -316,7 +320,7 @@ def make_positions(
     bidirectional=not is_causal,
     rngs=rngs,
   )
-  if config.positions in _SHAW:
+  if kind is RelativePositionTables:
     options |= dict(
       keys=config.relative_keys,
       values=config.relative_values,

@@ -77,8 +77,8 @@ class Transformer(nnx.Module):
       Embedding, decoder, config.target_vocab_size, table, rngs=rngs
     )
     self.target_embedding, self.softmax = make(), make()
-    self.encoder = _Stack(encoder, rngs=rngs)
-    self.decoder = _Stack(decoder, has_cross_attention=True, rngs=rngs)
+    self.encoder = _Stack(encoder, is_decoder=False, rngs=rngs)
+    self.decoder = _Stack(decoder, is_decoder=True, rngs=rngs)
 
   def __call__(
     self,
@@ -147,21 +147,13 @@ class Transformer(nnx.Module):
 class _Stack(nnx.Module):
   """Applies the layers of the encoder or decoder, and the norm at the end."""
 
-  def __init__(
-    self,
-    config: TransformerConfig,
-    *,
-    has_cross_attention: bool = False,
-    rngs: nnx.Rngs,
-  ):
-    # Only the decoder has cross-attention, and only the decoder is causal.
-    options = dict(
-      has_cross_attention=has_cross_attention, is_causal=has_cross_attention, rngs=rngs
+  def __init__(self, config: TransformerConfig, *, is_decoder: bool, rngs: nnx.Rngs):
+    self.layers, self.norm = make_stack(
+      config, has_cross_attention=is_decoder, is_causal=is_decoder, rngs=rngs
     )
-    self.layers, self.norm = make_stack(config, **options)
 
-  def __call__(self, x, rngs, memories: tuple[Memory, ...] | None = None, **options):
+  def __call__(self, x, rngs, memories: tuple[Memory, ...] = (), **options):
     """Applies the layers; `options` go to self-attention: mask, is_causal."""
-    for layer, memory in itertools.zip_longest(self.layers, memories or ()):
+    for layer, memory in itertools.zip_longest(self.layers, memories):
       x = layer(x, rngs, memory, **options)
     return self.norm(x)

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,7 @@ from relpos_jax.nn.positions import Positions
 from relpos_jax.nn.rolling_cache import RollingCache
 from relpos_jax.typing import Array, Bool, Float, Int
 
-# Variance 1 / fan-in: Tensor2Tensor's uniform unit scaling.
-kernel_init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform")
+kernel_init = jax.nn.initializers.lecun_uniform()  # Tensor2Tensor's unit scaling
 
 _FEWEST_SLOTS = 32  # the smallest part of a cache to attend to
 
@@ -136,11 +135,17 @@ class MultiHeadAttention(nnx.Module):
       )
     query_shape = num_heads, head_width
     self.key_shape = num_key_heads, head_width
-    options = dict(use_bias=False, kernel_init=kernel_init, dtype=dtype, rngs=rngs)
-    self.query = nnx.LinearGeneral(width, query_shape, **options)
-    self.key = nnx.LinearGeneral(width, self.key_shape, **options)
-    self.value = nnx.LinearGeneral(width, self.key_shape, **options)
-    self.out = nnx.LinearGeneral(query_shape, width, axis=(-2, -1), **options)
+    linear = functools.partial(
+      nnx.LinearGeneral,
+      use_bias=False,
+      kernel_init=kernel_init,
+      dtype=dtype,
+      rngs=rngs,
+    )
+    self.query = linear(width, query_shape)
+    self.key = linear(width, self.key_shape)
+    self.value = linear(width, self.key_shape)
+    self.out = linear(query_shape, width, axis=(-2, -1))
     self.tables = positions  # the name in checkpoints
     self.dropout_rate = dropout_rate
     self.implementation = implementation
@@ -153,7 +158,7 @@ class MultiHeadAttention(nnx.Module):
     memory: Float[Array, "B S D"] | None = None,
     *,
     rngs: nnx.Rngs | None = None,
-    **options,
+    **options: Any,
   ) -> Float[Array, "B T D"]:
     """Attends from `x` to `memory`, such as the encoder's output, or to `x` itself.
 
@@ -178,7 +183,7 @@ class MultiHeadAttention(nnx.Module):
     value: Float[Array, "B S K H"],
     *,
     rngs: nnx.Rngs | None = None,
-    **options,
+    **options: Any,
   ) -> Float[Array, "B T D"]:
     """Attends from `x` to projected keys and values.
 
@@ -187,23 +192,21 @@ class MultiHeadAttention(nnx.Module):
     `edge_attention`.
     """
     query = self.query(x)
-    dropout = {}
+    options |= dict(query=query, key=key)
     if rngs is not None and self.dropout_rate:
-      dropout = dict(dropout_rate=self.dropout_rate, dropout_key=rngs.dropout())
+      options |= dict(dropout_rate=self.dropout_rate, dropout_key=rngs.dropout())
     if self.tables is not None:
       for name in {"relations", "senders"} & options.keys():
         raise ValueError(
           f"a layer with positions takes no {name}: make it without positions="
         )
-    if "senders" in options:
-      return self.out(edge_attention(query, key, value, **options, **dropout))
-    options |= dict(query=query, key=key)
-    if self.tables is not None:
       names = "query_positions", "key_positions", "query_offset"
       options |= self.tables.arguments(query, key, *map(options.get, names))
+    if "senders" in options:
+      return self.out(edge_attention(value=value, **options))
     if self.sow_weights:
       self.sow(nnx.Intermediate, "weights", attention_weights(**options))
-    options |= dict(value=value, implementation=self.implementation, **dropout)
+    options |= dict(value=value, implementation=self.implementation)
     return self.out(dot_product_attention(**options))
 
   def decode(
@@ -251,8 +254,7 @@ class MultiHeadAttention(nnx.Module):
     part = jnp.searchsorted(jnp.array(sizes), num_in_use)
     branches = [functools.partial(self._attend_to_part, size) for size in sizes]
     y = jax.lax.switch(part, branches, x, cache, positions, mask)
-    y = jnp.where(cache.full[:, None, None], jnp.nan, y)
-    return y, cache
+    return jnp.where(cache.full[:, None, None], jnp.nan, y), cache
 
   def _decode_in_window(
     self, x: Array, cache: RollingCache, positions: Array
@@ -275,12 +277,15 @@ class MultiHeadAttention(nnx.Module):
     self, num_slots: int, x: Array, cache: KVCache, positions: Array, mask: Array
   ) -> Float[Array, "B M D"]:
     """Attends to the first `num_slots` slots of a cache."""
-    key = cache.key[..., :num_slots].transpose(0, 3, 1, 2)
-    value = cache.value[:, :, :num_slots].swapaxes(1, 2)
-    key_positions = cache.positions[:, :num_slots]
-    options = dict(query_positions=positions, key_positions=key_positions)
-    mask = mask[..., :num_slots]
-    return self.attend(x, key, value, mask=mask, is_causal=True, **options)
+    return self.attend(
+      x,
+      cache.key[..., :num_slots].transpose(0, 3, 1, 2),
+      cache.value[:, :, :num_slots].swapaxes(1, 2),
+      mask=mask[..., :num_slots],
+      is_causal=True,
+      query_positions=positions,
+      key_positions=cache.positions[:, :num_slots],
+    )
 
   def init_cache(self, batch_size: int, num_slots: int) -> KVCache:
     """Returns an empty cache for this layer."""
@@ -301,7 +306,6 @@ class MultiHeadAttention(nnx.Module):
 def _part_sizes(num_slots: int) -> list[int]:
   """Returns sizes for parts of a cache, each about four times the one before."""
   sizes = [num_slots]
-  while sizes[0] >= 4 * _FEWEST_SLOTS:
-    smaller = math.ceil(sizes[0] / 4)
-    sizes.insert(0, smaller)
-  return sizes
+  while sizes[-1] >= 4 * _FEWEST_SLOTS:
+    sizes.append(math.ceil(sizes[-1] / 4))
+  return sizes[::-1]

@@ -68,14 +68,19 @@ class RelativeAttention(nnx.Module):
   ):
     if isinstance(positions, Positions) and max_distance is None and not options:
       self.tables = positions  # the name in checkpoints
-    elif positions is None and None not in (max_distance, head_width, rngs):
-      self.tables = RelativePositionTables(
-        max_distance, head_width, rngs=rngs, **options
-      )
-    else:
+    elif (
+      positions is not None
+      or max_distance is None
+      or head_width is None
+      or rngs is None
+    ):
       raise ValueError(
         "RelativeAttention wants max_distance, head_width and rngs, or positions= "
         f"alone, such as AlibiPositions(8); positions is {positions!r:.60}"
+      )
+    else:
+      self.tables = RelativePositionTables(
+        max_distance, head_width, rngs=rngs, **options
       )
     # Positions without parameters get a scalar: under `nnx.scan` it is stacked like the
     # layers, and `set_view` reads the number of layers from it.
@@ -98,12 +103,11 @@ class RelativeAttention(nnx.Module):
     """
     smallest = min(self._leaves(), key=jnp.ndim)
     stack = smallest.shape[: smallest.ndim - self.rank]
-    if query_positions is not None:
-      x = as_array("query_positions", query_positions)
-      self.query_positions = jnp.broadcast_to(x, (*stack, *x.shape))
-    if key_positions is not None:
-      x = as_array("key_positions", key_positions)
-      self.key_positions = jnp.broadcast_to(x, (*stack, *x.shape))
+    positions = dict(query_positions=query_positions, key_positions=key_positions)
+    for name, x in positions.items():
+      if x is not None:
+        x = as_array(name, x)
+        setattr(self, name, jnp.broadcast_to(x, (*stack, *x.shape)))
 
   def _leaves(self) -> list[Array]:
     return jax.tree.leaves(nnx.state((self.tables, self.scalar)))
@@ -131,17 +135,26 @@ class RelativeAttention(nnx.Module):
         "a Linen layer has relpos_jax.nn.RelativeAttention, and would not train its "
         "tables: give it relpos_jax.linen.RelativeAttention"
       )
-    options |= dict(module=module, collection=nnx.Intermediate)
-    tensors = query, key, value, bias, mask
-    return attend_as_flax(self, self.tables.arguments, *tensors, **options)
+    return attend_as_flax(
+      self,
+      self.tables.arguments,
+      query,
+      key,
+      value,
+      bias,
+      mask,
+      collection=nnx.Intermediate,
+      module=module,
+      **options,
+    )
 
 
 @runtime_checkable
 class _Hook(Protocol):
   """Declares the settings of a `RelativeAttention` of NNX or Linen."""
 
-  query_positions: ArrayLike | None
-  key_positions: ArrayLike | None
+  query_positions: Any
+  key_positions: Any
   self_attention: bool
   logits_soft_cap: float | None
   implementation: str | None
@@ -182,11 +195,11 @@ def attend_as_flax(
         f"{name} is {setting!r:.60}; RelativeAttention wants None"
       )
   query, key, value = promote_dtype(query, key, value, dtype=dtype)
+  if mask is not None:
+    mask = jnp.asarray(mask) != 0  # flax allows masks of numbers
   query_positions, key_positions, query_offset = _positions(
     hook, query, key, mask, input_positions, key_positions
   )
-  if mask is not None:
-    mask = jnp.asarray(mask) != 0  # flax allows masks of numbers
   options: dict[str, Any] = dict(
     bias=bias,
     mask=mask,
@@ -196,13 +209,13 @@ def attend_as_flax(
     key_positions=key_positions,
     query_offset=query_offset,
   )
+  if not deterministic:
+    options |= dict(dropout_rate=dropout_rate, dropout_key=dropout_rng)
   with jax.default_matmul_precision(_precision_name(precision)):
     options |= arguments(query, key, query_positions, key_positions, query_offset)
     if module is not None:
       weights = attention_weights(**options).astype(query.dtype)
       module.sow(collection, "attention_weights", weights)
-    if not deterministic:
-      options |= dict(dropout_rate=dropout_rate, dropout_key=dropout_rng)
     options |= dict(value=value, implementation=hook.implementation)
     return dot_product_attention(**options)
 
@@ -211,20 +224,18 @@ def _precision_name(precision: Any) -> str | None:
   """Converts a precision as in flax to a name for JAX; None is JAX's default."""
   if isinstance(precision, tuple):
     (precision,) = {*precision}  # both operands must have the same
-  if isinstance(precision, jax.lax.Precision):
-    precision = precision.name
   if not precision:
     return jax.config.jax_default_matmul_precision
   # JAX wants capitals for a name such as BF16_BF16_F32, and otherwise lower case.
-  is_preset = "_" in precision
-  return precision if is_preset else precision.lower()
+  name = str(precision)
+  return name if "_" in name else name.lower()
 
 
 def _positions(
   hook: _Hook,
   query: Array,
   key: Array,
-  mask: ArrayLike | None,
+  mask: Array | None,
   query_positions: ArrayLike | None,
   key_positions: ArrayLike | None,
 ) -> tuple[Array | None, Array | None, Array | None]:
@@ -251,14 +262,14 @@ def _positions(
 
 
 def _position_in_cache(
-  hook: _Hook, num_queries: int, num_keys: int, mask: ArrayLike | None
+  hook: _Hook, num_queries: int, num_keys: int, mask: Array | None
 ) -> Array:
   """Returns the position of the last key that the one query may attend to.
 
   In cached decoding, flax's layers make a mask but pass no position.
   """
   if hook.self_attention and num_queries == 1 and mask is not None:
-    last_BN1 = mask.shape[-1] - 1 - jnp.argmax(mask[..., ::-1] != 0, axis=-1)
+    last_BN1 = num_keys - 1 - jnp.argmax(mask[..., ::-1], axis=-1)
     return last_BN1[..., 0, :]
   raise ValueError(
     f"RelativeAttention lacks the positions of {num_queries} queries and {num_keys} "

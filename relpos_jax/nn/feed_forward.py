@@ -1,5 +1,6 @@
 """Feed-forward layers, residual connections, dropout and sharding of activations."""
 
+import functools
 import math
 from typing import Literal
 
@@ -32,10 +33,12 @@ class FeedForward(nnx.Module):
     dtype=jnp.float32,
     rngs: nnx.Rngs,
   ):
-    options = dict(kernel_init=kernel_init, dtype=dtype, rngs=rngs)
-    self.hidden = nnx.Linear(width, hidden_width, **options)
+    linear = functools.partial(
+      nnx.Linear, kernel_init=kernel_init, dtype=dtype, rngs=rngs
+    )
+    self.hidden = linear(width, hidden_width)
     self.dropout_rate = dropout_rate
-    self.out = nnx.Linear(hidden_width, width, **options)
+    self.out = linear(hidden_width, width)
 
   def __call__(
     self, x: Float[Array, "*B D"], rngs: nnx.Rngs | None = None
@@ -91,12 +94,11 @@ def drop(
   """
   if rngs is None or rate == 0:
     return x
-  *batch, width = x.shape
+  *batch, _ = x.shape
   bits = jax.random.bits(rngs.dropout())
   seed = jax.lax.bitcast_convert_type(bits, jnp.int32)
   rows = jnp.arange(math.prod(batch)).reshape(*batch, 1)
-  ones = [1] * len(batch)
-  columns = jnp.arange(width).reshape(*ones, width)
+  columns = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
   keeps = dropout.keep(seed, rows, columns, rate)
   return jnp.where(keeps, x / (1 - rate), 0)
 

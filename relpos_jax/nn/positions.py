@@ -21,8 +21,7 @@ def init_table(
   Tensor2Tensor does the same.
   """
   out_axes = range(1, len(shape))
-  glorot = jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform", 0, out_axes)
-  return glorot(key, shape, dtype)
+  return jax.nn.initializers.glorot_uniform(0, out_axes)(key, shape, dtype)
 
 
 def table_shape(
@@ -35,10 +34,8 @@ def table_shape(
     raise ValueError(
       f"max_distance is {max_distance!r}, left {left!r}; want integers from 0 on"
     )
-  num_rows = left + 1 + max_distance
-  if num_heads is None:
-    return num_rows, head_width
-  return num_rows, num_heads, head_width
+  heads = () if num_heads is None else (num_heads,)
+  return left + 1 + max_distance, *heads, head_width
 
 
 def new_table(
@@ -152,7 +149,7 @@ class RelativePositionTables(Positions):
     self.key = new_table(*arguments) if keys else None
     self.value = new_table(*arguments) if values else None
     self.left = left
-    self.beyond = beyond
+    self.beyond: Beyond = beyond
     self.dtype = dtype
 
   def __call__(self) -> RelativePositions:

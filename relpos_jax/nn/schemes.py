@@ -1,6 +1,6 @@
 """Published position schemes other than Shaw's, for a layer's `positions`."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -157,7 +157,7 @@ class TransformerXLPositions(Positions):
       raise ValueError(f"width is {width}; want an even number")
     self.num_rows, *_ = table_shape(max_distance, left, None, head_width)
     self.left = self.num_rows - 1 - max_distance
-    init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform", 0, (1, 2))
+    init = jax.nn.initializers.lecun_uniform(0, (1, 2))
     shape = width, num_heads, head_width
     self.projection = new_table(rngs, shape, param_dtype, init)
     shape = num_heads, head_width
@@ -203,7 +203,7 @@ class ContentPositions(Positions):
     param_dtype: DTypeLike = jnp.float32,
     rngs: nnx.Rngs,
   ):
-    init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform", 0, 2, 1)
+    init = jax.nn.initializers.lecun_uniform(0, 2, batch_axis=1)
     shape = head_width, num_heads, rank
     self.projection = new_table(rngs, shape, param_dtype, init)
     shape = table_shape(max_distance, left, None, rank)
@@ -268,7 +268,7 @@ def _check_heads(query: Array, heads: int, width: int) -> None:
 
 # By name, as in the configs of models. None means that layers have no positions: the
 # embedding adds sinusoids.
-SCHEMES = dict(
+SCHEMES: dict[Any, type[Positions] | None] = dict(
   relative=RelativePositionTables,
   sinusoidal=None,
   both=RelativePositionTables,
