@@ -111,7 +111,7 @@ class RelativeAttention(nn.Module):
     super().__post_init__()
 
   def setup(self) -> None:
-    if self.positions is None:
+    if self.positions is None and self.max_distance is not None:
       self.tables = RelativePositionTables(
         self.max_distance,
         num_heads=self.num_heads,

@@ -231,12 +231,9 @@ def _fastest(inputs: Inputs) -> Choice:
     if _is_plain(inputs):
       return _PLAIN
     return Choice("projected", "a dimension is symbolic")
-  is_timed = _is_timed_on_gpu(inputs)
-  if is_timed and _is_timed_with_cudnn(inputs):
-    return Choice(CUDNN, "on this GPU it is the fastest without relations and masks")
-  if is_timed and not _unsupported_by_pallas_gpu(inputs):
-    reason = "on this GPU it is faster than jax.nn without relations and than chunked"
-    return Choice("pallas_gpu", reason)
+  timed = _fastest_on_gpu(inputs)
+  if timed is not None:
+    return timed
   if reference.has_few_queries(inputs):
     if _is_long(inputs):
       return Choice("chunked", "queries are few and keys are many, on a CPU")
@@ -250,6 +247,18 @@ def _fastest(inputs: Inputs) -> Choice:
   if _is_long(inputs):
     return Choice("chunked", "keys are many, and it does not store their weights")
   return Choice("projected", "weights fit into memory, and it gathers no vectors")
+
+
+def _fastest_on_gpu(inputs: Inputs) -> Choice | None:
+  """Chooses by the times on a GPU; returns None if nothing like the call was timed."""
+  if not _is_timed_on_gpu(inputs):
+    return None
+  if _is_timed_with_cudnn(inputs):
+    return Choice(CUDNN, "on this GPU it is the fastest without relations and masks")
+  if _unsupported_by_pallas_gpu(inputs):
+    return None
+  reason = "on this GPU it is faster than jax.nn without relations and than chunked"
+  return Choice("pallas_gpu", reason)
 
 
 def _fastest_without_relations(inputs: Inputs) -> Choice:

@@ -60,8 +60,8 @@ def edge_attention(
       a label: it adds no vector, but the receiver attends to the sender. For labels out
       of range see `EdgeLabels`.
     features: `EdgeFeatures(features, key, value)` with features `[B, M, F]`.
-    bias: numbers `[B, M, N]` or `[B, M, 1]`, added to the logits after the scale. A pair
-      of several edges has their sum.
+    bias: numbers `[B, M, N]` or `[B, M, 1]`, added to the logits after the scale. A
+      pair of several edges has their sum.
     scale: factor of q_i . k_j and of the relative term. Default: `H**-0.5`.
     dropout_rate: the share of pairs to drop, for v_j and aV_ij alike.
     dropout_key: `jax.random.key`; needed if the rate is positive.
@@ -111,9 +111,7 @@ def _edge_attention(
     receivers = _flatten_rows(receivers, sizes.queries)
     pairs = _flatten_rows(pairs, num_edges)
     is_first = is_first.reshape(-1, 1)
-  if bias is not None:
-    edges = *sizes.batch, num_edges
-    bias = check_array("bias", bias, jnp.floating, (*edges, sizes.heads), (*edges, 1))
+  bias_MN = _check_bias(bias, sizes, num_edges)
   if scale is None:
     scale = sizes.width**-0.5
   shape = *query.shape[:-1], sizes.value_width
@@ -131,8 +129,8 @@ def _edge_attention(
   for a_MNH, share_M1 in _vectors("key", terms, shares):
     logits_MN += sum_of_pair(share_M1 * jnp.sum(query_MNH * a_MNH, -1))
   logits_MN *= jnp.asarray(scale, dtype)
-  if bias is not None:
-    logits_MN += sum_of_pair(bias.reshape(-1, bias.shape[-1]).astype(dtype))
+  if bias_MN is not None:
+    logits_MN += sum_of_pair(bias_MN)
   num_queries = math.prod(query.shape[:-2])
   weights_MN = _softmax(logits_MN, receivers, is_first, num_queries)
   if dropout_rate:
@@ -162,6 +160,17 @@ def _check_terms(
     _check_kind("features", features, EdgeFeatures)
     terms.append(features.checked_edges("features", sizes, num_edges))
   return terms
+
+
+def _check_bias(
+  bias: ArrayLike | None, sizes: Sizes, num_edges: int
+) -> Float[Array, "BM #N"] | None:
+  """Returns the checked bias; None stays None."""
+  if bias is None:
+    return None
+  edges = *sizes.batch, num_edges
+  bias = check_array("bias", bias, jnp.floating, (*edges, sizes.heads), (*edges, 1))
+  return bias.reshape(-1, bias.shape[-1]).astype(sizes.accumulation_dtype)
 
 
 def _flatten_rows(rows: Int[Array, "B M"], number: int) -> Int[Array, " BM"]:

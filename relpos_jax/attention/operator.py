@@ -144,10 +144,10 @@ def dot_product_attention(
       "chunked" for long sequences, which on CPUs is from 64 keys on. The only kernel
       that it chooses is "pallas_gpu": on one H200, for causal self-attention in
       bfloat16 from 1,024 tokens on, with head width 64. There, from 2,048 tokens on, it
-      takes cuDNN by jax.nn for calls without relations and masks. Kernels and cuDNN have
-      first derivatives in reverse mode only, and so has "chunked" if all relations go by
-      distance. For forward mode or second derivatives name "projected" or "skew". Name
-      one of these for arrays on the CPU of a machine with an H200, too.
+      takes cuDNN by jax.nn for calls without relations and masks. Kernels and cuDNN
+      have first derivatives in reverse mode only, and so has "chunked" if all relations
+      go by distance. For forward mode or second derivatives name "projected" or "skew".
+      Name one of these for arrays on the CPU of a machine with an H200, too.
     return_residual: whether to return the log-sum-exp of the logits, too, as in jax.nn.
 
   Returns:

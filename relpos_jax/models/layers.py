@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
-from typing import Literal, NamedTuple, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +61,7 @@ class LayersConfig:
   width: int = 512
   num_heads: int = 8
   feed_forward: int = 1024
-  positions: PositionsName | type[Positions] = "relative"
+  positions: PositionsName | type[Positions] = "relative"  # pyright: ignore
   max_distance: int = 16
   left: int | None = None
   tables_per_head: bool = True
@@ -185,7 +185,8 @@ class Cache(NamedTuple):
 
   def reorder(self, hypotheses: Int[Array, "B W"]) -> "Cache":
     """Returns the cache for hypotheses that extend those at the beam indices [B, W]."""
-    beam_mask = jnp.take_along_axis(self.beam_mask, hypotheses[:, :, None], axis=1)
+    beams = hypotheses[:, :, None]
+    beam_mask = jnp.take_along_axis(self.beam_mask, beams, axis=1)  # pyright: ignore
     return self._replace(beam_mask=beam_mask)
 
 
@@ -293,7 +294,7 @@ class Layer(nnx.Module):
 
   def _after_self_attention(self, x, y, rngs: nnx.Rngs | None, memory: Memory | None):
     x = self.residuals[0].after(x, y, rngs)
-    if memory is not None:
+    if memory is not None and self.cross_attention is not None:
       around = self.residuals[1]
       key, value, mask = memory
       y = self.cross_attention.attend(
@@ -311,7 +312,7 @@ def make_positions(
   kind = config._positions_class
   if kind is None or not (config.relative_keys or config.relative_values):
     return None
-  options = dict(
+  options: dict[str, Any] = dict(
     width=config.width,
     num_heads=config.num_heads if config.tables_per_head else None,
     head_width=config.width // config.num_heads,

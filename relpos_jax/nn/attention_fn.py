@@ -225,7 +225,7 @@ def _precision_name(precision: Any) -> str | None:
   if isinstance(precision, tuple):
     (precision,) = {*precision}  # both operands must have the same
   if not precision:
-    return jax.config.jax_default_matmul_precision
+    return jax.config.jax_default_matmul_precision  # pyright: ignore
   # JAX wants capitals for a name such as BF16_BF16_F32, and otherwise lower case.
   name = str(precision)
   return name if "_" in name else name.lower()

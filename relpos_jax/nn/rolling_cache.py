@@ -1,4 +1,4 @@
-"""A cache for attention in a window: as many slots as the window, for any number of tokens."""
+"""A cache for attention in a window, for any number of tokens."""
 
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ class RollingCache(NamedTuple):
     value: Float[Array, "B M K H"],
     positions: Int[Array, "B M"],
   ) -> "RollingCache":
-    """Writes M tokens over the oldest slots; padding, at position -1, is not written."""
+    """Writes M tokens over the oldest slots, but no padding, at position -1."""
     newest = jnp.max(positions, axis=1, keepdims=True)
     # Of more than W tokens only the last have a slot: two writes to one have no order.
     is_kept = (positions >= 0) & (positions > newest - self.window)
