@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from experiments.errors import InputError
-from experiments.evaluation.pictures import SpreadPanel, small_multiples, spread_curves
+from experiments.evaluation.pictures import SpreadPanel, spread_curves
 from experiments.evaluation.records import Record, Records
 from experiments.evaluation.tables import (
   format_interval,
@@ -269,7 +269,7 @@ def _draw_curves(
     panels.append(panel)
   picture, title = folder / f"{sweep}-learning.png", _title_picture(records)
   if len(records) > _MOST_SHADED:
-    small_multiples(panels[-1], picture, title=title)
+    spread_curves(panels[-1:], picture, title=title, faint=[*records])
   else:
     spread_curves(panels, picture, title=title)
   return _link(f"Learning curves: {sweep}", picture)

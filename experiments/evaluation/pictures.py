@@ -6,7 +6,6 @@ The suffix of a picture's path selects its format.
 import itertools
 import math
 import statistics
-import textwrap
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -190,30 +189,6 @@ def _list_curves(panels: Iterable[CostPanel | SpreadPanel]) -> list[str]:
   return list(dict.fromkeys(itertools.chain(*(panel.curves for panel in panels))))
 
 
-def small_multiples(panel: SpreadPanel, path: Path, title: str = "") -> Path:
-  """Draws a small panel for each curve, the others in thin grey; returns the path."""
-  curves = panel.curves
-  styles = _choose_styles([*curves])
-  num_columns = math.ceil(len(curves) / 2)
-  figure = make_figure(1.9 * num_columns, 4.6)
-  axes = figure.subplots(2, num_columns, sharex=True, sharey=True).flat
-  for ax in axes[len(curves) :]:
-    ax.set_visible(False)
-  thin = {"color": GREY, "linewidth": 0.6, "alpha": 0.5, "zorder": 1}
-  for ax, name in zip(axes, curves, strict=False):
-    for other, values in curves.items():
-      if other != name:
-        _draw_spread(ax, other, values, thin, has_band=False)
-    _draw_spread(ax, name, curves[name], styles[name])
-    ax.set_title(name, loc="left", fontsize=9)
-    ax.tick_params(labelsize=8)
-    _format_axes(ax, panel)
-  figure.suptitle(title, fontsize=10)
-  figure.supxlabel(panel.x, fontsize=9)
-  figure.supylabel(panel.y, fontsize=9)
-  return save(figure, path)
-
-
 def _draw_spread(
   ax: Any,
   name: str,
@@ -317,21 +292,18 @@ def attention_heatmap(panels: Sequence[Panel], path: Path) -> Path:
   """
   longest = max(max(np.shape(panel.weights)) for panel in panels)
   size = float(np.clip(8.0 / longest, 0.09, 0.45))  # of a weight, in inches
-  fontsize = min(11.0, 0.6 * size * 72)  # a point is 1/72 inch
-  letter = 0.6 * fontsize / 72  # its width in inches
-  widths, label_widths, heights = [], [], []
-  for panel in panels:
-    widths.append(len(panel.columns) * size)
-    label_widths.append(max(map(len, panel.rows)) * letter + 0.6)
-    column_labels = max(map(len, panel.columns)) * letter
-    heights.append(len(panel.rows) * size + column_labels)
-  figure = make_figure(1.0 + sum(widths) + sum(label_widths), 1.0 + max(heights))
+  widths = [size * len(panel.columns) for panel in panels]
+  heights = [size * len(panel.rows) for panel in panels]
+  # Room for labels beside each panel and above; what remains of it is cut off.
+  figure = make_figure(1 + sum(widths) + 1.6 * len(panels), 2.6 + max(heights))
   axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
   highest = float(max(np.max(panel.weights) for panel in panels))
-  for ax, panel, width in zip(axes, panels, widths, strict=True):
+  fontsize = min(11.0, 43 * size)
+  for ax, panel in zip(axes, panels, strict=True):
     image = _draw_weights(ax, panel, highest, fontsize)
-    title = textwrap.fill(panel.title, max(26, int(10 * width)), break_on_hyphens=False)
-    ax.set_title(title, loc="left", fontsize=12, fontweight="bold", parse_math=False)
+    ax.set_title(
+      panel.title, loc="left", fontweight="bold", wrap=True, parse_math=False
+    )
   # panchor=False keeps the panels aligned at the top.
   bar = figure.colorbar(
     image, ax=list(axes), anchor=(0, 1), panchor=False, shrink=0.6, aspect=25, pad=0.02

@@ -63,6 +63,27 @@ def row_table(title: str, rows: Mapping[str, Mapping[str, object]]) -> str:
   return markdown_table([title, *columns], lines)
 
 
+def text_table(title: str, rows: Mapping[str, Mapping[str, float]]) -> str:
+  """Formats numbers by row and column for a terminal; floats have four digits.
+
+  >>> print(text_table("split", {"test": {"pairs": 1000, "BLEU": 36.6234}}))
+  split   pairs    BLEU
+  test    1,000   36.62
+  """
+  lines = [[title, *next(iter(rows.values()))]]
+  for name, numbers in rows.items():
+    cells = [
+      f"{x:,.4g}" if isinstance(x, float) else f"{x:,}" for x in numbers.values()
+    ]
+    lines.append([name, *cells])
+  first, *others = [max(map(len, column)) for column in zip(*lines, strict=True)]
+  texts = []
+  for name, *cells in lines:
+    padded = [f"{cell:>{width}}" for cell, width in zip(cells, others, strict=True)]
+    texts.append("   ".join([f"{name:{first}}", *padded]))
+  return "\n".join(texts)
+
+
 def mean_and_interval(values: Sequence[Any] | np.ndarray, digits: int = 2) -> str:
   """Formats the mean of the finite values, ± half the width of its 95% interval."""
   finite = [x for x in values if x is not None and math.isfinite(x)]

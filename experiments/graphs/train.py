@@ -22,7 +22,7 @@ from experiments.training import loop, processes, results, start
 from experiments.training.batches import check_batches, configure_batches
 from experiments.training.loss import Loss, cross_entropy
 from experiments.training.model import model_values
-from experiments.training.run import Run, load_average
+from experiments.training.run import Run, load_average, load_trained
 from experiments.training.sharding import AnyMesh, make_mesh
 from experiments.training.step import Steps, learning_rate, make_steps
 from experiments.training.workdir import (
@@ -162,11 +162,7 @@ def loss(
 
 def load_run(config: ConfigDict, workdir: Path) -> Run:
   """Loads the trained model of a run directory; replicates it on all devices."""
-  names = load_names(workdir)
-  mesh = make_mesh()
-  steps = build(config, names, mesh)
-  run = Run(config, names, mesh, steps.graphdef, steps.shapes.params)
-  return load_average(run, workdir)
+  return load_trained(config, load_names(workdir), build, workdir)
 
 
 def evaluate(config: ConfigDict, workdir: Path) -> None:

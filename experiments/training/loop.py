@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 
-from experiments.data.batching import prefetch
 from experiments.files import Path
 from experiments.training import processes
+from experiments.training.batches import load_batches
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.compiling import (
   announce_attention,
@@ -69,7 +69,7 @@ def train(
   if start >= num_steps and not lacks_evaluation:
     return state
   stop.deferred = True
-  on_devices = _put_batches(batches, run, start, num_steps)
+  on_devices = load_batches(batches, run.mesh, start, num_steps)
   if profile_steps:
     folder = str(workdir / "tensorboard")
     on_devices = profile(on_devices, start, profile_steps, folder)
@@ -140,12 +140,6 @@ def _open_reporter(
     yield stack.enter_context(Reporter(workdir, start, num_steps, **options))
 
 
-def _put_batches(batches: Any, run: Run, start: int, stop: int) -> Iterator[Any]:
-  """Yields the batches of steps from `start` to `stop`, sharded over the devices."""
-  for batch in prefetch(batches, start, stop):
-    yield put_batch(batch, run.mesh)
-
-
 def _first_batches(batches: Any, run: Run, start: int, stop: int) -> Iterator[Any]:
   """Yields the first batch of each shape, sharded over the devices."""
   for step in batches.first_steps(start, stop):
@@ -164,7 +158,7 @@ def _evaluate(
   """Reports the validation loss and the scores of a state, unless a signal comes."""
   with stop.interruptible():
     losses = []  # left on the devices, so that these need not wait for the host
-    for batch in _put_batches(batches, run, 0, batches.num_per_epoch):
+    for batch in load_batches(batches, run.mesh, 0, batches.num_per_epoch):
       losses.append(steps.evaluate(state.params, batch))
       if stop.should_stop():
         return
