@@ -269,6 +269,7 @@ def _draw_curves(
     panels.append(panel)
   picture, title = folder / f"{sweep}-learning.png", _title_picture(records)
   if len(records) > _MOST_SHADED:
+    title, _, _ = title.partition(":")  # without a band
     spread_curves(panels[-1:], picture, title=title, faint=[*records])
   else:
     spread_curves(panels, picture, title=title)

@@ -491,11 +491,8 @@ def _count_classes(classes: Sequence[str | tuple]) -> str:
   for label, number in counts.most_common(_NAMED_CLASSES):
     texts.append(f"{_to_text(label)} ({number:,})")
   if len(counts) > _NAMED_CLASSES:
-    texts.append(f"and {len(counts) - _NAMED_CLASSES:,} more")
-  summary = f"{len(counts):,} classes of {len(classes):,} graphs:"
-  if len(counts) > max(_NAMED_CLASSES, len(classes) / 2):
-    summary += " is this a regression?"
-  return f"{summary} {', '.join(texts)}"
+    texts.append("...")
+  return f"{len(counts):,} classes of {len(classes):,} graphs: {', '.join(texts)}"
 
 
 def _group_members(

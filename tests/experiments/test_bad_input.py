@@ -100,18 +100,6 @@ def test_an_incomplete_or_damaged_run(refused, run_copy, name):
   refused(run_copy, "cannot read config.json", name, folder)
 
 
-@pytest.mark.parametrize(
-  "argument, words",
-  [
-    ("--input=nowhere.txt", "no file nowhere.txt"),
-    ("--max_source_length=0", "--max_source_length=0 positive integer"),
-  ],
-)
-def test_what_to_translate_and_how(refused, workdir, argument, words):
-  flags = f"--workdir={workdir}", argument
-  refused(workdir, words, "translate", *flags, stdin=b"a cat\n")
-
-
 def test_invalid_utf8_on_stdin(call, workdir, monkeypatch):
   monkeypatch.setattr(translate, "_LINES_AT_ONCE", 2)
   text = b"\n\n\na caf\xe9\n"

@@ -51,13 +51,6 @@ def test_pairs_run_side_by_side_and_take_turns_to_be_first(calls):
   assert (second["seconds"], second["against_seconds"]) == ([4.0, 7.0], [3.0, 8.0])
 
 
-def test_in_rounds_each_is_as_often_first_and_as_often_before_its_neighbour(calls):
-  seconds = timing.time_rounds(FUNCTIONS, 6)
-  assert "".join(calls) == "abccbabcaacbcabbac"
-  assert seconds["a"][:2] == [1.0, 6.0]
-  assert [len(times) for times in seconds.values()] == [6, 6, 6]
-
-
 # Attention
 # --------------------------------------------------------------------------------------
 
@@ -157,30 +150,6 @@ def test_pytorch_gives_the_same_results_and_gradients(is_causal, backward):
 
 # A training step
 # --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("length, rows", [(16, 8), (8, 16)])
-def test_a_training_step_is_compared_with_sinusoids(
-  call, data, monkeypatch, tmp_path, length, rows
-):
-  steps = []
-
-  def make_stepper(config, changes, shape):
-    figures = dict(parameters=1, temporary_bytes=1)
-    return lambda: steps.append((changes["model.positions"], *shape)), figures
-
-  monkeypatch.setattr(models, "make_stepper", make_stepper)
-  flags = f"--config={data}/tiny.py", "--repetitions=6", f"--out={tmp_path}"
-
-  answer = call("benchmark.__main__", "step", *flags, f"--length={length}")
-
-  assert answer.status == 0, answer.err
-  assert steps.count(("relative", rows, length)) == 6
-  assert steps.count(("sinusoidal", rows, length)) == 12
-  raw = json.loads((tmp_path / "steps" / f"tiny-{rows}x{length}.json").read_text())
-  assert [len(times) for times in raw["seconds"].values()] == [6, 6, 6]
-  assert raw["shape"] == [rows, length]
-  assert (tmp_path / "steps.md").read_text().count("| sinusoidal (again) |") == 1
 
 
 @pytest.mark.parametrize(

@@ -225,11 +225,6 @@ def test_output_that_cannot_be_written_is_one_line(capsys):
   assert answer == (2, "", f"error: cannot write the output ({FULL}\n")
 
 
-def test_a_bug_has_a_traceback():
-  with pytest.raises(ZeroDivisionError):
-    command.run(lambda: 1 / 0, {}, [])
-
-
 def test_an_interrupt_while_a_command_is_imported_leaves_no_traceback(tmp_path):
   slow = "import time\nprint('imported', flush=True)\ntime.sleep(60)\n"
   (tmp_path / "filelock.py").write_text(slow)  # shadows a package that commands import
@@ -311,13 +306,6 @@ time.sleep(60)
   with command.lock_folder(tmp_path, "workdir"):
     pass
   assert not [*tmp_path.iterdir()]
-
-
-def test_a_folder_that_a_lock_left_empty_goes(tmp_path):
-  folder = tmp_path / "run"
-  with command.lock_folder(folder, "workdir"):
-    assert folder.is_dir()
-  assert not folder.exists()
 
 
 def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):

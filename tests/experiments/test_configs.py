@@ -33,7 +33,6 @@ from experiments.translation.train import make_model, mock_vocabulary
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 
 VOCABULARY = 32_768  # "about", says the paper
-LONGEST_CHORALE = 2065  # tokens of the longest training piece, with its end
 ENTRIES = 9712  # size of Multi30k's published vocabulary
 
 
@@ -79,16 +78,6 @@ def test_every_config_is_valid(name):
   parse_config(load(name))
 
 
-def test_no_two_experiments_share_a_folder():
-  choices = ("base", "big"), ("ende", "enfr"), POSITIONS[:2], ("v1", "v2")
-  files = [f"wmt14.py:{','.join(words)}" for words in itertools.product(*choices)]
-  for file, arguments in ARGUMENTS.items():
-    files += [f"{file}:{argument}" for argument in arguments]
-  files += [*BRIEF, *PUBLISHED, *LENGTHS, "default.py", "quickstart.py"]
-  names = {load(file).name for file in files}
-  assert len(names) == len(files)
-
-
 @pytest.mark.parametrize("size", ["base", "big"])
 def test_the_two_recipes_of_the_time(size):
   # Tensor2tensor of September 2017 and from October 2017 on.
@@ -120,20 +109,6 @@ def test_parameters_are_those_of_the_paper(size, extra):
   if size == "base":
     both_ends = 2 * norm  # of the encoder and the decoder
     assert num_parameters(load("wmt14.py:v2")) == total + extra + both_ends
-
-
-def test_batches_have_the_papers_number_of_tokens():
-  lengths = np.random.default_rng(0).lognormal(np.log(24), 0.6, 100_000).astype(int) + 1
-  lengths[0] = 256
-  config, mesh = load("wmt14.py"), make_mesh()
-  shapes = configure_batches(config, lengths, mesh, kind=Schedule)(
-    lengths, seed=0
-  ).shapes
-  assert shapes[-1] == longest_shape(config, mesh.shape)
-  assert len(shapes) == 8 and shapes[-1][1] == 256
-  for rows, length in shapes:
-    assert rows % 8 == 0
-    assert 0.99 * 32_768 < rows * length < 32_768 + 8 * length
 
 
 @pytest.mark.parametrize("ring", [False, True])
@@ -189,23 +164,10 @@ KEYS_OF_POSITIONS = {"name", "model.positions", "model.relative_values"}
 KEYS_OF_POSITIONS |= {"model.beyond", "model.max_distance"}
 
 
-@pytest.mark.parametrize("file", ARGUMENTS)
-def test_arguments_are_orthogonal_and_come_in_any_order(file):
-  for argument in ARGUMENTS[file]:
-    kind, recipe = argument.split(",")
-    config = load(f"{file}:{argument}")
-    assert {*changes(config, load(f"{file}:{recipe}"))} <= KEYS_OF_POSITIONS
-    assert {*changes(config, load(f"{file}:{recipe},{kind}"))} <= {"name"}
-
-
 @pytest.mark.parametrize("argument", ["brief,published", "relative,none", "mine"])
 def test_wrong_arguments_are_refused(argument):
   with pytest.raises(InputError, match=r"unknown|exclude"):
     load(f"music.py:{argument}")
-
-
-def test_the_longest_chorale_fits():
-  assert load("music.py:published").batches.max_length >= LONGEST_CHORALE
 
 
 def plan(name: str, seeds: int = 1) -> list[cells_module.PlannedRun]:

@@ -12,7 +12,6 @@ from run_files import read_json, results
 from configs import default
 from experiments.config import changes
 from experiments.evaluation.records import digest
-from experiments.training.metrics import read_metrics
 
 SCORES = ("results.json", "record.json", "*.translations.txt", "*.png")
 KINDS = ("sacrebleu", "paper_bleu", "chrf", "exact")
@@ -51,21 +50,6 @@ def test_the_record_says_what_the_other_files_of_the_run_say(workdir):
   for kind in KINDS:
     assert scores[kind] == scored["test"][kind]["value"]
     assert scores["signatures"][kind] == scored["test"][kind]["signature"]
-
-
-def test_the_record_has_the_budget_and_the_curves_of_the_metrics(workdir):
-  lines, record = read_metrics(workdir), read_json(workdir / "record.json")
-  budget = record["budget"]
-  assert (budget["updates"], budget["tokens_per_update"]) == (12, 128)
-  minutes = (lines[-1]["time"] - lines[0]["time"]) / 60
-  assert budget["minutes"] == pytest.approx(minutes, abs=0.01)
-  speeds = [line["tokens_per_second"] for line in lines if "tokens_per_second" in line]
-  assert budget["tokens_per_second"] == pytest.approx(np.median(speeds), abs=0.1)
-  valid = [line for line in lines if "valid_loss" in line]
-  curve = [[line[x] for x in ("step", "valid_loss", "valid_bleu")] for line in valid]
-  assert record["curve"] == curve
-  exact = [[line["step"], line["valid_exact"]] for line in valid]
-  assert record["exact"] == {"valid": exact}
 
 
 def test_results_and_record_say_which_checkpoints_were_scored(longer, call, tmp_path):

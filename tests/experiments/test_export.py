@@ -35,11 +35,6 @@ def test_a_model_that_cannot_be_exported_is_refused(
   assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_exists_is_refused(call, workdir):
-  answer = call("export", f"--workdir={workdir}", "--out=.")
-  answer.assert_refused(". exists already --out")
-
-
 @pytest.mark.parametrize("norm, tables_per_layer", [("pre", True), ("post", False)])
 def test_ctranslate2_translates_as_the_model_that_was_exported(
   norm, tables_per_layer, tmp_path

@@ -159,10 +159,6 @@ def test_mistakes_with_graphs_are_one_line(train_graphs, tmp_path, change, words
   assert not (tmp_path / "run").exists()
 
 
-def test_graphs_are_not_translated(run, call):
-  call("translate", f"--workdir={run[0]}").assert_refused("graphs")
-
-
 def test_a_model_is_not_scored_on_graphs_with_other_names(run):
   loaded = load_run(load_config(run[0]), run[0])
   data = load_data(loaded.config)

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from run_files import read_json
 
-from experiments.music import piano_roll, voices
 from experiments.music import train as train_module
+from experiments.music import voices
 from experiments.music.scores import likelihood, make_nats_function
-from experiments.music.sound import write_wav
 from experiments.music.train import load_data, load_run
 from experiments.systems import load_config
 from experiments.training.run import copy_to_process
@@ -129,12 +128,6 @@ def test_a_sample_continues_its_prime_as_the_seed_says(sample, pieces):
   assert files[0].with_suffix(".png").stat().st_size > 5_000
 
 
-def test_a_sample_may_be_sound(sample, tmp_path):
-  piece = voices.CODEC.read(sample("a.mid"))
-  write_wav(voices.CODEC.decode_score(piece), tmp_path / "wanted.wav")
-  assert sample("sound.wav").read_bytes() == (tmp_path / "wanted.wav").read_bytes()
-
-
 @pytest.mark.parametrize(
   "flags, words",
   [
@@ -162,42 +155,3 @@ def test_runs_of_other_tasks_are_refused(run, call, workdir, tmp_path):
   call("sample", f"--workdir={workdir}", out).assert_refused("translation music")
   call("translate", f"--workdir={run[0]}").assert_refused("music translation")
   assert not (tmp_path / "new.mid").exists()
-
-
-@pytest.mark.parametrize(
-  "change, words",
-  [
-    ("data.transpose=200", "data.transpose is 200"),
-    ("data.midi.path=", "--config.data.midi.path"),
-    ("data.midi.path={folder}", "no file for valid"),
-  ],
-)
-def test_wrong_data_are_refused(train_music, pieces, tmp_path, change, words):
-  folder = tmp_path / "pieces"
-  (folder / "train").mkdir(parents=True)
-  shutil.copy(pieces / "test" / "0.mid", folder / "train")
-  flag = f"--config.{change.format(folder=folder)}"
-  train_music(tmp_path / "run", flag).assert_refused(words)
-  assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("num_tokens", [0, 32])
-def test_attention_on_all_tokens_and_the_begin_is_drawn(
-  run, pieces, tmp_path, monkeypatch, num_tokens
-):
-  drawn, compute = [], piano_roll.last_weights
-
-  def last_weights(*args):
-    drawn.append(compute(*args))
-    return drawn[-1]
-
-  loaded = load_run(load_config(run[0]), run[0])
-  piece = voices.CODEC.read(pieces / "test" / "0.mid")[:num_tokens]
-  monkeypatch.setattr(piano_roll, "last_weights", last_weights)
-
-  picture = piano_roll.draw(loaded, piece, tmp_path / "a.png")
-
-  assert picture.stat().st_size > 5_000
-  (weights,) = drawn
-  np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
-  assert weights.shape[-1] == num_tokens + 1

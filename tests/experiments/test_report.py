@@ -6,7 +6,6 @@ import json
 import pathlib
 import re
 import shutil
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -158,27 +157,6 @@ def test_exact_matches_are_compared_by_length(title, ending):
       assert table[row][head] == interval(scores, 1)
 
 
-def test_every_score_of_every_test_set_has_a_column_unless_records_are_older(tmp_path):
-  records = copy.deepcopy(committed("table1"))
-  for record in records:
-    for of in (record["scores"], record["sentences"]):
-      of["long"] = copy.deepcopy(of["test"])
-    for number, scores in enumerate(record["scores"].values()):
-      scores |= dict(chrf=50.0 + number + record["seed"], exact=10.0 + number)
-  report.main(write_runs(tmp_path, "table1", records))
-  cells = tables_of(tmp_path / "report.md", "table1")["table1"]["none"]
-  assert cells["chrF"] == interval([50, 51, 52, 53, 54])
-  assert cells["chrF, long"] == interval([51, 52, 53, 54, 55])
-  assert cells["exact (%)"] == "10.00 ± 0.00"
-  assert cells["exact (%), long"] == "11.00 ± 0.00"
-  del records[0]["scores"]["test"]["chrf"]
-  write_runs(tmp_path, "table1", records)
-  report.main(tmp_path)
-  cells = tables_of(tmp_path / "report.md", "table1")["table1"]["none"]
-  assert "chrF" not in cells
-  assert "chrF, long" in cells
-
-
 def accuracy(run, lengths, splits) -> float:
   """Returns the percentage of right answers for chains of some lengths."""
   answers = []
@@ -242,23 +220,6 @@ def test_hand_written_text_stays_and_pictures_are_drawn(tmp_path):
   assert "<!-- end table3 -->\nA conclusion.\n" in text
   (picture,) = re.findall(r"\]\((.*?)\)", text)
   assert (tmp_path / picture).stat().st_size > 10_000
-
-
-@pytest.mark.parametrize("sweep, title, kind", [
-  ("table1", "multi30k, 5 seeds", "spread_curves"),
-  ("positions-multi30k", "multi30k, 5 seeds", "small_multiples"),
-  ("positions-chorales", "chorales, 3 seeds", "small_multiples"),
-  ("sharing", "multi30k, 2 to 3 seeds", "spread_curves"),
-  ("music-long", "chorales, 1 seed", "spread_curves"),
-  ("graph-clutrr", "clutrr, 5 seeds", "spread_curves"),
-  ("lengths-scan", "scan, 5 seeds", "spread_curves"),
-])  # fmt: skip
-def test_a_picture_names_its_data_and_seeds(tmp_path, monkeypatch, sweep, title, kind):
-  draw = mock.Mock(side_effect=lambda panels, path, **_: path)
-  module = graphs if sweep.startswith("graph") else sections
-  monkeypatch.setattr(module, kind, draw)
-  report.main(write_runs(tmp_path, sweep, committed(sweep)))
-  assert draw.call_args.kwargs["title"].startswith(title)
 
 
 def change_data(record):
@@ -325,20 +286,3 @@ def test_figures_in_the_text_of_a_page_occur_in_its_tables_or_those_of_results(
     tables = "".join(page.read_text("utf-8") for page in RESULTS.glob("*.md"))
   assert len(figures) > 1
   assert [x for x in figures if x not in tables and x not in own] == []
-
-
-def test_the_command_above_a_table_has_the_changes_of_the_command_line(tmp_path):
-  records = copy.deepcopy(committed("table1"))
-  records = [record for record in records if record["seed"] in (1, 2)]
-  for record in records:
-    record["config"]["model.width"] = 64
-  own = [record | {"sweep": "mine", "row": record["row"] + "!"} for record in records]
-  write_runs(tmp_path, "mine", own)
-  (page,) = report.main(write_runs(tmp_path, "table1", records))
-  text = page.read_text("utf-8")
-  assert (
-    "<!-- begin table1 -->\n```\npython -m experiments.sweep "
-    "--config=configs/table1.py --seeds=2 --config.model.width=64 --config.seed=1 "
-    "--results=mine\n```\n\n8 trainings, "
-  ) in text
-  assert "<!-- begin mine -->\n8 trainings, " in text  # its config is not in configs/

@@ -2,11 +2,8 @@
 
 import json
 import os
-import shlex
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -222,16 +219,6 @@ def test_one_sweep_at_a_time_works_in_a_folder(room, swept):
   assert not (room / "results").exists()
 
 
-def test_the_commands_that_a_dry_run_prints_may_run_elsewhere(room, swept):
-  for line in swept("--dry_run").out.splitlines():
-    _, *words = shlex.split(line)
-    subprocess.run([sys.executable, *words], check=True)
-  assert names(room) == CELLS
-  assert swept().status == 0
-  assert len(calls(room)) == 3
-  assert results(room) == RESULTS
-
-
 def test_changes_on_the_command_line_reach_all_cells(room, swept):
   (room / "three.py").write_text(CONFIG_FILE + "  yield 'own', {'mesh.tensor': 2}\n")
   changes = ("mesh.data=16", "name=other", "seed=5", "model.max_distance=8")
@@ -301,11 +288,3 @@ def test_the_results_are_the_folder_above_the_records(room, call, name):
   answer.assert_refused(f"error: {folder}/runs give {folder}:")
   assert not calls(room)
   assert not (room / "results").exists()
-
-
-def test_records_beside_the_folder_of_records_are_not_trained_again(room, swept):
-  swept("--only=k=1")
-  beside = room / "results" / "three.jsonl"
-  records_file(room).rename(beside)
-  swept().assert_refused(f"move {beside} into {room}/results/runs")
-  assert len(calls(room)) == 1

@@ -6,8 +6,6 @@ import re
 import subprocess
 import sys
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from run_files import read_json
@@ -20,7 +18,7 @@ from experiments.training.run import Run
 from experiments.training.sharding import make_mesh
 from experiments.translation import train as train_module
 from experiments.translation.corpus import Corpus
-from experiments.translation.data import learn_tokenizer, make_batches, normalize_lines
+from experiments.translation.data import learn_tokenizer, make_batches
 from experiments.translation.train import load_run
 from experiments.translation.translator import make_translator
 
@@ -112,26 +110,6 @@ def test_a_long_line_is_truncated_with_a_warning(call, workdir):
   assert answer.out == wanted.out
 
 
-def test_a_model_that_diverged_is_told_from_its_empty_translations(
-  call, workdir, monkeypatch
-):
-  def load_diverged(*args):
-    run = load_run(*args)
-    params = jax.tree.map(lambda x: x * jnp.nan, run.params)
-    return run._replace(params=params)
-
-  monkeypatch.setattr(train_module, "load_run", load_diverged)
-  monkeypatch.setattr(translate_command, "_LINES_AT_ONCE", 3)
-  stdin = b"\na cat\nthe dog\n\na cat\n"
-  answer = call("translate", f"--workdir={workdir}", stdin=stdin)
-  assert (answer.status, answer.out) == (0, 5 * "\n")
-  warnings = [line for line in answer.err.splitlines() if "empty" in line]
-  assert warnings == [
-    "empty translations: 2, the first of line 2: the training may have diverged",
-    "empty translations: 1, the first of line 5: the training may have diverged",
-  ]
-
-
 def test_words_that_are_not_in_the_vocabulary_are_named(tmp_path, monkeypatch, capsys):
   tokenizer = train_tokenizer(["jump twice and walk"], "words", size=100)
   run = Run(quickstart.get_config(), tokenizer, None, None, None)
@@ -144,18 +122,6 @@ def test_words_that_are_not_in_the_vocabulary_are_named(tmp_path, monkeypatch, c
   out, err = capsys.readouterr()
   assert out == "jump twice\njump  thrice and hop\n"
   assert err == "line 2: not in the vocabulary: thrice hop\n"
-
-
-def test_lines_are_translated_and_counted_in_portions(
-  call, translate, translations, workdir, monkeypatch
-):
-  monkeypatch.setattr(translate_command, "_LINES_AT_ONCE", 2)
-  assert translate("\n".join(LINES).encode()) == translations
-  stdin = b"a cat\n" * 4 + b"the dog sees the house.\n"
-  flags = f"--workdir={workdir}", "--max_source_length=3"
-  answer = call("translate", *flags, stdin=stdin)
-  assert answer.status == 0
-  assert "line 5 has " in answer.err
 
 
 def test_so_many_checkpoints_are_averaged_as_asked(call, longer):
@@ -175,12 +141,6 @@ def test_a_run_older_than_the_choice_stops_at_the_bound_as_it_did(workdir, tmp_p
   assert config["decoding"].pop("stop") == "present"
   (tmp_path / "config.json").write_text(json.dumps(config))
   assert load_config(tmp_path).decoding.stop == "bound"
-
-
-def test_input_is_normalised_as_in_training(workdir):
-  config = load_config(workdir)
-  config.data.update(moses=True, lowercase=True)
-  assert normalize_lines(config, ["The dog's!"]) == ["the dog 's !"]
 
 
 def test_training_strips_lines_as_translating_does():

@@ -1,7 +1,6 @@
 """Graphs are batched completely once per epoch in few shapes."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,14 +69,6 @@ def test_every_graph_occurs_once_per_epoch_in_few_shapes(sizes, seed):
     assert shapes == {*batches.shapes}
   assert all(rows % 2 == 0 for rows, *_ in batches.shapes)
   assert batches.dropped == len(graphs) - len(small)
-
-
-@pytest.mark.parametrize(
-  "wrong", [dict(target=[1]), dict(node_features=[[1.0]]), dict(nodes=[])]
-)
-def test_rows_that_do_not_fit_the_nodes_are_refused(wrong):
-  with pytest.raises(ValueError, match=r"nodes with node_features .* and target"):
-    Graph.from_edges(**dict(nodes=[0, 0, 0], edges=[], target=1) | wrong)
 
 
 def test_an_edge_given_twice_is_one_and_another_label_or_feature_is_another_edge():

@@ -172,56 +172,11 @@ def test_a_file_of_objects_is_read(load_text):
   assert (first.target, second.target) == (1, 0)
 
 
-def test_graphs_of_one_class_are_refused(load_text):
-  assert "two classes" in refusal(load_text, OBJECTS[0])
-
-
-def test_a_file_has_no_name(tmp_path):
-  (tmp_path / "toy.jsonl").write_text("\n".join(OBJECTS))
-  refused = refusal(load_tu, "MUTAG", str(tmp_path / "toy.jsonl"))
-  assert "MUTAG.zip, or --config.data.tu.name= for your own graphs" in refused
-
-
 @pytest.mark.parametrize("text", ["[{},\n{}]", "\ufeff[\n{},\n{}\n]\n", "{}\n\n{}\n\n"])
 def test_an_array_of_objects_and_blank_lines_are_read(load_text, text):
   data, lines = load_text(text.format(*OBJECTS)), load_text("\n".join(OBJECTS))
   assert data.names == lines.names
   assert as_lists(data.splits["all"]) == as_lists(lines.splits["all"])
-
-
-@pytest.mark.parametrize(
-  "text, words",
-  [
-    (f"[{OBJECTS[0]}, 7]", "toy.jsonl, graph 2: "),
-    (f"[{OBJECTS[0]},", "toy.jsonl is no JSON: Expecting value"),
-  ],
-)
-def test_a_wrong_array_is_named(load_text, tmp_path, text, words):
-  assert refusal(load_text, text).startswith(f"{tmp_path}/{words}")
-
-
-def with_classes(classes) -> str:
-  graphs = [{"class": label, "nodes": ["C"], "edges": []} for label in classes]
-  return "\n".join(map(json.dumps, graphs))
-
-
-def test_classes_are_counted_and_whole_numbers_are_integers(load_text):
-  data = load_text(with_classes([0, 0.0, 1, True, "0", 1.0, 0]))
-  assert data.names.classes == ("0", "1", "True")
-  assert data.notes == ("3 classes of 7 graphs: 0 (4), 1 (2), True (1)",)
-  assert split_folds(data, 0, 3).notes[0] == data.notes[0]
-
-
-def test_the_first_of_many_classes_are_named(load_text):
-  (note,) = load_text(with_classes(number % 13 for number in range(30))).notes
-  assert note.startswith("13 classes of 30 graphs: 0 (3), 1 (3), 2 (3), 3 (3), 4 (2), ")
-  assert note.endswith(", and 3 more")
-
-
-def test_very_many_classes_look_like_a_regression(load_text):
-  (note,) = load_text(with_classes([*range(734), *166 * [0]])).notes
-  words = "734 classes of 900 graphs: is this a regression? 0 (167), 1 (1), "
-  assert note.startswith(words)
 
 
 @pytest.mark.parametrize("label", [None, 0.37, float("nan"), [1], {"a": 1}])
@@ -320,14 +275,6 @@ def test_a_wrong_folder_is_refused_by_file_and_line(tmp_path, changes, message):
   assert refused.startswith(message.format(folder=folder, **files))
 
 
-def test_labels_may_be_written_as_floats(tmp_path):
-  changes = dict(graph_labels="-1.0\n1e0\n", node_labels="7.0\n7.0\n9.0\n8.0\n7.0\n")
-  wanted = load_tu("", path=str(write(tmp_path / "a")))
-  data = load_tu("", path=str(write(tmp_path / "b", **changes)))
-  assert data.names == wanted.names
-  assert as_lists(data.splits["all"]) == as_lists(wanted.splits["all"])
-
-
 def test_several_columns_of_labels_are_one_label(tmp_path):
   node_labels = "0, 7\n0, 7\n1, 0\n0, 8\n0, 7\n"
   edge_labels = "0,1\n0,1\n2,0\n" * 2 + "2,0\n"
@@ -345,12 +292,6 @@ def test_a_folder_of_several_data_sets_needs_a_name_that_it_has(tmp_path):
   assert refused.startswith(f"cannot read {folder}/OTHER_A.txt: ")
   write(folder, name="TWO")
   assert refusal(load_tu, "", str(folder)).endswith("(TOY, TWO): give the name of one")
-
-
-@pytest.mark.parametrize("name", ["", "OTHER"])
-def test_a_file_that_is_not_there_is_named(tmp_path, name):
-  gone = str(tmp_path / "gone.jsonl")
-  assert refusal(load_tu, name, gone) == f"no file {gone}: check the name"
 
 
 def test_an_unknown_name_is_refused():
@@ -383,14 +324,6 @@ def test_a_users_archive_is_read(tmp_path, inside):
   with zipfile.ZipFile(file, "a") as archive:
     archive.writestr("A/TOY_A.txt", "x")
   assert f"{file} has data sets in " in refusal(load_tu, "", str(file))
-
-
-def test_an_archive_without_graphs_is_refused(tmp_path):
-  file = tmp_path / "TOY.zip"
-  with zipfile.ZipFile(file, "w") as archive:
-    archive.writestr("readme.txt", "x")
-  refused = refusal(load_tu, "", str(file))
-  assert f"{file}/ has 0 data sets in TU format: want" in refused
 
 
 def make_data(classes) -> GraphData:

@@ -9,7 +9,6 @@ from faults import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.data.batching import Batches
 from experiments.data.tokenizer import BOS, EOS, PAD
 from experiments.music import data, performance, voices
 from experiments.music.data import MusicRows
@@ -109,11 +108,6 @@ def test_rows_depend_on_the_seed_and_the_epoch_alone(changes):
   assert [as_lists(again, 1), as_lists(again, 0)] == [second, first]
 
 
-def test_rows_of_all_epochs_are_equal_without_anything_random():
-  rows = vary(semitones=0, random_slices=False)
-  assert as_lists(rows, 0) == as_lists(rows, 1)
-
-
 def test_transpositions_and_slices_are_uniform():
   piece = np.full(20 * 4, 60)
   rows = make([piece], longest=12 * 4, semitones=2, random_slices=True)
@@ -125,18 +119,6 @@ def test_transpositions_and_slices_are_uniform():
     assert numbers.tolist() == [*wanted]
     assert counts.min() > 0.7 * 600 / len(wanted)
   assert abs(np.corrcoef(moves, firsts)[0, 1]) < 0.15
-
-
-def test_the_batches_of_an_epoch_hold_its_rows():
-  options = dict(longest=24, semitones=3, random_slices=True, seed=7)
-  rows = make(pieces_of(2, 5, 9, 14, 20), **options)
-  batches = Batches(rows, boundaries=(16, 24), budget=48, seed=7)
-  for epoch in range(4):
-    found = []
-    for number in range(batches.num_per_epoch):
-      batch = batches[epoch * batches.num_per_epoch + number]
-      found += [row[row != PAD].tolist() for row in batch.tokens if row.any()]
-    assert sorted(found) == sorted(as_lists(rows, epoch))
 
 
 GRID = np.array([[67, 64, 60, 48], [67, 65, -1, 50]])
@@ -199,16 +181,6 @@ def test_a_folder_of_mostly_bad_files_is_refused(tmp_path):
   assert refusal(data.load_midi_folder, str(tmp_path)).startswith(words)
 
 
-def test_a_split_without_a_good_file_is_refused(tmp_path):
-  for name in "abc":
-    write(tmp_path / "train" / f"{name}.mid")
-  file = tmp_path / "valid" / "a.mid"
-  file.parent.mkdir()
-  file.write_bytes(b"MThd")
-  words = f"no good MIDI file for valid: cannot read MIDI file {file}"
-  assert refusal(data.load_midi_folder, str(tmp_path)).startswith(words)
-
-
 def split_by_file(folder, *names) -> dict[str, str]:
   """Returns the split of each file, of which only the name counts."""
   for name in names:
@@ -240,24 +212,6 @@ FLAT = [f"{number}.mid" for number in range(40)]  # a path is a name
 def test_files_in_fewer_folders_are_split_by_their_path(tmp_path, names):
   choose_split = split_by_file(tmp_path, *names)
   assert choose_split == {name: data.choose_split(name) for name in names}
-
-
-def test_the_pieces_of_each_split_are_counted(tmp_path):
-  names = [f"{piece}/{version}.mid" for piece in range(20) for version in "ab"]
-  for name in names:
-    write(tmp_path / name)
-  pieces = [data.choose_split(str(piece)) for piece in range(20)]
-  counts = {split: pieces.count(split) for split in data.SPLITS}
-  assert min(counts["train"], counts["valid"]) > 0
-  said = [f"{2 * n} {split} ({n} pieces)" for split, n in counts.items() if n]
-  (note,) = data.load_midi_folder(str(tmp_path), codec="voices").notes
-  assert note == f"MIDI files of {tmp_path}: {', '.join(said)}"
-
-
-def test_splits_have_80_10_and_10_percent():
-  splits = [data.choose_split(f"{number}.mid") for number in range(2000)]
-  shares = [splits.count(split) / 2000 for split in data.SPLITS]
-  np.testing.assert_allclose(shares, [0.8, 0.1, 0.1], atol=0.03)
 
 
 def test_bad_folders_are_named(tmp_path):

@@ -163,15 +163,6 @@ def test_seconds_follow_the_tempo_in_any_track(tmp_path):
 TRACK = [on(0, 60), off(5, 60)]
 
 
-def test_files_of_type_2_are_refused(tmp_path):
-  path = save(tmp_path / "a.mid", TRACK, TRACK, type=2)
-  assert "of type 2" in refusal(read_score, path)
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path):
-  assert "No such file or directory" in refusal(read_score, tmp_path / "none.mid")
-
-
 @pytest.mark.parametrize(
   "tempo, ticks",
   [

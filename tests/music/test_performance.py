@@ -3,7 +3,6 @@
 import collections
 import itertools
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,12 +83,3 @@ def test_notes_that_begin_together_are_the_longest_and_loudest():
   notes = [first, loudest, Note(0, 7, 60, 50), Note(8, 12, 60, 2)]
   found = performance.round_to_grid(performance.score(notes))
   assert found == [Note(0, 8, 60, 98), Note(8, 12, 60, 2)]
-
-
-def test_a_midi_file_holds_the_stream(tmp_path):
-  generator = np.random.default_rng(0)
-  drawn = generator.integers([0, 1, 0], [999, 300, 128], (200, 3)).tolist()
-  notes = [Note(start, start + length, pitch, 64) for start, length, pitch in drawn]
-  stream = performance.encode(performance.round_to_grid(performance.score(notes)))
-  performance.CODEC.write([BOS, *stream.tolist(), EOS], tmp_path / "a.mid")
-  np.testing.assert_array_equal(performance.CODEC.read(tmp_path / "a.mid"), stream)

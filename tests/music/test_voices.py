@@ -58,13 +58,6 @@ def test_four_named_voices_are_read_beside_other_parts():
   assert "has 5 tracks" in refusal(voices.round_to_grid, two_sopranos)
 
 
-def test_of_two_notes_in_one_voice_the_one_begun_last_sounds():
-  parts = [Part("", [Note(0, 200, pitch, 64)]) for pitch in (70, 50, 40)]
-  parts.append(Part("", [Note(100, 200, 65, 64), Note(0, 200, 64, 64)]))
-  grid = voices.round_to_grid(Score(parts, 400, [(0, 0.5)]))
-  np.testing.assert_array_equal(grid[:, 1], [64, 65])
-
-
 def test_a_file_of_three_voices_is_refused(tmp_path):
   score = Score([Part("", [Note(0, 9, 60, 64)])] * 3, 480, [(0, 0.5)])
   write_score(score, tmp_path / "trio.mid")

@@ -4,7 +4,6 @@ import io
 import re
 import resource
 
-import jax
 import numpy as np
 import pytest
 import rich.console
@@ -146,29 +145,3 @@ def test_a_terminal_gets_a_bar_and_a_file_a_line_now_and_then_and_the_last(
   assert ("━" in shown) == terminal
   steps = re.findall("^step (\\d+)/", shown, re.MULTILINE)
   assert steps == ([] if terminal else ["12", "23", "27"])
-
-
-COMPILING = "/jax/core/compile/backend_compile_duration"
-
-
-def test_time_left_excludes_compiling_and_evaluating_and_waits_for_five_steps(
-  tmp_path, clock
-):
-  reporter, output = make_reporter(tmp_path, seconds=0.0)
-  with reporter:
-    for step in range(1, 21):
-      if step == 15:
-        clock.now += 5
-        reporter.values(step, dict(valid_loss=1.23456, valid_bleu=30))
-      if step in (1, 2, 4, 12):
-        clock.now += 6.0
-        jax.monitoring.record_event_duration_secs(COMPILING, 6.0)
-      clock.now += 0.5
-      reporter.step(step, dict(loss=2.0, num_tokens=500))
-  shown = output.getvalue()
-  assert "step 15  valid_loss 1.235  valid_bleu 30\n" in shown
-  times = re.findall(r"step \d+/100 .*?(?:1,000 tokens/s  (.*) left)?\n", shown)
-  # Steps 3, 5, 6, 7 and 8 are timed.
-  assert times[:7] == [""] * 7
-  seconds = [46, 46, 45, 44, 44, 44, 43, 42, 42, 42, 41, 40, 40]  # half of the steps
-  assert times[7:] == [f"0:00:{number}" for number in seconds]

@@ -6,7 +6,6 @@ import html
 import pathlib
 
 import pytest
-from faults import refusal
 
 from configs import default
 from experiments.translation import corpus as module
@@ -19,7 +18,7 @@ from experiments.translation.corpus import (
   load_scan,
   normalize_lines,
 )
-from experiments.translation.data import check, load_data, normalize
+from experiments.translation.data import normalize
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +34,6 @@ def test_embedded_text_is_as_the_readme_says(splits, name):
   (row,) = [line for line in lines if line.startswith(f"| {name}.tsv.xz |")]
   assert f"| {len(splits[name]):,} |" in row
   assert hashlib.sha256(text.encode()).hexdigest() in row
-
-
-def test_train_size_takes_the_first_pairs_and_leaves_the_other_splits(splits):
-  few = load_embedded(train_size=7).splits
-  assert few == {**splits, "train": splits["train"][:7]}
 
 
 class BulkOnly(list):
@@ -109,14 +103,6 @@ def test_a_corpus_is_normalised_by_the_rules_of_each_side(how):
   assert corpus.notes == ("a note",)
 
 
-def test_a_tokenizer_that_is_not_installed_is_named_before_training(monkeypatch):
-  monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ko_mecab.MeCab", None)
-  config = make_config()
-  config.evaluation.tokenize = "ko-mecab"
-  check(config, dict(data=1, fsdp=1, tensor=1, sequence=1))
-  assert "pip install -e '.[ko]'" in refusal(load_data, config)
-
-
 def test_a_split_on_disk_is_normalised_as_it_is_read():
   numbers = []
 
@@ -155,13 +141,6 @@ def test_files_of_multi30k_become_pairs(languages, tmp_path, publish):
   pairs = write_files(tmp_path, CAPTIONS, languages.split("-"))
   publish(module, "CAPTIONS", tmp_path)
   assert load_multi30k(languages, str(tmp_path)).splits == pairs
-
-
-@pytest.mark.parametrize("languages", ["en-de", "de-en"])
-def test_prepared_files_of_multi30k_become_pairs(languages, tmp_path, publish):
-  pairs = write_files(tmp_path, PREPARED, languages.split("-"))
-  publish(module, "PREPARED", tmp_path)
-  assert load_multi30k(languages, str(tmp_path), prepared=True).splits == pairs
 
 
 def test_files_of_scan_become_commands_and_actions(tmp_path, publish, monkeypatch):

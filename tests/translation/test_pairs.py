@@ -71,18 +71,6 @@ def test_pairs_with_an_empty_side_are_skipped_together_and_named(tmp_path):
   assert corpus.skipped == dict(train=(1, 2, 3), valid=(1, 2), test=(1, 3))
 
 
-def test_the_first_of_many_skipped_lines_are_named(tmp_path):
-  table = write(tmp_path / "a", b"one\teins\n" + b"\n" * 2000)
-  (note,) = load_pairs(train=str(table)).notes
-  assert note.endswith("in train: 2,000 (lines: 2, 3, 4, 5, 6, ...)")
-
-
-def test_test_sets_have_the_names_given(tmp_path):
-  pairs = str(write(tmp_path / "a.tsv", b"one\teins\n"))
-  corpus = load_pairs(train=pairs, test=dict(short=pairs, long=pairs, off=""))
-  assert [*corpus.splits] == ["train", "short", "long"]
-
-
 @pytest.mark.parametrize("name", ["valid", "a/b", ""])
 def test_wrong_names_of_test_sets_are_refused(tmp_path, name):
   pairs = str(write(tmp_path / "a.tsv", b"one\teins\n"))
@@ -107,20 +95,6 @@ def test_two_columns_of_several_are_chosen(tmp_path):
   assert refused.startswith(f"3 columns in {table}, line 3: want 4 or more")
 
 
-def test_a_first_line_that_looks_like_a_header_is_named(tmp_path):
-  sentences = [f"sentence {i}\tSatz {i}" for i in range(3)]
-  pairs = [tuple(line.split("\t")) for line in sentences]
-  with_header = write_table(tmp_path / "a", "en\thau", *sentences)
-  corpus = load_pairs(train=with_header)
-  assert corpus.splits["train"] == [("en", "hau"), *pairs]  # it may be a pair
-  (note,) = corpus.notes
-  header = f"line 1 of {with_header} looks like a header, en and hau"
-  assert note == f"{header}: delete it if it is one"
-  words = "cat\tKatze", "dog\tHund", "a mouse\teine Maus"
-  for lines in (sentences, words, ["en\tde"], ["Hi.\tHallo.", *sentences]):
-    assert load_pairs(train=write_table(tmp_path / "b", *lines)).notes == ()
-
-
 # Writers of csv double the quotes in a cell; a sentence has no spaces around it.
 CELLS = st.lists(
   st.sampled_from(["a", '"', "b\u2028ü", 'say "no"', "two\nlines"]), min_size=1
@@ -141,12 +115,6 @@ def test_quotes_of_csv_writers_are_removed(tmp_path_factory, pairs, quotes_all):
   assert corpus.splits["train"] == wanted
   (note,) = corpus.notes
   assert note == f"{path} is read as csv: the quotes around its cells are removed"
-
-
-def test_cells_that_are_all_quoted_are_those_of_a_csv_writer(tmp_path):
-  table = write_table(tmp_path / "a", '"one, two"\t"eins"', '"two"\t"zwei"')
-  pairs = load_pairs(train=table).splits["train"]
-  assert pairs == [("one, two", "eins"), ("two", "zwei")]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from compiling import make_random
 from flax import nnx
 
 from configs import default, multi30k
-from experiments import translate as translate_module
 from experiments.data.tokenizer import BOS, encode, train_tokenizer
 from experiments.evaluation.bleu import corpus_bleu, paper_bleu, sentence_statistics
 from experiments.training.run import Run
@@ -152,18 +151,6 @@ def test_single_words_have_scores_too(lowercase, exact):
   assert found["sacrebleu"].value < 50
   for kind in ("sacrebleu", "chrf", "exact"):
     assert ("case:lc" in found[kind].signature) == lowercase
-
-
-def test_translations_are_words(run, tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr("experiments.systems.load_config", lambda *_: run.config)
-  monkeypatch.setattr("experiments.translation.train.load_run", lambda *_: run)
-  translator = "experiments.translation.translator.make_translator"
-  monkeypatch.setattr(translator, lambda *_, **__: lambda *_: SUBWORDS)
-  (tmp_path / "a.en").write_text("".join(f"{source}\n" for source, _ in PAIRS))
-  translate_module.main(
-    "", str(tmp_path / "a.en"), 0, max_source_length=99, average_checkpoints=0
-  )
-  assert capsys.readouterr().out.splitlines() == WORDS
 
 
 def read_layers(model, source, target):

@@ -115,11 +115,6 @@ def test_a_translation_that_needs_more_room_is_searched_for_anew(model, monkeypa
   assert Translator(graphdef, params, TOKENIZER, ONE, **options)(SHORT) == found
 
 
-def test_the_rule_that_ends_a_search_is_passed_on(model):
-  with pytest.raises(ValueError, match="stop is 'first'"):
-    Translator(*model, TOKENIZER, ONE, **OPTIONS, stop="first")(SHORT)
-
-
 CHANGES = dict(key="other", never_ends=True, stop="bound", beam_size=3)
 
 
