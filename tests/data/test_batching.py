@@ -67,17 +67,6 @@ seeds = st.one_of(st.none(), st.integers(-1, 2**64))
 
 
 @given(pairs=usable, seed=seeds, epoch=st.integers(0, 3))
-def test_the_first_steps_have_all_shapes_of_the_steps(pairs, seed, epoch):
-  batches = make(pairs, seed=seed)
-  start = epoch * batches.num_per_epoch + epoch
-  stop = (epoch + 1) * batches.num_per_epoch + 2
-  firsts = {}
-  for step in range(start, stop):
-    firsts.setdefault(batches[step].source.shape, step)
-  assert [*batches.first_steps(start, stop)] == [*firsts.values()]
-
-
-@given(pairs=usable, seed=seeds, epoch=st.integers(0, 3))
 def test_every_short_pair_comes_exactly_once_an_epoch(pairs, seed, epoch):
   batches = make(pairs, seed=seed)
   seen = []
@@ -127,16 +116,14 @@ def test_a_batch_depends_on_seed_and_step_alone():
   np.testing.assert_array_equal(fifth, wanted[4])
 
 
-@pytest.mark.parametrize("number", [0, 2])
-def test_no_pair_short_enough_is_refused(number):
-  problem = f"none of {number} examples is at most 8 long"
-  long, short = Ragged.from_rows([[5] * 9] * number), Ragged.from_rows([[5]] * number)
-  words = f"{problem}, the largest length in training: train on longer"
+def test_no_pair_short_enough_is_refused():
+  long, short = Ragged.from_rows([[5] * 9] * 2), Ragged.from_rows([[5]] * 2)
+  words = "none of 2 examples is at most 8 long, the largest length in training"
   with pytest.raises(InputError, match=words):
     Batches(long, short, boundaries=BOUNDARIES, budget=24, seed=0)
-  words = f"{problem}: .* raise config.batches.max_length"
+  words = "config.batches.max_length, to 9 for the shortest or 12 for all"
   with pytest.raises(InputError, match=words):
-    bucket_boundaries(np.full(number, 9), 4, max_length=8)
+    bucket_boundaries(np.array([9, 12]), 4, max_length=8)
 
 
 def num_padded(lengths, boundaries) -> int:

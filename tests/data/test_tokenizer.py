@@ -47,11 +47,6 @@ def test_no_text_spells_a_special_token(line):
     assert tok.decode(tokenizer, [*ids, last]) == line
 
 
-def test_a_word_is_the_same_token_at_the_start_of_a_line_and_inside():
-  alone, inside = tok.encode(TOKENIZER, ["Mann", "Ein Mann"])
-  assert inside.tolist()[-len(alone) :] == alone.tolist()
-
-
 def test_long_corpora_are_encoded_as_line_by_line(monkeypatch):
   monkeypatch.setattr(tok, "_LINES_AT_ONCE", 3)
   lines = [*LINES, "", "letzte Zeile"]

@@ -76,9 +76,3 @@ def test_what_cannot_be_downloaded_is_named_with_the_remedy_and_not_kept(
     assert refused(url) == f"cannot download {url}a.txt: status 404{remedy}"
   assert refused().endswith(remedy)
   assert not kept.exists()
-
-
-def test_a_cache_that_cannot_be_written_is_done_without(folder, kept, serve):
-  kept.write_text("a file")
-  with serve(folder) as url:
-    assert source(url).read("a.txt") == CONTENT

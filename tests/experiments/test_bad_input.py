@@ -88,11 +88,10 @@ def test_an_incomplete_or_damaged_run(refused, run_copy, name):
   folder = f"--workdir={run_copy}"
   refused(run_copy, "missing --workdir folder", name)
   refused(run_copy, "no training run 'nowhere' --workdir", name, "--workdir=nowhere")
-  (run_copy / "tokenizer.json").rename(run_copy / "other.json")
-  refused(run_copy, "no tokenizer", name, folder)
-  (run_copy / "other.json").rename(run_copy / "tokenizer.json")
   shutil.rmtree(run_copy / "checkpoints")
   refused(run_copy, "no checkpoint run/checkpoints train first", name, folder)
+  (run_copy / "tokenizer.json").unlink()
+  refused(run_copy, "no tokenizer", name, folder)
   config = (run_copy / "config.json").read_text()
   (run_copy / "config.json").write_text(config.replace('"width": 16', '"width": "16"'))
   refused(run_copy, "config width 16 int", name, folder)

@@ -45,9 +45,7 @@ FUNCTIONS = {name: lambda name=name: name for name in "abc"}
 def test_pairs_run_side_by_side_and_take_turns_to_be_first(calls):
   first, second = attention.time_pairs(FUNCTIONS, [("a", "c"), ("b", "c")], 2)
   assert "".join(calls) == "cacb" + "acbc"
-  assert (first["name"], first["against"]) == ("a", "c")
   assert (first["seconds"], first["against_seconds"]) == ([2.0, 5.0], [1.0, 6.0])
-  assert (second["name"], second["against"]) == ("b", "c")
   assert (second["seconds"], second["against_seconds"]) == ([4.0, 7.0], [3.0, 8.0])
 
 
@@ -68,22 +66,16 @@ def test_every_time_and_every_refusal_is_kept(call, tmp_path, monkeypatch):
   assert answer.status == 0, answer.err
   assert (tmp_path / "attention" / "here.png").stat().st_size > 10_000
   results = json.loads((tmp_path / "attention" / "here.json").read_text())
-  bare = "projected (no relations)"
-  others = (AGAIN, "projected", bare, "per_position", "dense_bias")
-  pairs = [(name, STOCK) for name in others]
-  pairs += [("projected", bare), ("projected", "per_position")]
   assert len(results["cases"]) == 2
+  bare = "projected (no relations)"
+  pairs = [(name, STOCK) for name in (AGAIN, "projected", bare, "per_position")]
+  pairs += [("dense_bias", STOCK), ("projected", bare), ("projected", "per_position")]
   for case in results["cases"]:
     assert [(pair["name"], pair["against"]) for pair in case["pairs"]] == pairs
-    for pair in case["pairs"]:
-      assert len(pair["seconds"]) == len(pair["against_seconds"]) == 3
-      assert min(pair["seconds"] + pair["against_seconds"]) > 0
-    rows = case["contestants"]
-    refused = {name for name, row in rows.items() if row["refused"]}
-    assert refused == {"elsewhere", "cudnn"}
-    assert rows["elsewhere"]["refused"] == NOT_HERE
-    assert rows["cudnn"]["refused"] == "it needs a GPU"
-    assert rows[STOCK]["temporary_bytes"] > 0
+    assert all(len(pair["seconds"]) == 3 for pair in case["pairs"])
+    refused = {name: row["refused"] for name, row in case["contestants"].items()}
+    refused = {name: reason for name, reason in refused.items() if reason}
+    assert refused == {"elsewhere": NOT_HERE, "cudnn": "it needs a GPU"}
 
 
 @pytest.mark.parametrize(
@@ -130,21 +122,14 @@ def test_a_dense_bias_holds_the_relative_key_term():
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("backward", [False, True])
-def test_pytorch_gives_the_same_results_and_gradients(is_causal, backward):
+def test_pytorch_gives_the_same_gradients(is_causal):
   pytest.importorskip("torch")
-  case = CASE._replace(is_causal=is_causal, backward=backward)
+  case = CASE._replace(is_causal=is_causal)
   attend = functools.partial(jax.nn.dot_product_attention, is_causal=is_causal)
-  *arrays, _ = attention.arguments(case)
-  if backward:
-    cotangent, *arrays = arrays
-    _, pull_back = jax.vjp(attend, *arrays)
-    wanted = pull_back(cotangent)
-    found = attention.PEERS["torch_sdpa"].prepare(case).run()
-  else:
-    wanted = [attend(*arrays)]
-    found = [attention.PEERS["torch_sdpa"].prepare(case).run()]
-  for theirs, ours in zip(found, wanted, strict=True):
+  cotangent, *arrays, _ = attention.arguments(case)
+  _, pull_back = jax.vjp(attend, *arrays)
+  found = attention.PEERS["torch_sdpa"].prepare(case).run()
+  for theirs, ours in zip(found, pull_back(cotangent), strict=True):
     np.testing.assert_allclose(theirs.swapaxes(1, 2), ours, atol=1e-5)
 
 

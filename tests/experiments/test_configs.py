@@ -32,6 +32,7 @@ from experiments.translation.train import make_model, mock_vocabulary
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 
+ONE = make_mesh(data=1)
 VOCABULARY = 32_768  # "about", says the paper
 ENTRIES = 9712  # size of Multi30k's published vocabulary
 
@@ -78,20 +79,17 @@ def test_every_config_is_valid(name):
   parse_config(load(name))
 
 
-@pytest.mark.parametrize("size", ["base", "big"])
-def test_the_two_recipes_of_the_time(size):
+@pytest.mark.parametrize("size, width", [("base", 512), ("big", 1024)])
+def test_the_two_recipes_of_the_time(size, width):
   # Tensor2tensor of September 2017 and from October 2017 on.
   v1, v2 = load(f"wmt14.py:{size},v1"), load(f"wmt14.py:{size},v2")
   assert (v1.model.norm, v2.model.norm) == ("post", "pre")
-  for name in ("attention_dropout_rate", "feed_forward_dropout_rate"):
-    assert (v1.model[name], v2.model[name]) == (0.0, 0.1)
-  width = {"base": 512, "big": 1024}[size]
-  updates = np.array([1, 1000, 4000, 8000, 100_000], float)
+  rates = [x.model.attention_dropout_rate for x in (v1, v2)]
+  assert rates == [0.0, 0.1]
   for config, rate, warmup in ((v1, 1, 4000), (v2, 2, 8000)):
-    rising, falling = updates * warmup**-1.5, updates**-0.5
-    wanted = rate * width**-0.5 * np.minimum(rising, falling)
-    found = [learning_rate(config)(update - 1) for update in updates]
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    for update in (1, 1000, 4000, 8000, 100_000):
+      wanted = rate * width**-0.5 * min(update**-0.5, update * warmup**-1.5)
+      np.testing.assert_allclose(learning_rate(config)(update - 1), wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize("size, extra", [("base", 405_504), ("big", 26_112)])
@@ -117,17 +115,15 @@ def test_parameters_are_those_of_the_paper(size, extra):
 )
 def test_the_examples_of_a_step_do_not_depend_on_the_mesh(sizes, ring):
   lengths = np.random.default_rng(0).integers(1, 40, 2000)
-  config = load("quickstart.py")
+  config, mesh = load("quickstart.py"), make_mesh(**sizes)
   config.batches.update(max_length=35, num_shapes=4)
   config.mesh.ring = ring
-
-  mesh = make_mesh(**sizes)
-  alone, sharded = (
-    configure_batches(config, lengths, x, kind=Schedule)(lengths, seed=0)
-    for x in (make_mesh(data=1), mesh)
+  both = [configure_batches(config, lengths, x, kind=Schedule) for x in (ONE, mesh)]
+  alone, sharded = (make(lengths, seed=0) for make in both)
+  assert (sharded.num_per_epoch, sharded.dropped) == (
+    alone.num_per_epoch,
+    alone.dropped,
   )
-  assert sharded.num_per_epoch == alone.num_per_epoch
-  assert sharded.dropped == alone.dropped
   for step in range(2 * alone.num_per_epoch):
     np.testing.assert_array_equal(sharded.order(step), alone.order(step))
   num_rows, num_tokens = multiples(mesh.shape, ring)
@@ -301,21 +297,20 @@ def documented_sweeps() -> set[str]:
 def section(name: str) -> tuple[list[dict], str]:
   """Returns the flags of the commands above the table of a sweep, and its minutes."""
   pages = read_pages(RESULTS.parent.glob("*.md"))
-  pattern = f"<!-- begin {name} -->\n```\n(.*?)\n```\n\n(.*?)\n"
-  commands, sentence = re.search(pattern, pages, re.DOTALL).groups()
+  pattern = rf"```\n([^`]*)\n```\n\n<!-- begin {name} -->\n.*, ([\d,]+) minutes"
+  commands, minutes = re.search(pattern, pages).groups()
   flags = []
   for line in commands.splitlines():
     words = shlex.split(line)
     assert words[:3] == ["python", "-m", "experiments.sweep"]
     flags.append(command.parse(cells_module.FLAGS, words[3:]))
-  return flags, re.search(r"trainings?, ([\d,]+) minutes", sentence)[1]
+  return flags, minutes
 
 
 @pytest.mark.parametrize("name, file", sorted(record_files(RESULTS).items()))
 def test_a_documented_sweep_finds_its_committed_records(name, file):
   """Compares configs: a sweep trains again what has a record of an older recipe."""
   lines = read_records(file)
-  assert lines
   flags, minutes = section(name)
   assert minutes == f"{sum(line['budget']['minutes'] for line in lines):,.0f}"
   assert name in documented_sweeps()
@@ -323,8 +318,7 @@ def test_a_documented_sweep_finds_its_committed_records(name, file):
   seeds = {line["seed"] for line in lines}
   names = set()
   for values in flags:
-    assert values["results"].name == "mine"
-    assert values["seeds"] == len(seeds)
+    assert (values["results"].name, values["seeds"]) == ("mine", len(seeds))
     rows = [row for row, _ in values["config"].module.sweep()]
     names |= {values["only"]} if values["only"] else {*rows}
   assert names == {line["row"] for line in lines}

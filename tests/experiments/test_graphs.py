@@ -14,7 +14,7 @@ from experiments.graphs.graph import Graph, GraphData
 from experiments.graphs.names import check_names
 from experiments.graphs.scores import predict
 from experiments.graphs.train import load_data, load_run
-from experiments.systems import load_config, parse_config
+from experiments.systems import load_config
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 
@@ -73,21 +73,18 @@ def test_labels_that_decide_are_learned_and_every_graph_is_scored(run):
   results = read_json(workdir / "results.json")
   record = read_json(workdir / "record.json")
   assert record["config"]["task"] == "graphs"
-  assert [*results] == ["valid", "test"]
-  for split, scores in results.items():
+  for split in ("valid", "test"):
     sizes, answers = zip(*record["sentences"][split], strict=True)
-    assert scores["graphs"] == len(sizes) == NUM_GRAPHS / NUM_FOLDS
+    assert len(sizes) == NUM_GRAPHS / NUM_FOLDS
     assert {*sizes} <= {4, 5, 6}
-    assert scores["accuracy"] == 100 * np.mean(answers) == 100
-    assert next(iter(record["scores"][split])) == "accuracy"
-    assert scores["majority"] == 50
-    assert scores["loss"] < 0.1
+    assert results[split]["accuracy"] == 100 * np.mean(answers) == 100
+    assert results[split]["majority"] == 50
+    assert results[split]["loss"] < 0.1
   step, _, accuracy = record["curve"][-1]
   assert (step, accuracy) == (60, 100.0)
   assert f"of {NUM_FOLDS} folds, 2 is for testing, 3 for validation" in answer.out
   steps = [name for name in answer.compiled if "train_step" in name]
   assert len(steps) == 2  # for two shapes of batches
-  assert (workdir / "learning_curves.png").stat().st_size > 5_000
 
 
 def test_a_trained_model_is_scored_again(run, call, tmp_path):
@@ -113,14 +110,13 @@ def test_the_updates_of_a_run_of_epochs_are_those_of_its_training(run, call, tmp
 def test_the_fold_follows_from_the_seed_unless_given(folder):
   def test_set(*changes):
     changes = f"data.tu.path={folder}", "data.tu.name=", *changes
-    flags = [f"--config.{change}" for change in changes]
-    words = ["--config=configs/graph.py:tu", *flags]
+    words = [f"--config.{change}" for change in changes]
+    words = ["--config=configs/graph.py:tu", *words]
     config = command.parse({"config": command.CONFIG}, words)["config"]
-    graphs = load_data(parse_config(config)).splits["test"]
-    return [(graph.nodes.tolist(), graph.labels.tolist()) for graph in graphs]
+    return [x.labels.tolist() for x in load_data(config).splits["test"]]
 
   fifth = test_set("seed=3", "data.tu.fold=5")
-  assert test_set("seed=15") == test_set("seed=5") == fifth
+  assert test_set("seed=15") == fifth
   assert test_set("seed=16") != fifth
 
 
@@ -137,25 +133,17 @@ def test_predictions_are_in_the_order_of_the_graphs(run):
   assert answers.tolist() == kinds.tolist()
 
 
-EDGE_LIST = "model.implementation=edge_list model.sees=all"
-
-
 @pytest.mark.parametrize(
   "change, words",
   [
-    ("data.tu.path={empty}", "RINGS_A.txt No such file NAME_A.txt"),
     ("data.tu.path=", "unknown 'RINGS' MUTAG"),
     ("data.tu.fold=4", "config.data.tu.fold is 4 0 to 3"),
     ("mesh.sequence=2", "config.mesh.sequence is 2 graphs"),
     ("model.sees=nobody", "config.model sees 'nobody' neighbours, all"),
-    (EDGE_LIST, "config.model sees 'all' edge_list"),
   ],
 )
 def test_mistakes_with_graphs_are_one_line(train_graphs, tmp_path, change, words):
-  (tmp_path / "empty").mkdir()
-  changes = change.format(empty=tmp_path / "empty").split()
-  flags = [f"--config.{word}" for word in changes]
-  train_graphs(tmp_path / "run", *flags).assert_refused(words)
+  train_graphs(tmp_path / "run", f"--config.{change}").assert_refused(words)
   assert not (tmp_path / "run").exists()
 
 

@@ -1,6 +1,5 @@
 """Training, scoring and sampling of music by the commands."""
 
-import json
 import pathlib
 import shutil
 
@@ -11,6 +10,7 @@ from run_files import read_json
 from experiments.music import train as train_module
 from experiments.music import voices
 from experiments.music.scores import likelihood, make_nats_function
+from experiments.music.sound import write_wav
 from experiments.music.train import load_data, load_run
 from experiments.systems import load_config
 from experiments.training.run import copy_to_process
@@ -58,16 +58,13 @@ def run(train_music, tmp_path_factory):
 def test_a_run_is_scored_by_the_likelihood_of_complete_pieces(run, pieces):
   workdir, answer = run
   loaded = load_run(load_config(workdir), workdir)
-  music = load_data(loaded.config)
+  pieces = load_data(loaded.config).splits
   nats_of = make_nats_function(loaded.graphdef, copy_to_process(loaded.params))
   results = read_json(workdir / "results.json")
-  record = read_json(workdir / "record.json")
   for split in ("valid", "test"):
-    wanted, _ = likelihood(nats_of, music.splits[split], voices.times, token_budget=128)
-    found = {name: results[split][name] for name in wanted}
-    assert found == pytest.approx(wanted, rel=1e-5)
-    assert record["scores"][split]["nll"] == results[split]["nll"]
-    assert f"{results[split]['nll']:.4f}" in answer.out
+    wanted, _ = likelihood(nats_of, pieces[split], voices.times, token_budget=128)
+    assert results[split]["nll"] == pytest.approx(wanted["nll"], rel=1e-5)
+    assert f"{results[split]['nll']:.4g}" in answer.out
   for name in ("piano_roll.png", "learning_curves.png"):
     assert (workdir / name).stat().st_size > 5_000
     assert name in answer.out
@@ -93,10 +90,8 @@ def test_skipped_files_are_listed_in_the_run_directory(
 def test_a_run_is_not_scored_on_other_pieces_than_its_own(run, call, pieces, tmp_path):
   workdir = shutil.copytree(run[0], tmp_path / "run")
   folder = shutil.copytree(pieces, tmp_path / "pieces")
-  config = read_json(workdir / "config.json")
-  config["data"]["midi"]["path"] = str(folder)
-  (workdir / "config.json").write_text(json.dumps(config))
-  assert call("evaluate", f"--workdir={workdir}").status == 0
+  config = (workdir / "config.json").read_text()
+  (workdir / "config.json").write_text(config.replace(str(pieces), str(folder)))
   shutil.copy(folder / "train" / "0.mid", folder / "test" / "1.mid")
   answer = call("evaluate", f"--workdir={workdir}")
   answer.assert_refused(f"the test data of {workdir} changed since restore")
@@ -118,14 +113,16 @@ def sample(run, call, pieces, tmp_path):
 
 def test_a_sample_continues_its_prime_as_the_seed_says(sample, pieces):
   files = sample("a.mid"), sample("b.mid"), sample("c.mid", "--seed=1")
-  a, b, c = (voices.CODEC.read(file) for file in files)
-  np.testing.assert_array_equal(a, b)
+  a, b, c = (voices.CODEC.read(file).tolist() for file in files)
+  assert a == b != c
   assert len(a) > 32
-  assert a.tolist() != c.tolist()
-  prime = voices.CODEC.read(pieces / "test" / "0.mid")[:32]
-  np.testing.assert_array_equal(a[:32], prime)
-  np.testing.assert_array_equal(c[:32], prime)
+  prime = voices.CODEC.read(pieces / "test" / "0.mid")[:32].tolist()
+  assert a[:32] == c[:32] == prime
   assert files[0].with_suffix(".png").stat().st_size > 5_000
+  score = voices.CODEC.decode_score(np.array(a))
+  write_wav(score, files[0].with_name("wanted.wav"))
+  wanted = files[0].with_name("wanted.wav").read_bytes()
+  assert sample("sound.wav").read_bytes() == wanted
 
 
 @pytest.mark.parametrize(
@@ -134,16 +131,10 @@ def test_a_sample_continues_its_prime_as_the_seed_says(sample, pieces):
     ("--out={folder}/new.mp3", "--out .mid .wav"),
     ("--out={folder}/new.mid --prime=nothing.mid", "nothing.mid"),
     ("--out={folder}/new.mid --top_p=1.5", "top_p=1.5 range"),
-    ("--out={folder}/new.mid --num_tokens=0", "num_tokens=0 positive integer"),
-    ("--out={folder}/new.mid --temperature=nan", "temperature=nan finite"),
-    ("--out={folder}/own.mid --prime={folder}/own.mid", "own.mid exists another --out"),
     ("--out={folder}/drawn.mid", "drawn.png exists another --out"),
   ],
 )
-def test_a_sample_that_cannot_be_drawn_is_refused(
-  run, call, pieces, tmp_path, flags, words
-):
-  shutil.copy(pieces / "test" / "0.mid", tmp_path / "own.mid")
+def test_a_sample_that_cannot_be_drawn_is_refused(run, call, tmp_path, flags, words):
   (tmp_path / "drawn.png").touch()
   flags = flags.format(folder=tmp_path).split()
   call("sample", f"--workdir={run[0]}", *flags).assert_refused(words)

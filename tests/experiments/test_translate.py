@@ -12,13 +12,16 @@ from run_files import read_json
 
 from configs import quickstart
 from experiments import translate as translate_command
-from experiments.data.tokenizer import decode, encode, load_tokenizer, train_tokenizer
+from experiments.data.tokenizer import (
+  decode,
+  encode,
+  encode_pairs,
+  load_tokenizer,
+  train_tokenizer,
+)
 from experiments.systems import load_config
-from experiments.training.run import Run
-from experiments.training.sharding import make_mesh
-from experiments.translation import train as train_module
 from experiments.translation.corpus import Corpus
-from experiments.translation.data import learn_tokenizer, make_batches
+from experiments.translation.data import learn_tokenizer
 from experiments.translation.train import load_run
 from experiments.translation.translator import make_translator
 
@@ -102,26 +105,17 @@ def test_a_long_line_is_truncated_with_a_warning(call, workdir):
   flags = f"--workdir={workdir}", "--max_source_length=12"
   answer = call("translate", *flags, stdin=lines.format(long).encode())
 
-  assert answer.status == 0, answer.err
-  (warning,) = [x for x in answer.err.splitlines() if "--max_source_length" in x]
-  assert warning.startswith("line 3 has ")
-  assert "truncated to the first 12" in warning
+  assert re.search("line 3 has .* truncated to the first 12", answer.err), answer.err
   wanted = call("translate", flags[0], stdin=lines.format(first).encode())
   assert answer.out == wanted.out
 
 
-def test_words_that_are_not_in_the_vocabulary_are_named(tmp_path, monkeypatch, capsys):
+def test_words_that_are_not_in_the_vocabulary_are_named(capsys):
   tokenizer = train_tokenizer(["jump twice and walk"], "words", size=100)
-  run = Run(quickstart.get_config(), tokenizer, None, None, None)
-  monkeypatch.setattr("experiments.systems.load_config", lambda *_: run.config)
-  monkeypatch.setattr(train_module, "load_run", lambda *_: run)
-  name = "experiments.translation.translator.make_translator"
-  monkeypatch.setattr(name, lambda *_, **__: lambda lines: lines)
-  (tmp_path / "a.txt").write_text("jump twice\njump  thrice and hop \n")
-  translate_command.main("", str(tmp_path / "a.txt"), 0, 10, 0)
-  out, err = capsys.readouterr()
-  assert out == "jump twice\njump  thrice and hop\n"
-  assert err == "line 2: not in the vocabulary: thrice hop\n"
+  read = translate_command._read
+  assert read("jump twice\n", 1, tokenizer, longest=10) == "jump twice"
+  assert read("jump  thrice and hop ", 2, tokenizer, 10) == "jump  thrice and hop"
+  assert capsys.readouterr().err == "line 2: not in the vocabulary: thrice hop\n"
 
 
 def test_so_many_checkpoints_are_averaged_as_asked(call, longer):
@@ -144,14 +138,9 @@ def test_a_run_older_than_the_choice_stops_at_the_bound_as_it_did(workdir, tmp_p
 
 
 def test_training_strips_lines_as_translating_does():
-  pairs = [("a dog runs", "ein Hund rennt"), ("it rains", "es regnet"), ("no", "nein")]
+  pairs = 4 * [("a dog runs", "ein Hund rennt"), ("it rains", "es regnet")]
   spaced = [(f"{source}\t", f"\u3000 {target}\u3000 ") for source, target in pairs]
-  config, mesh = quickstart.get_config(), make_mesh(data=1)
-  stripped = Corpus(dict(train=4 * pairs, valid=4 * pairs))
-  tokenizer = learn_tokenizer(config, stripped)
-  corpora = Corpus(dict(train=4 * spaced, valid=4 * spaced)), stripped
-  both = [make_batches(config, corpus, tokenizer, mesh) for corpus in corpora]
-  for ours, theirs in zip(*both, strict=True):
-    assert ours.num_per_epoch == theirs.num_per_epoch
-    for step in range(ours.num_per_epoch):
-      np.testing.assert_array_equal(ours[step], theirs[step])
+  tokenizer = learn_tokenizer(quickstart.get_config(), Corpus(dict(train=pairs)))
+  ours, theirs = (encode_pairs(tokenizer, x) for x in (spaced, pairs))
+  for side, other in zip(ours, theirs, strict=True):
+    np.testing.assert_array_equal(side.values, other.values)

@@ -58,30 +58,26 @@ def test_the_times_of_a_run_never_go_back_as_clocks_do(tmp_path, clock, monkeypa
   assert [line["time"] for line in read_metrics(tmp_path)] == [5000, 5002, 5002, 5004]
 
 
-@pytest.mark.parametrize("num_steps, kept", [(10, 10), (2_003, 1002)])
-def test_about_a_thousand_steps_are_kept_and_always_the_last(tmp_path, num_steps, kept):
-  reporter, _ = make_reporter(tmp_path, num_steps)
+def test_about_a_thousand_steps_are_kept_and_always_the_last(tmp_path):
+  reporter, _ = make_reporter(tmp_path, 2003)
   with reporter:
-    for step in range(1, num_steps + 1):
+    for step in range(1, 2004):
       reporter.step(step, dict(loss=1.0, num_tokens=1))
-  steps = [line["step"] for line in read_metrics(tmp_path)]
-  assert len(steps) == kept
-  assert steps[-1] == num_steps
+  lines = read_metrics(tmp_path)
+  assert (len(lines), lines[-1]["step"]) == (1002, 2003)
 
 
 def test_tensorboard_has_scalars_texts_and_where_the_run_went_on(tmp_path):
   run(tmp_path, range(1, 8))
   run(tmp_path, range(6, 8))
-  scalars, texts, starts = [], [], []
-  for event in read_events(tmp_path / "tensorboard"):
-    if event.session_log.status == 1:
-      starts.append(event.step)
-    for value in event.summary.value:
-      scalars.append((event.step, value.tag, value.simple_value))
-      texts += value.tensor.string_val
-  assert {(2, "loss", 5.0), (5, "valid_loss", 4.0)} < {*scalars}
-  assert texts == [b"    sample 5\n    second line"]
+  events = read_events(tmp_path / "tensorboard")
+  starts = [event.step for event in events if event.session_log.status == 1]
   assert starts == [1, 6]
+  values = [(event.step, x) for event in events for x in event.summary.value]
+  scalars = {(step, x.tag, x.simple_value) for step, x in values}
+  assert {(2, "loss", 5.0), (5, "valid_loss", 4.0)} < scalars
+  texts = [text for _, x in values for text in x.tensor.string_val]
+  assert texts == [b"    sample 5\n    second line"]
 
 
 def test_no_room_is_an_error_and_nobody_waits(tmp_path):
@@ -98,14 +94,13 @@ def test_no_room_is_an_error_and_nobody_waits(tmp_path):
   assert len(read_metrics(tmp_path)) < 1000
 
 
-NO_RECORDS = (b"\xff", b"null", b"[]", b'{"step": 4, "lo', b'{"loss": 1}')
-NO_NUMBERS = (b'{"step": "4"}', b'{"step": null}', b'{"step": 4, "loss": "1"}')
-
-
-@pytest.mark.parametrize("damage", [*NO_RECORDS, *NO_NUMBERS])
+@pytest.mark.parametrize(
+  "damage",
+  [b"\xff", b"null", b'{"step": 4, "lo', b'{"step": 4, "time": 1, "loss": "1"}'],
+)
 def test_a_damaged_line_is_named(tmp_path, damage):
   path = tmp_path / "metrics.jsonl"
-  path.write_bytes(b'{"step": 3, "loss": 1.0}\n' + damage + b"\n")
+  path.write_bytes(b'{"step": 3, "time": 1, "loss": 1.0}\n' + damage + b"\n")
   words = r"damaged .*metrics\.jsonl \(.*\): delete the line"
   with pytest.raises(InputError, match=words):
     read_metrics(tmp_path)
