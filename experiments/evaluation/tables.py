@@ -63,7 +63,7 @@ def row_table(title: str, rows: Mapping[str, Mapping[str, object]]) -> str:
   return markdown_table([title, *columns], lines)
 
 
-def text_table(title: str, rows: Mapping[str, Mapping[str, float]]) -> str:
+def text_table(title: str, rows: Mapping[str, Mapping[str, float | int]]) -> str:
   """Formats numbers by row and column for a terminal; floats have four digits.
 
   >>> print(text_table("split", {"test": {"pairs": 1000, "BLEU": 36.6234}}))

@@ -20,7 +20,9 @@ def test_notes_are_bars_and_weights_a_row_for_each_layer(tmp_path, monkeypatch):
   # The begin, and tokens at steps 2 and 6.
   weights[[0, 0, 1], [0, 9, 25]] = 0.5, 0.5, 1.0
   monkeypatch.setattr(module, "last_weights", lambda *_: weights)
-  monkeypatch.setattr(module, "save", lambda figure, path: figures.append(figure))
+  monkeypatch.setattr(
+    module, "save", lambda figure, path: figures.append(figure) or path
+  )
   run = Run(None, voices.CODEC, None, None, None)
 
   module.draw(run, PIECE, tmp_path / "a.png", prompt_length=16)

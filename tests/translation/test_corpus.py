@@ -85,7 +85,7 @@ def make_config(**how):
 @pytest.mark.parametrize(
   "how, pair",
   [
-    ({}, ("It 's Dr. No .", 'Hr. Xs : " Ja " .')),
+    ({}, ("It 's Dr. No .", 'Hr . Xs : " Ja " .')),
     ({"moses": False, "lowercase": True}, ("it's dr. no.", "hr. xs: „ja.“")),
   ],
 )
