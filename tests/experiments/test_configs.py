@@ -99,14 +99,12 @@ def test_parameters_are_those_of_the_paper(size, extra):
   width, hidden = sinusoidal.model.width, sinusoidal.model.feed_forward
   attention, norm = 4 * width**2, 2 * width
   feed_forward = 2 * width * hidden + hidden + width
-  encoder = attention + feed_forward + 2 * norm
-  decoder = 2 * attention + feed_forward + 3 * norm
-  total = VOCABULARY * width + 6 * (encoder + decoder)
+  layers = 3 * attention + 2 * feed_forward + 5 * norm  # an encoder's and a decoder's
+  total = VOCABULARY * width + 6 * layers
   assert num_parameters(sinusoidal) == total
   assert num_parameters(relative) == total + extra
   if size == "base":
-    both_ends = 2 * norm  # of the encoder and the decoder
-    assert num_parameters(load("wmt14.py:v2")) == total + extra + both_ends
+    assert num_parameters(load("wmt14.py:v2")) == total + extra + 2 * norm
 
 
 @pytest.mark.parametrize("ring", [False, True])
@@ -132,23 +130,14 @@ def test_the_examples_of_a_step_do_not_depend_on_the_mesh(sizes, ring):
   assert sharded.shapes[-1] == longest_shape(config, mesh.shape)
 
 
-NO_GROUP = "config.model is None: give a group of values, as in configs/default.py"
-
-
 @pytest.mark.parametrize(
   "config, words",
   [
     ([], "config.json is no JSON object"),
-    (None, "config.json is no JSON object"),
     ({"task": ["a"]}, "config.task is ['a']: choose one of translation, "),
-    ({"model": None}, NO_GROUP),
-    ({"model": ["a"]}, "config.model is ['a']: give a group of values"),
+    ({"model": None}, "config.model is None: give a group of values, as in configs/"),
     ({"decoding": 3}, "config.decoding is 3: give a group of values"),
     ({"model": {"width": None}}, "config.model.width is None: give a value, as in "),
-    (
-      {"data": {"pairs": {"test": None}}},
-      "config.data.pairs.test is None: give a value",
-    ),
   ],
 )
 def test_a_config_of_another_form_is_refused(config, words, tmp_path):
@@ -233,14 +222,6 @@ def test_test_sets_have_names(text, files):
   assert parse_test_files(parse_config(config)) == files
 
 
-def test_names_of_test_sets_differ_and_are_no_keys():
-  config = load("default.py", "data.source=pairs", "data.pairs.test=long=a;long=b")
-  with pytest.raises(InputError, match=r"config\.data\.pairs\.test has long twice"):
-    parse_test_files(config)
-  with pytest.raises(InputError, match=r"unknown config\.data\.pairs\.test\.long"):
-    load("default.py", "data.pairs.test.long=a.tsv")
-
-
 def test_a_run_with_test_sets_by_name_is_read(tmp_path):
   config = default.get_config().to_dict()
   files = {"test": "a.tsv", "long": "b.en,b.de"}
@@ -263,20 +244,6 @@ def test_the_examples_of_help_parse(call, name):
   assert examples
   for example in examples:
     assert command.parse(flags, shlex.split(example))
-
-
-AVERAGING = "multi30k.py multi30k.py:brief multi30k.py:published"
-AVERAGING += " music.py music.py:published wmt14.py:big"
-
-
-@pytest.mark.parametrize("name", AVERAGING.split())
-def test_the_checkpoints_that_a_recipe_averages_are_in_the_last_fifth(name):
-  config = load(name)
-  training, num = config.training, config.decoding.average_checkpoints
-  assert num > 1
-  assert training.num_steps % training.save_every == 0
-  first = training.num_steps - (num - 1) * training.save_every
-  assert first >= max(0.8 * training.num_steps, training.warmup_steps)
 
 
 RESULTS = pathlib.Path(__file__).parents[2] / "results" / "runs"

