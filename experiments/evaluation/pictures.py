@@ -157,12 +157,12 @@ def spread_curves(
   panels: Sequence[SpreadPanel],
   path: Path,
   title: str = "",
-  faint: Collection[str] = (),
+  has_bands: bool = True,
 ) -> Path:
   """Draws panels side by side with one legend; returns the path.
 
-  A curve shows the means, within a band from the lowest to the highest values. The
-  `faint` curves are thin and have no band. A name has the same colour in all panels. A
+  A curve shows the means, within a band from the lowest to the highest values, or
+  without it if curves are many. A name has the same colour in all panels. A
   position scheme, "a" or "a, b", has the same colour in all pictures; more curves of
   one scheme are dashed.
   """
@@ -173,10 +173,7 @@ def spread_curves(
   axes = figure.subplots(1, len(panels), squeeze=False)[0]
   for ax, panel in zip(axes, panels, strict=True):
     for name, values in panel.curves.items():
-      style, is_faint = styles[name], name in faint
-      if is_faint:
-        style = {**style, "linewidth": 0.8, "markersize": 2.5, "zorder": 2}
-      _draw_spread(ax, name, values, style, has_band=not is_faint)
+      _draw_spread(ax, name, values, styles[name], has_bands)
     _format_axes(ax, panel)
     ax.set(xlabel=panel.x, ylabel=panel.y)
   if title:
@@ -194,7 +191,7 @@ def _draw_spread(
   name: str,
   values: Mapping[Any, Sequence[float]],  # by x
   style: Mapping[str, Any],
-  has_band: bool = True,
+  has_band: bool,
 ) -> None:
   """Draws the mean at each x, and a band from the lowest to the highest value."""
   x, samples = [*values], [*values.values()]

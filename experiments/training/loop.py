@@ -75,15 +75,18 @@ def train(
     on_devices = profile(on_devices, start, profile_steps, folder)
   with (
     _open_reporter(run, workdir, start, num_steps, wandb) as reporter,
+    announce_attention(),
     open_compiler() as compiler,
     contextlib.closing(on_devices),
   ):
     first_batches = _first_batches(batches, run, start, num_steps)
-    train_step = announce_attention(steps.train, compiler, steps.shapes, first_batches)
-    for batch in _first_batches(valid_batches, run, 0, valid_batches.num_per_epoch):
-      compiler(compile_ahead, steps.evaluate, steps.shapes.params, batch)
+    train_step = compile_ahead(steps.train, compiler, steps.shapes, first_batches)
+    first_batches = _first_batches(valid_batches, run, 0, valid_batches.num_per_epoch)
+    eval_step = compile_ahead(
+      steps.evaluate, compiler, steps.shapes.params, first_batches
+    )
     evaluate = functools.partial(
-      _evaluate, run, steps, valid_batches, score, reporter, stop
+      _evaluate, run, eval_step, valid_batches, score, reporter, stop
     )
 
     def save(state: TrainState) -> None:
@@ -148,7 +151,7 @@ def _first_batches(batches: Any, run: Run, start: int, stop: int) -> Iterator[An
 
 def _evaluate(
   run: Run,
-  steps: Steps,
+  eval_step: Callable,
   batches: Any,
   score: Score,
   reporter: Reporter | NoReporter,
@@ -159,7 +162,7 @@ def _evaluate(
   with stop.interruptible():
     losses = []  # left on the devices, so that these need not wait for the host
     for batch in load_batches(batches, run.mesh, 0, batches.num_per_epoch):
-      losses.append(steps.evaluate(state.params, batch))
+      losses.append(eval_step(state.params, batch))
       if stop.should_stop():
         return
     total = sum(float(loss.sum) for loss in losses)

@@ -214,12 +214,6 @@ def test_input_errors_and_interrupts_are_one_line(capsys, error, status, err):
   assert run(capsys, main, flags={}) == (status, "", err)
 
 
-def test_output_that_cannot_be_written_is_one_line(capsys):
-  with open("/dev/full", "w") as full, contextlib.redirect_stdout(full):
-    answer = run(capsys, lambda: print("a line"), flags={})
-  assert answer == (2, "", f"error: cannot write the output ({FULL}\n")
-
-
 def test_an_interrupt_while_a_command_is_imported_leaves_no_traceback(tmp_path):
   slow = "import time\nprint('imported', flush=True)\ntime.sleep(60)\n"
   (tmp_path / "filelock.py").write_text(slow)  # shadows a package that commands import

@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import itertools
 import json
 import pathlib
 import re
@@ -55,15 +54,8 @@ def num_parameters(config, vocabulary=VOCABULARY) -> int:
   return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
-POSITIONS = ("relative", "sinusoidal", "both", "none")
-RECIPES = ("brief", "short", "published")
-MULTI30K = [",".join(words) for words in itertools.product(POSITIONS, RECIPES)]
-KINDS = ("relative", "clipped", "sinusoidal", "none")
-MUSIC = [",".join(words) for words in itertools.product(KINDS, ("brief", "published"))]
-ARGUMENTS = {"music.py": MUSIC, "multi30k.py": MULTI30K}
 SWEEPS = ("table1", "table2", "table3", "sharing", "beyond")
 BRIEF = [f"{name}.py" for name in SWEEPS]
-PUBLISHED = [f"{name}:published" for name in BRIEF]
 LENGTHS = ["lengths.py:embedded", "lengths.py:scan"]
 VALID = """
 default.py quickstart.py multi30k.py wmt14.py music.py music.py:published,clipped
@@ -178,8 +170,6 @@ def test_every_sweep_has_a_base_cell_and_equal_budgets(name):
     assert all(key.startswith("model.") for key in changes(config, base))
   if name in BRIEF:
     assert {*changes(base, load("multi30k.py:brief"))} == {"name"}
-  elif name in PUBLISHED:
-    assert {*changes(base, load("multi30k.py:published"))} == {"name"}
 
 
 def test_multi30k_has_the_published_number_of_parameters():

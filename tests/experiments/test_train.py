@@ -83,7 +83,7 @@ def test_the_output_has_the_model_the_data_and_the_scores(training):
   size = sum(x.size for x in jax.tree.leaves(average(workdir)))
   for words in (
     f"devices: 1 x cpu, processes: 1, mesh: 1\nparameters: {size:,}, tokens",
-    "attention, batches of 14x9: per_position, because",
+    "attention: per_position, because",
     "pairs with an empty side skipped in train: 1 (lines: 53)\n",
     "training: shapes 14x9, ",
     f"{workdir}/learning_curves.png {workdir}/attention.png\n",

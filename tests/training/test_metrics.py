@@ -106,13 +106,6 @@ def test_a_damaged_line_is_named(tmp_path, damage):
     read_metrics(tmp_path)
 
 
-def test_a_last_line_that_was_cut_short_is_left_out(tmp_path):
-  run(tmp_path, range(1, 4))
-  with open(tmp_path / "metrics.jsonl", "ab") as file:
-    file.write(b'{"step": 4, "lo')
-  assert len(read_metrics(tmp_path)) == 3
-
-
 def read_events(folder):
   events = []
   for path in sorted(folder.iterdir()):

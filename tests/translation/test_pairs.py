@@ -10,7 +10,7 @@ from faults import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.translation.corpus import load_pairs, read_lines
+from experiments.translation.corpus import load_pairs, read_lines, read_pairs
 
 # str.splitlines ends lines at some of them.
 LETTERS = st.sampled_from("a\u2028\u2029\x85\x0b\x0c\x1c\r")
@@ -131,12 +131,11 @@ def test_other_quotes_stay(tmp_path, line):
 
 
 def test_raw_lines_of_scan_are_pairs(tmp_path):
-  twice, once = "IN: run twice OUT: I_RUN I_RUN", "IN: run OUT: I_RUN"
-  table = write_table(tmp_path / "a", twice, once)
-  corpus = load_pairs(train=table)
-  assert corpus.splits["train"] == [("run twice", "I_RUN I_RUN"), ("run", "I_RUN")]
-  broken = write_table(tmp_path / "b", "IN: run OUT: I_RUN", "IN: run")
-  assert refusal(load_pairs, train=broken).startswith(f"1 column in {broken}, line 2")
+  table = write_table(tmp_path / "a", "IN: run twice OUT: I_RUN I_RUN", "IN: run")
+  assert refusal(load_pairs, train=table).startswith(f"1 column in {table}, line 2")
+  assert read_pairs(f"{write_table(tmp_path / 'b', 'IN: run OUT: I_RUN')}")[0] == [
+    ("run", "I_RUN")
+  ]
 
 
 PACKED = gzip.compress(b"one\ttwo\n" * 9, mtime=0)
