@@ -11,6 +11,7 @@ graphs.md and music.md. Sweeps that are named positions-... or lengths-... have 
 their own.
 """
 
+import itertools
 import pathlib
 from collections import defaultdict
 
@@ -82,7 +83,7 @@ def _choose_page(sweep: str, task: str) -> str:
 
 
 def _describe_cost(records: Records) -> str:
-  runs = [run for runs in records.values() for run in runs]
+  runs = list(itertools.chain(*records.values()))
   minutes = sum(run["budget"]["minutes"] for run in runs)
   plural = "s" if len(runs) > 1 else ""
   return f"{len(runs)} training{plural}, {minutes:,.0f} minutes in all."

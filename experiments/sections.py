@@ -186,10 +186,7 @@ def _tabulate_differences(
   """
   if len(records) < 2:
     return ""
-  scores = {
-    configuration: _finite_scores(runs, score)
-    for configuration, runs in records.items()
-  }
+  scores = {name: _finite_scores(runs, score) for name, runs in records.items()}
   others = [*records] if len(records) <= _MOST_PAIRED else [*records][:1]
   table: Table = defaultdict(dict)
   for configuration, other in itertools.product(records, others):
@@ -276,10 +273,9 @@ def _draw_curves(
   """
   panels = []
   for column, measure in enumerate(measures, start=1):
-    curves = {
-      configuration: _collect_values(runs, column, start)
-      for configuration, runs in records.items()
-    }
+    curves = {}
+    for configuration, runs in records.items():
+      curves[configuration] = _collect_values(runs, column, start)
     steps = sorted(set().union(*curves.values()))
     panel = SpreadPanel("updates", f"validation {measure}", curves, ticks=steps)
     panels.append(panel)
@@ -468,9 +464,9 @@ def _draw_exact(
 def _describe_music(sweep: str, records: Records, folder: pathlib.Path) -> str:
   first = _first(records)
   config, main_split = first["config"], next(iter(first["scores"]))
-  facts = {
-    f"pieces of {split}": len(rows) for split, rows in first["sentences"].items()
-  }
+  facts = {}
+  for split, rows in first["sentences"].items():
+    facts[f"pieces of {split}"] = len(rows)
   for name in ("num_layers", "width", "num_heads"):
     facts[name] = config[f"model.{name}"]
   # In a sweep of positions, the name `relative` means another scheme.
@@ -520,9 +516,7 @@ def _describe_chains(sweep: str, records: Records, folder: pathlib.Path) -> str:
   _add_accuracy(table, f"test, {longest}", records, f"test_{longest}")
   name = f"test, {min(longer)} to {max(longer)}"
   _add_accuracy(table, name, records, *longer.values())
-  by_length: Table = {
-    configuration: {} for configuration in (*records, graphs.NAME, _GUESS)
-  }
+  by_length: Table = {row: {} for row in (*records, graphs.NAME, _GUESS)}
   curves: dict[str, dict[int, list[float]]] = defaultdict(dict)
   for k, published in graphs.CTP.items():
     test = f"test_{k}"

@@ -171,10 +171,8 @@ def plan_runs(
   first = file.config.seed
   runs = []
   for seed in range(first, first + num_seeds):
-    runs += [
-      _plan_run(file, out, configuration, changes, seed)
-      for configuration, changes in configurations
-    ]
+    for configuration, changes in configurations:
+      runs.append(_plan_run(file, out, configuration, changes, seed))
   workdirs = {run.workdir for run in runs}
   digests = {run.digest for run in runs}
   if min(len(workdirs), len(digests)) < len(runs):

@@ -386,9 +386,11 @@ def _estimate_milliseconds(case: Record) -> dict[str, float]:
   if not pairs:
     return {}
   stock = 1e3 * float(np.median([pair["against_seconds"] for pair in pairs]))
-  return {STOCK: stock} | {
-    pair["name"]: stock * _compute_ratios(pair)[1] for pair in pairs
-  }
+  times = {STOCK: stock}
+  for pair in pairs:
+    _, median, _ = _compute_ratios(pair)
+    times[pair["name"]] = stock * median
+  return times
 
 
 def _compute_ratios(pair: Record) -> list[float]:

@@ -101,11 +101,11 @@ def _average_segments(
   metrics: Sequence[Mapping[str, Any]], name: str
 ) -> dict[float, list[float]]:
   """Divides the finite values into at most 40 segments, by their mean step."""
-  points = [
-    (line["step"], line[name])
-    for line in metrics
-    if line.get(name) is not None and math.isfinite(line[name])
-  ]
+  points = []
+  for line in metrics:
+    value = line.get(name)
+    if value is not None and math.isfinite(value):
+      points.append((line["step"], value))
   values = {}
   for segment in np.array_split(points, min(40, len(points)) or 1):
     if len(segment):
@@ -274,11 +274,13 @@ def _choose_styles(
 def _save_with_legend(
   figure: Any, names: Sequence[str], columns: int, path: Path
 ) -> Path:
-  lines = {line.get_label(): line for ax in figure.axes for line in ax.lines}
+  lines = {}
+  for ax in figure.axes:
+    handles, labels = ax.get_legend_handles_labels()
+    lines |= zip(labels, handles, strict=True)
   handles = [lines[name] for name in names]
-  figure.legend(
-    handles=handles, loc="outside lower center", ncols=columns, frameon=False
-  )
+  place = "outside lower center"
+  figure.legend(handles=handles, loc=place, ncols=columns, frameon=False)
   return save(figure, path)
 
 

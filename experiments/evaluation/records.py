@@ -231,10 +231,10 @@ def group_records(path: pathlib.Path, records: Sequence[Record]) -> Records:
       if value != expected:
         problem = f"not the same {key[0]} as line {first}, so not in one table"
         raise InputError(f"{where}: {problem}: delete one of them")
-  return {
-    configuration: [runs[seed] for seed in sorted(runs)]
-    for configuration, runs in grouped.items()
-  }
+  in_order = {}
+  for configuration, runs in grouped.items():
+    in_order[configuration] = [runs[seed] for seed in sorted(runs)]
+  return in_order
 
 
 def _collect_shared(record: Record) -> dict[tuple, Any]:

@@ -34,9 +34,8 @@ ANSWERS = (
   "son", "son-in-law", "uncle",
 )  # fmt: skip
 # Our name of each upstream split; chains in test_k have k relations.
-SPLITS = {"1.2,1.3,1.4_train": "train"} | {
-  f"1.{k}_test": f"test_{k}" for k in range(2, 11)
-}
+SPLITS = {"1.2,1.3,1.4_train": "train"}
+SPLITS |= {f"1.{k}_test": f"test_{k}" for k in range(2, 11)}
 
 _ZIP, _GRAPHS = "data_db9b8f04.zip", "data_db9b8f04.graphs.jsonl"
 CLUTRR = Upstream(

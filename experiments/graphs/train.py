@@ -100,10 +100,8 @@ def check(config: ConfigDict) -> None:
 def mock_vocabulary(config: ConfigDict) -> GraphNames:
   """Makes as many names as CLUTRR has, for the shapes of a model."""
   del config
-  node_labels, edge_labels, classes = (
-    tuple(map(str, range(number))) for number in (1, 14, 18)
-  )
-  return GraphNames(node_labels, edge_labels, classes)
+  names = tuple(map(str, range(18)))
+  return GraphNames(node_labels=names[:1], edge_labels=names[:14], classes=names)
 
 
 def make_batches(

@@ -121,10 +121,9 @@ def _lacks_evaluation(
 ) -> bool:
   """Checks whether a run was stopped between a save and its evaluation."""
   is_due = step > 0 and (_is_due(step, eval_every, num_steps) or step > num_steps)
-  is_done = any(
-    line["step"] == step and "valid_loss" in line for line in read_metrics(workdir)
-  )
-  return processes.any_process(is_due and not is_done)
+  lines = read_metrics(workdir)
+  evaluated = [line["step"] for line in lines if "valid_loss" in line]
+  return processes.any_process(is_due and step not in evaluated)
 
 
 @contextlib.contextmanager

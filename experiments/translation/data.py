@@ -1,5 +1,6 @@
 """Loads, normalises and batches the sentence pairs of a config."""
 
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -146,7 +147,7 @@ def learn_vocabulary(config: ConfigDict, data: Corpus, workdir: Path) -> Tokeniz
 
 def learn_tokenizer(config: ConfigDict, data: Corpus) -> Tokenizer:
   """Trains a vocabulary on both sides of the training split."""
-  lines = (line for pair in data.splits["train"] for line in pair)
+  lines = itertools.chain.from_iterable(data.splits["train"])
   return tok.train_tokenizer(lines, **config.vocabulary)
 
 
