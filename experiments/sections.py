@@ -381,7 +381,7 @@ def _compare_at_level(sweep: str, records: Records, level: float) -> str:
   """Tabulates exact matches when validation first reaches a level."""
   table: Table = {}
   for configuration, runs in records.items():
-    reached = [exact for exact in (_find_level(run, level) for run in runs) if exact]
+    reached = list(filter(None, (_find_level(run, level) for run in runs)))
     cells = {"seeds": _list_seeds(runs), "reached": f"{len(reached)} of {len(runs)}"}
     for name in reached[0] if reached else ():
       values = [exact[name] for exact in reached]
@@ -499,9 +499,12 @@ def _add_accuracy(table: Table, name: str, records: Records, *splits: str) -> No
     runs = runs[:1]  # seeds of `tu` are folds: only these differ in the majority class
   guesses = []
   for run in runs:
-    sizes = [len(run["sentences"][split]) for split in splits]
-    shares = [run["scores"][split]["majority"] for split in splits]
-    guesses.append(float(np.average(shares, weights=sizes)))
+    total = num_graphs = 0
+    for split in splits:
+      size = len(run["sentences"][split])
+      total += size * run["scores"][split]["majority"]
+      num_graphs += size
+    guesses.append(total / num_graphs)
   table[_GUESS][name] = mean_and_interval(guesses, 1)
 
 

@@ -70,18 +70,17 @@ def text_table(title: str, rows: Mapping[str, Mapping[str, float | int]]) -> str
   split   pairs    BLEU
   test    1,000   36.62
   """
-  lines = [[title, *next(iter(rows.values()))]]
-  for name, numbers in rows.items():
-    cells = [
-      f"{x:,.4g}" if isinstance(x, float) else f"{x:,}" for x in numbers.values()
-    ]
-    lines.append([name, *cells])
-  first, *others = [max(map(len, column)) for column in zip(*lines, strict=True)]
-  texts = []
-  for name, *cells in lines:
-    padded = [f"{cell:>{width}}" for cell, width in zip(cells, others, strict=True)]
-    texts.append("   ".join([f"{name:{first}}", *padded]))
-  return "\n".join(texts)
+  names = title, *rows
+  longest = max(map(len, names))
+  lines = [name.ljust(longest) for name in names]
+  for column in next(iter(rows.values())):
+    cells = [column]
+    for numbers in rows.values():
+      number = numbers[column]
+      cells.append(f"{number:,.4g}" if isinstance(number, float) else f"{number:,}")
+    width = 3 + max(map(len, cells))
+    lines = [line + cell.rjust(width) for line, cell in zip(lines, cells, strict=True)]
+  return "\n".join(lines)
 
 
 def mean_and_interval(values: Sequence[Any] | np.ndarray, digits: int = 2) -> str:

@@ -96,8 +96,12 @@ def read_splits(split_files: Mapping[str, str]) -> Corpus:
   for split, files in split_files.items():
     pairs, file_notes = read_pairs(files)
     notes |= dict.fromkeys(file_notes)
-    empty = [i for i, pair in enumerate(pairs) if not all(map(str.strip, pair))]
-    filled = [pair for pair in pairs if all(map(str.strip, pair))]
+    empty, filled = [], []
+    for index, pair in enumerate(pairs):
+      if all(map(str.strip, pair)):
+        filled.append(pair)
+      else:
+        empty.append(index)
     if not filled:
       raise InputError(f"no pairs in {split}: every line of {files} has an empty side")
     if empty:
