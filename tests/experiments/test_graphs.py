@@ -1,8 +1,6 @@
 """Graphs are trained and scored by the common commands."""
 
-import json
 import pathlib
-import shutil
 
 import numpy as np
 import pytest
@@ -89,18 +87,6 @@ def test_a_trained_model_is_scored_again(run, call, tmp_path):
   answer = call("evaluate", f"--workdir={workdir}")
   assert (answer.status, answer.err) == (0, "")
   assert (workdir / "results.json").read_text() == before
-
-
-def test_the_updates_of_a_run_of_epochs_are_those_of_its_training(run, call, tmp_path):
-  """As where it was trained on more devices than it is scored on."""
-  workdir = shutil.copytree(run[0], tmp_path / "run")
-  config = read_json(workdir / "config.json")
-  config["training"]["num_epochs"] *= 2
-  (workdir / "config.json").write_text(json.dumps(config))
-  before = read_json(workdir / "record.json")
-  (workdir / "record.json").write_text("")
-  assert call("evaluate", f"--workdir={workdir}").status == 0
-  assert read_json(workdir / "record.json")["budget"] == before["budget"]
 
 
 def test_the_fold_follows_from_the_seed_unless_given(folder):
