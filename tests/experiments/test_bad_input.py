@@ -102,7 +102,6 @@ def test_an_incomplete_or_damaged_run(refused, run_copy, name):
 def test_invalid_utf8_on_stdin(call, workdir, monkeypatch):
   monkeypatch.setattr(translate, "_LINES_AT_ONCE", 2)
   text = b"\n\n\na caf\xe9\n"
-  arguments = f"--workdir={workdir}", "--average_checkpoints=1"
-  answer = call("translate", *arguments, stdin=text)
+  answer = call("translate", f"--workdir={workdir}", stdin=text)
   assert (answer.status, answer.out) == (2, "\n\n")
   assert answer.err == "error: invalid UTF-8 in line 4 of stdin: convert it to UTF-8\n"

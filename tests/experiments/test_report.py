@@ -23,7 +23,7 @@ def no_pictures(request, monkeypatch):
   """Skips drawing, which takes most of the time, except where it is tested."""
   if "pictures" not in request.node.name:
     for module in (sections, graphs):
-      monkeypatch.setattr(module, "spread_curves", lambda panels, path, **_: path)
+      monkeypatch.setattr(module, "spread_curves", lambda panels, path, *_, **__: path)
 
 
 @functools.cache
