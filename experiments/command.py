@@ -236,9 +236,10 @@ def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
     raise InputError(f"{text} (--help shows the flags)") from error
   if unused:
     raise InputError(f"unexpected argument {unused[0]!r}: give flags as --name=value")
-  return {
-    name: _value(name, flag, values[name].value, file) for name, flag in flags.items()
-  }
+  arguments = {}
+  for name, flag in flags.items():
+    arguments[name] = _value(name, flag, values[name].value, file)
+  return arguments
 
 
 def _define(name: str, flag: Flag, values: absl_flags.FlagValues) -> None:

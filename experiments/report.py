@@ -11,12 +11,9 @@ graphs.md and music.md. Sweeps that are named positions-... or lengths-... have 
 their own.
 """
 
-import importlib
+import itertools
 import pathlib
-import shlex
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
 
 from configs import default
 from experiments import command
@@ -54,7 +51,7 @@ def main(results: pathlib.Path) -> list[pathlib.Path]:
     folder.mkdir(exist_ok=True)
     section = make_section(task, sweep, records, folder)
     page = folder.with_suffix(".md")
-    pages[page][sweep] = f"{describe_repetition(sweep, records)}\n\n{section}"
+    pages[page][sweep] = f"{_describe_cost(records)}\n\n{section}"
   if not pages:
     raise InputError(
       f"no records in {results}/runs/*.jsonl: run a sweep first, with "
@@ -85,64 +82,11 @@ def _choose_page(sweep: str, task: str) -> str:
   return "report" if task == "translation" else task
 
 
-def describe_repetition(sweep: str, records: Records) -> str:
-  """Returns the command that repeats a sweep, and the minutes that it took.
-
-  The command is left out if the sweep is not in configs/, or has configurations that
-  are not there.
-  """
-  runs = [run for runs in records.values() for run in runs]
+def _describe_cost(records: Records) -> str:
+  runs = list(itertools.chain(*records.values()))
   minutes = sum(run["budget"]["minutes"] for run in runs)
   plural = "s" if len(runs) > 1 else ""
-  text = f"{len(runs)} training{plural}, {minutes:,.0f} minutes in all."
-  source = _find_config(sweep)
-  changes = dict(source.module.sweep()) if source else {}
-  if not records.keys() <= changes.keys():
-    return text
-  command_line = _make_command(source, changes, records)
-  lines = [shlex.join(command_line)]
-  if records.keys() != changes.keys():
-    lines = [
-      shlex.join([*command_line, f"--only={configuration}"])
-      for configuration in records
-    ]
-  return "\n".join(["```", *lines, "```", "", text])
-
-
-def _make_command(
-  source: command.ConfigFile, changes: Mapping[str, Mapping[str, Any]], records: Records
-) -> list[str]:
-  """Returns the command that trains a whole sweep, with the flags of its runs."""
-  seeds = {run["seed"] for runs in records.values() for run in runs}
-  num_seeds = max(seeds) - min(seeds) + 1
-  configuration, runs = next(iter(records.items()))
-  config = runs[0]["config"] | {"seed": min(seeds)}
-  values = flatten(source.config) | changes[configuration]
-  words = ["python", "-m", "experiments.sweep"]
-  words += [f"--config={source.name}", f"--seeds={num_seeds}"]
-  for key, value in config.items():
-    if key != "name" and value != values.get(key):
-      words.append(f"--config.{key}={value}")
-  return [*words, "--results=mine"]  # a folder without records, so that it trains
-
-
-def _find_config(sweep: str) -> command.ConfigFile | None:
-  """Finds the file and argument in configs/ for a sweep's name, if there are any."""
-  for file in sorted(pathlib.Path(default.__file__).parent.glob("*.py")):
-    stem = file.stem
-    if not f"{sweep}-".startswith(f"{stem}-"):
-      continue
-    argument = sweep.removeprefix(stem)[1:].replace("-", ",")
-    arguments = [argument] if argument else []
-    module = importlib.import_module(f"configs.{stem}")
-    try:
-      config = module.get_config(*arguments)
-    except ValueError:  # the rest of the name is not an argument of this file
-      continue
-    if config.name == sweep and hasattr(module, "sweep"):
-      name = ":".join([f"configs/{file.name}", *arguments])
-      return command.ConfigFile(name, module, config)
-  return None
+  return f"{len(runs)} training{plural}, {minutes:,.0f} minutes in all."
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from experiments.errors import InputError
-from experiments.evaluation.pictures import SpreadPanel, small_multiples, spread_curves
+from experiments.evaluation.pictures import SpreadPanel, spread_curves
 from experiments.evaluation.records import Record, Records
 from experiments.evaluation.tables import (
   format_interval,
@@ -122,17 +122,13 @@ def _collect_facts(records: Records) -> dict[str, str]:
 
 def _tabulate_configs(records: Records) -> str:
   """Tabulates the config values that differ between configurations, except the seed."""
-  configs = {
-    configuration: runs[0]["config"] for configuration, runs in records.items()
-  }
+  configs = {name: runs[0]["config"] for name, runs in records.items()}
+  first = next(iter(configs.values()))
   table: Table = defaultdict(dict)
-  for key in sorted(set().union(*configs.values()) - {"seed"}):
-    cells = {}
-    for configuration, config in configs.items():
-      cells[configuration] = _format_value(config[key]) if key in config else "-"
-    if len(set(cells.values())) > 1:
-      for configuration, cell in cells.items():
-        table[configuration][key] = cell
+  for key in sorted(first.keys() - {"seed"}):
+    if any(config.get(key) != first[key] for config in configs.values()):
+      for configuration, config in configs.items():
+        table[configuration][key] = _format_value(config.get(key))
   return row_table("config", table) if table else ""
 
 
@@ -142,9 +138,21 @@ def _format_value(value: object) -> str:
   return f"`{value if is_word else json.dumps(value).removesuffix('.0')}`"
 
 
-def _format_mean(runs: Sequence[Record], score: Callable, digits: int = 2) -> str:
-  """Formats the mean of a score over the seeds, with its interval."""
-  return mean_and_interval([*map(score, runs)], digits)
+def _add_column(
+  table: Table,
+  name: str,
+  records: Records,
+  score: Callable[[Record], float],
+  digits: int = 2,
+) -> None:
+  """Adds a column: the mean of a score over the seeds, with its interval."""
+  for configuration, runs in records.items():
+    table[configuration][name] = mean_and_interval([*map(score, runs)], digits)
+
+
+def _score(split: str, kind: str) -> Callable[[Record], float]:
+  """Makes a function that returns a score of a run."""
+  return lambda run: run["scores"][split][kind]
 
 
 def _list_seeds(runs: Sequence[Record]) -> str:
@@ -159,10 +167,8 @@ def _begin_table(records: Records) -> Table:
   """Returns the first columns of a sweep's table: seeds and last validation loss."""
   table: Table = defaultdict(dict)
   for configuration, runs in records.items():
-    table[configuration] = {
-      "seeds": _list_seeds(runs),
-      "valid loss": _format_mean(runs, _last_loss, 3),
-    }
+    table[configuration]["seeds"] = _list_seeds(runs)
+  _add_column(table, "valid loss", records, _last_loss, 3)
   return table
 
 
@@ -180,10 +186,7 @@ def _tabulate_differences(
   """
   if len(records) < 2:
     return ""
-  scores = {
-    configuration: _finite_scores(runs, score)
-    for configuration, runs in records.items()
-  }
+  scores = {name: _finite_scores(runs, score) for name, runs in records.items()}
   others = [*records] if len(records) <= _MOST_PAIRED else [*records][:1]
   table: Table = defaultdict(dict)
   for configuration, other in itertools.product(records, others):
@@ -231,6 +234,16 @@ def _format_difference(
   return f"**{text}**"
 
 
+def _draw_panels(
+  panels: Sequence[SpreadPanel], records: Records, picture: pathlib.Path
+) -> None:
+  """Draws panels with their spread; without it if the curves are many."""
+  title = _title_picture(records)
+  if len(records) > _MOST_SHADED:
+    title, _, _ = title.partition(":")
+  spread_curves(panels, picture, title, has_bands=len(records) <= _MOST_SHADED)
+
+
 def _title_picture(records: Records) -> str:
   """Makes a picture's title: the data and the number of seeds."""
   source = _first(records)["config"]["data.source"]
@@ -260,18 +273,16 @@ def _draw_curves(
   """
   panels = []
   for column, measure in enumerate(measures, start=1):
-    curves = {
-      configuration: _collect_values(runs, column, start)
-      for configuration, runs in records.items()
-    }
+    curves = {}
+    for configuration, runs in records.items():
+      curves[configuration] = _collect_values(runs, column, start)
     steps = sorted(set().union(*curves.values()))
     panel = SpreadPanel("updates", f"validation {measure}", curves, ticks=steps)
     panels.append(panel)
-  picture, title = folder / f"{sweep}-learning.png", _title_picture(records)
   if len(records) > _MOST_SHADED:
-    small_multiples(panels[-1], picture, title=title)
-  else:
-    spread_curves(panels, picture, title=title)
+    panels = panels[-1:]
+  picture = folder / f"{sweep}-learning.png"
+  _draw_panels(panels, records, picture)
   return _link(f"Learning curves: {sweep}", picture)
 
 
@@ -301,13 +312,10 @@ def _describe_translation(sweep: str, records: Records, folder: pathlib.Path) ->
   table = _begin_table(records)
   scores = _find_scores(records, splits)
   published = _PAPER.get(sweep.partition("-")[0], {})
-  for configuration, cells in table.items():
-    for name, (split, kind) in scores.items():
-      cells[name] = _format_mean(
-        records[configuration],
-        lambda run: run["scores"][split][kind],  # noqa: B023
-      )
-    for name, bleu in published.items():
+  for name, (split, kind) in scores.items():
+    _add_column(table, name, records, _score(split, kind))
+  for name, bleu in published.items():
+    for configuration, cells in table.items():
       cells[name] = bleu.get(configuration, "-")
   facts = {"data": f"{config['data.source']} {config['data.languages']}"}
   for split, sentences in first["sentences"].items():
@@ -316,10 +324,8 @@ def _describe_translation(sweep: str, records: Records, folder: pathlib.Path) ->
   signatures = first["scores"][main_split]["signatures"]
   facts["sacreBLEU"] = signatures["sacrebleu"]
   facts["paper's BLEU"] = signatures["paper_bleu"]
-  title = f"sacreBLEU of {main_split}"
-  differences = _tabulate_differences(
-    title, records, lambda run: run["scores"][main_split]["sacrebleu"]
-  )
+  title, score = f"sacreBLEU of {main_split}", _score(main_split, "sacrebleu")
+  differences = _tabulate_differences(title, records, score)
   curves = _draw_curves(sweep, records, ["loss (nats per token)", "BLEU"], folder)
   return _join_parts(records, [row_table(sweep, table), differences, curves], facts)
 
@@ -330,13 +336,13 @@ def _find_scores(records: Records, splits: Sequence[str]) -> dict[str, tuple[str
   Scores that an old record lacks are left out. The paper's BLEU is only shown for the
   first split.
   """
+  runs = list(itertools.chain(*records.values()))
   columns = {}
   for kind, title in translation.TITLES.items():
     for split in splits[:1] if kind == "paper_bleu" else splits:
-      if all(
-        kind in run["scores"][split] for run in itertools.chain(*records.values())
-      ):
-        columns[title if split == splits[0] else f"{title}, {split}"] = split, kind
+      name = title if split == splits[0] else f"{title}, {split}"
+      if all(kind in run["scores"][split] for run in runs):
+        columns[name] = split, kind
   return columns
 
 
@@ -349,7 +355,6 @@ def _join_sentences(run: Record, splits: Sequence[str]) -> np.ndarray:
 # them apart.
 _LEVELS = {"scan": 90, "embedded": 50}
 _ONLY = " only"  # ends the names of configurations with positions in one stack
-_NUM_BOLD = 5  # curves drawn boldly: the best ones beyond the lengths of training
 
 
 def _describe_lengths(sweep: str, records: Records, folder: pathlib.Path) -> str:
@@ -376,7 +381,7 @@ def _compare_at_level(sweep: str, records: Records, level: float) -> str:
   """Tabulates exact matches when validation first reaches a level."""
   table: Table = {}
   for configuration, runs in records.items():
-    reached = [exact for exact in (_find_level(run, level) for run in runs) if exact]
+    reached = list(filter(None, (_find_level(run, level) for run in runs)))
     cells = {"seeds": _list_seeds(runs), "reached": f"{len(reached)} of {len(runs)}"}
     for name in reached[0] if reached else ():
       values = [exact[name] for exact in reached]
@@ -398,14 +403,12 @@ def _tabulate_lengths(title: str, records: Records, splits: Sequence[str]) -> st
   """Tabulates the exact matches (%) at the end, by length in tokens."""
   lengths = _join_sentences(_first(records), splits)[:, 0]
   trained, *longer = _bin_lengths(records, splits, num_trained=1, num_longer=4)
-  table: Table = {}
-  for configuration, runs in records.items():
-    cells = table[configuration] = {}
-    cells["valid"] = _format_mean(runs, lambda run: run["exact"]["valid"][-1][1], 1)
-    for inside in (trained, *longer, ~trained):
-      binned = lengths[inside]
-      name = f"{binned.min()} to {binned.max()} ({len(binned):,})"
-      cells[name] = _format_mean(runs, _accuracy(splits, inside), 1)
+  table: Table = defaultdict(dict)
+  _add_column(table, "valid", records, lambda run: run["exact"]["valid"][-1][1], 1)
+  for inside in (trained, *longer, ~trained):
+    binned = lengths[inside]
+    name = f"{binned.min()} to {binned.max()} ({len(binned):,})"
+    _add_column(table, name, records, _accuracy(splits, inside), 1)
   return row_table(title, table)
 
 
@@ -439,26 +442,18 @@ def _draw_exact(
   records: Records, splits: Mapping[str, Sequence[str]], picture: pathlib.Path
 ) -> str:
   """Draws exact matches over length; leaves out positions in one stack only."""
-  records = {
-    configuration: runs
-    for configuration, runs in records.items()
-    if not configuration.endswith(_ONLY)
-  }
-  longest = _first(records)["config"]["batches.max_length"] - 0.5
-  panels, beyond = [], dict.fromkeys(records, 0.0)
+  records = {name: runs for name, runs in records.items() if not name.endswith(_ONLY)}
+  mark = _first(records)["config"]["batches.max_length"] - 0.5, "longest in training"
+  panels = []
   for end, end_splits in splits.items():
     lengths = _join_sentences(_first(records), end_splits)[:, 0]
     curves: dict[str, dict[float, list[float]]] = defaultdict(dict)
     for inside in _bin_lengths(records, end_splits, num_trained=4, num_longer=8):
-      length = lengths[inside].mean()
+      score = _accuracy(end_splits, inside)
       for configuration, runs in records.items():
-        exact = [*map(_accuracy(end_splits, inside), runs)]
-        curves[configuration][length] = exact
-        beyond[configuration] += (length > longest) * statistics.fmean(exact)
-    mark = longest, "longest in training"
+        curves[configuration][lengths[inside].mean()] = [*map(score, runs)]
     panels.append(SpreadPanel(f"length in tokens, {end}", "exact (%)", curves, mark))
-  faint = sorted(records, key=lambda configuration: -beyond[configuration])[_NUM_BOLD:]
-  spread_curves(panels, picture, title=_title_picture(records), faint=faint)
+  _draw_panels(panels, records, picture)
   return _link(f"Exact matches over length: {picture.stem}", picture)
 
 
@@ -469,34 +464,27 @@ def _draw_exact(
 def _describe_music(sweep: str, records: Records, folder: pathlib.Path) -> str:
   first = _first(records)
   config, main_split = first["config"], next(iter(first["scores"]))
-  facts = {
-    f"pieces of {split}": len(rows) for split, rows in first["sentences"].items()
-  }
+  facts = {}
+  for split, rows in first["sentences"].items():
+    facts[f"pieces of {split}"] = len(rows)
   for name in ("num_layers", "width", "num_heads"):
     facts[name] = config[f"model.{name}"]
   # In a sweep of positions, the name `relative` means another scheme.
   is_positions = sweep.startswith("positions")
   has_published = config["data.source"] == "chorales" and not is_positions
   table = _begin_table(records)
-  for configuration, cells in table.items():
-    for split in first["scores"]:
-      cells[f"{split}, a token"] = _format_mean(
-        records[configuration], _likelihood(split), 3
-      )
-    if has_published:
+  for split in first["scores"]:
+    _add_column(table, f"{split}, a token", records, _score(split, "nll"), 3)
+  if has_published:
+    for configuration, cells in table.items():
       nats = music.PUBLISHED.get(configuration, "-")
       cells["published (second hand), valid, a token"] = nats
   # The loss falls so far in the first tenth of the updates that it would hide the rest.
   start = first["budget"]["updates"] / 10
-  title = f"{main_split}, a token"
-  differences = _tabulate_differences(title, records, _likelihood(main_split), 3)
+  title, score = f"{main_split}, a token", _score(main_split, "nll")
+  differences = _tabulate_differences(title, records, score, 3)
   curves = _draw_curves(sweep, records, ["loss (nats per token)"], folder, start)
   return _join_parts(records, [row_table(sweep, table), differences, curves], facts)
-
-
-def _likelihood(split: str) -> Callable[[Record], float]:
-  """Makes a score: the negative log likelihood of a split, in nats a token."""
-  return lambda run: run["scores"][split]["nll"]
 
 
 # Graphs
@@ -505,16 +493,18 @@ def _likelihood(split: str) -> Callable[[Record], float]:
 
 def _add_accuracy(table: Table, name: str, records: Records, *splits: str) -> None:
   """Adds a column with the accuracy of each configuration and of the majority class."""
-  for configuration, runs in records.items():
-    table[configuration][name] = _format_mean(runs, _accuracy(splits), 1)
+  _add_column(table, name, records, _accuracy(splits), 1)
   runs = next(iter(records.values()))
   if runs[0]["config"]["data.source"] != "tu":
     runs = runs[:1]  # seeds of `tu` are folds: only these differ in the majority class
   guesses = []
   for run in runs:
-    sizes = [len(run["sentences"][split]) for split in splits]
-    shares = [run["scores"][split]["majority"] for split in splits]
-    guesses.append(float(np.average(shares, weights=sizes)))
+    total = num_graphs = 0
+    for split in splits:
+      size = len(run["sentences"][split])
+      total += size * run["scores"][split]["majority"]
+      num_graphs += size
+    guesses.append(total / num_graphs)
   table[_GUESS][name] = mean_and_interval(guesses, 1)
 
 
@@ -525,14 +515,11 @@ def _describe_chains(sweep: str, records: Records, folder: pathlib.Path) -> str:
   longer = {k: f"test_{k}" for k in graphs.CTP if k > longest}
   table = _begin_table(records)
   _add_accuracy(table, "valid", records, "valid")
-  for configuration, runs in records.items():
-    table[configuration][f"valid, {longest}"] = _format_mean(runs, longest_accuracy, 1)
+  _add_column(table, f"valid, {longest}", records, longest_accuracy, 1)
   _add_accuracy(table, f"test, {longest}", records, f"test_{longest}")
   name = f"test, {min(longer)} to {max(longer)}"
   _add_accuracy(table, name, records, *longer.values())
-  by_length: Table = {
-    configuration: {} for configuration in (*records, graphs.NAME, _GUESS)
-  }
+  by_length: Table = {row: {} for row in (*records, graphs.NAME, _GUESS)}
   curves: dict[str, dict[int, list[float]]] = defaultdict(dict)
   for k, published in graphs.CTP.items():
     test = f"test_{k}"

@@ -104,7 +104,8 @@ def main(
   sweep = slug(config.config.name)
   runs = plan_runs(config, seeds, out)
   chosen = _choose(runs, only, config.name)
-  path = _results_file(results, sweep)
+  folder = runs_folder(results)
+  path = record_files(folder).get(sweep, folder / f"{sweep}.jsonl")
   if dry_run:
     waiting = _find_waiting(chosen, find_records(path, runs))
     for run in waiting:
@@ -136,15 +137,6 @@ def _choose(runs: Sequence[PlannedRun], only: str, name: str) -> Sequence[Planne
     known = "; ".join(dict.fromkeys(run.configuration for run in runs))
     raise InputError(f"--only={only}: give a configuration of {name}: {known}")
   return chosen
-
-
-def _results_file(results: pathlib.Path, sweep: str) -> pathlib.Path:
-  """Returns the results file of a sweep; raises InputError if it is misplaced."""
-  folder = runs_folder(results)
-  misplaced = record_files(results).get(sweep)
-  if misplaced:
-    raise InputError(f"records are in {folder}: move {misplaced} into {folder}")
-  return record_files(folder).get(sweep, folder / f"{sweep}.jsonl")
 
 
 def _find_waiting(
@@ -179,10 +171,8 @@ def plan_runs(
   first = file.config.seed
   runs = []
   for seed in range(first, first + num_seeds):
-    runs += [
-      _plan_run(file, out, configuration, changes, seed)
-      for configuration, changes in configurations
-    ]
+    for configuration, changes in configurations:
+      runs.append(_plan_run(file, out, configuration, changes, seed))
   workdirs = {run.workdir for run in runs}
   digests = {run.digest for run in runs}
   if min(len(workdirs), len(digests)) < len(runs):

@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 from experiments.config import check_form, check_keys, check_values, defaults, flatten
 from experiments.errors import InputError
 from experiments.files import Path
+from experiments.training.batches import check_batches
 from experiments.training.sharding import mesh_sizes
 from experiments.training.workdir import read_config
 
@@ -62,7 +63,8 @@ def parse_config(
   if num_devices == 0:
     num_devices = math.prod(size for size in config.mesh.values() if size > 0)
   sizes = mesh_sizes(num_devices or jax.device_count(), **config.mesh)
-  find_system(config.task).check(config, sizes)
+  check_batches(config, sizes)
+  find_system(config.task).check(config)
   if not is_trained:
     check_model(config)
   _check_tensor_axis(config, sizes["tensor"])

@@ -63,28 +63,8 @@ def main(
     texts = []
     for i, line in enumerate(normalize_lines(config, chunk), number):
       texts.append(_read(line, i, run.vocabulary, max_source_length))
-    translations = join(config, translate(texts))
-    print(*translations, sep="\n", flush=True)
-    _warn_of_empty(texts, translations, number)
+    print(*join(config, translate(texts)), sep="\n", flush=True)
     number += len(chunk)
-
-
-def _warn_of_empty(lines: list[str], translations: list[str], number: int) -> None:
-  """Warns if a line with words has an empty translation.
-
-  `number` is the number of the first line.
-  """
-  empty = []
-  pairs = zip(lines, translations, strict=True)
-  for i, (line, translation) in enumerate(pairs, number):
-    if line and not translation:
-      empty.append(i)
-  if empty:
-    print(
-      f"empty translations: {len(empty)}, the first of line {empty[0]}: "
-      "the training may have diverged",
-      file=sys.stderr,
-    )
 
 
 def _read(line: str, number: int, tokenizer: Any, longest: int) -> str:

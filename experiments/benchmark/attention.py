@@ -146,8 +146,8 @@ def arguments(case: Case) -> tuple:
   shape = case.batch, case.length, case.heads, case.width
   num_tokens = 3 + case.backward
   tokens = [jax.random.normal(key, shape, case.dtype) for key in keys[:num_tokens]]
-  table = 2 * case.max_distance + 1, case.width
-  relations = RelativePositions(*(jax.random.normal(key, table) for key in keys[4:]))
+  tables = 2, 2 * case.max_distance + 1, case.width
+  relations = RelativePositions(*jax.random.normal(keys[4], tables))
   return *tokens, relations
 
 
@@ -386,9 +386,11 @@ def _estimate_milliseconds(case: Record) -> dict[str, float]:
   if not pairs:
     return {}
   stock = 1e3 * float(np.median([pair["against_seconds"] for pair in pairs]))
-  return {STOCK: stock} | {
-    pair["name"]: stock * _compute_ratios(pair)[1] for pair in pairs
-  }
+  times = {STOCK: stock}
+  for pair in pairs:
+    _, median, _ = _compute_ratios(pair)
+    times[pair["name"]] = stock * median
+  return times
 
 
 def _compute_ratios(pair: Record) -> list[float]:
@@ -396,8 +398,11 @@ def _compute_ratios(pair: Record) -> list[float]:
 
 
 def _collect_mebibytes(case: Record) -> dict[str, float]:
-  sizes = {name: row["temporary_bytes"] for name, row in case["contestants"].items()}
-  return {name: size / 2**20 for name, size in sizes.items() if size and name != AGAIN}
+  sizes = {}
+  for name, row in case["contestants"].items():
+    if row["temporary_bytes"] and name != AGAIN:
+      sizes[name] = row["temporary_bytes"] / 2**20
+  return sizes
 
 
 def _make_panels(

@@ -6,7 +6,6 @@ The suffix of a picture's path selects its format.
 import itertools
 import math
 import statistics
-import textwrap
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -102,11 +101,11 @@ def _average_segments(
   metrics: Sequence[Mapping[str, Any]], name: str
 ) -> dict[float, list[float]]:
   """Divides the finite values into at most 40 segments, by their mean step."""
-  points = [
-    (line["step"], line[name])
-    for line in metrics
-    if line.get(name) is not None and math.isfinite(line[name])
-  ]
+  points = []
+  for line in metrics:
+    value = line.get(name)
+    if value is not None and math.isfinite(value):
+      points.append((line["step"], value))
   values = {}
   for segment in np.array_split(points, min(40, len(points)) or 1):
     if len(segment):
@@ -158,12 +157,12 @@ def spread_curves(
   panels: Sequence[SpreadPanel],
   path: Path,
   title: str = "",
-  faint: Collection[str] = (),
+  has_bands: bool = True,
 ) -> Path:
   """Draws panels side by side with one legend; returns the path.
 
-  A curve shows the means, within a band from the lowest to the highest values. The
-  `faint` curves are thin and have no band. A name has the same colour in all panels. A
+  A curve shows the means, within a band from the lowest to the highest values, or
+  without it if curves are many. A name has the same colour in all panels. A
   position scheme, "a" or "a, b", has the same colour in all pictures; more curves of
   one scheme are dashed.
   """
@@ -174,10 +173,7 @@ def spread_curves(
   axes = figure.subplots(1, len(panels), squeeze=False)[0]
   for ax, panel in zip(axes, panels, strict=True):
     for name, values in panel.curves.items():
-      style, is_faint = styles[name], name in faint
-      if is_faint:
-        style = {**style, "linewidth": 0.8, "markersize": 2.5, "zorder": 2}
-      _draw_spread(ax, name, values, style, has_band=not is_faint)
+      _draw_spread(ax, name, values, styles[name], has_bands)
     _format_axes(ax, panel)
     ax.set(xlabel=panel.x, ylabel=panel.y)
   if title:
@@ -190,36 +186,12 @@ def _list_curves(panels: Iterable[CostPanel | SpreadPanel]) -> list[str]:
   return list(dict.fromkeys(itertools.chain(*(panel.curves for panel in panels))))
 
 
-def small_multiples(panel: SpreadPanel, path: Path, title: str = "") -> Path:
-  """Draws a small panel for each curve, the others in thin grey; returns the path."""
-  curves = panel.curves
-  styles = _choose_styles([*curves])
-  num_columns = math.ceil(len(curves) / 2)
-  figure = make_figure(1.9 * num_columns, 4.6)
-  axes = figure.subplots(2, num_columns, sharex=True, sharey=True).flat
-  for ax in axes[len(curves) :]:
-    ax.set_visible(False)
-  thin = {"color": GREY, "linewidth": 0.6, "alpha": 0.5, "zorder": 1}
-  for ax, name in zip(axes, curves, strict=False):
-    for other, values in curves.items():
-      if other != name:
-        _draw_spread(ax, other, values, thin, has_band=False)
-    _draw_spread(ax, name, curves[name], styles[name])
-    ax.set_title(name, loc="left", fontsize=9)
-    ax.tick_params(labelsize=8)
-    _format_axes(ax, panel)
-  figure.suptitle(title, fontsize=10)
-  figure.supxlabel(panel.x, fontsize=9)
-  figure.supylabel(panel.y, fontsize=9)
-  return save(figure, path)
-
-
 def _draw_spread(
   ax: Any,
   name: str,
   values: Mapping[Any, Sequence[float]],  # by x
   style: Mapping[str, Any],
-  has_band: bool = True,
+  has_band: bool,
 ) -> None:
   """Draws the mean at each x, and a band from the lowest to the highest value."""
   x, samples = [*values], [*values.values()]
@@ -302,11 +274,13 @@ def _choose_styles(
 def _save_with_legend(
   figure: Any, names: Sequence[str], columns: int, path: Path
 ) -> Path:
-  lines = {line.get_label(): line for ax in figure.axes for line in ax.lines}
+  lines = {}
+  for ax in figure.axes:
+    handles, labels = ax.get_legend_handles_labels()
+    lines |= zip(labels, handles, strict=True)
   handles = [lines[name] for name in names]
-  figure.legend(
-    handles=handles, loc="outside lower center", ncols=columns, frameon=False
-  )
+  place = "outside lower center"
+  figure.legend(handles=handles, loc=place, ncols=columns, frameon=False)
   return save(figure, path)
 
 
@@ -317,21 +291,18 @@ def attention_heatmap(panels: Sequence[Panel], path: Path) -> Path:
   """
   longest = max(max(np.shape(panel.weights)) for panel in panels)
   size = float(np.clip(8.0 / longest, 0.09, 0.45))  # of a weight, in inches
-  fontsize = min(11.0, 0.6 * size * 72)  # a point is 1/72 inch
-  letter = 0.6 * fontsize / 72  # its width in inches
-  widths, label_widths, heights = [], [], []
-  for panel in panels:
-    widths.append(len(panel.columns) * size)
-    label_widths.append(max(map(len, panel.rows)) * letter + 0.6)
-    column_labels = max(map(len, panel.columns)) * letter
-    heights.append(len(panel.rows) * size + column_labels)
-  figure = make_figure(1.0 + sum(widths) + sum(label_widths), 1.0 + max(heights))
+  widths = [size * len(panel.columns) for panel in panels]
+  heights = [size * len(panel.rows) for panel in panels]
+  # Room for labels beside each panel and above; what remains of it is cut off.
+  figure = make_figure(1 + sum(widths) + 1.6 * len(panels), 2.6 + max(heights))
   axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
   highest = float(max(np.max(panel.weights) for panel in panels))
-  for ax, panel, width in zip(axes, panels, widths, strict=True):
+  fontsize = min(11.0, 43 * size)
+  for ax, panel in zip(axes, panels, strict=True):
     image = _draw_weights(ax, panel, highest, fontsize)
-    title = textwrap.fill(panel.title, max(26, int(10 * width)), break_on_hyphens=False)
-    ax.set_title(title, loc="left", fontsize=12, fontweight="bold", parse_math=False)
+    ax.set_title(
+      panel.title, loc="left", fontweight="bold", wrap=True, parse_math=False
+    )
   # panchor=False keeps the panels aligned at the top.
   bar = figure.colorbar(
     image, ax=list(axes), anchor=(0, 1), panchor=False, shrink=0.6, aspect=25, pad=0.02

@@ -99,13 +99,13 @@ def make_record(
   scores: Mapping[str, Any],
   sentences: Mapping[str, list[list[int | float]]],
   checkpoints: Sequence[int],
-  score: str = "",
+  score: str,
 ) -> dict[str, Any]:
   """Makes the record of a single run from the contents of its files.
 
   `changes` are the values that differ from the defaults, by dotted key. `checkpoints`
   are the steps that were averaged. Scores and sentences are by split, as in the record.
-  `score` is the metric of the curve, such as valid_bleu, if the run has one.
+  `score` is the metric of the curve, such as valid_bleu; some runs have none.
   """
   curve, exact = _extract_curves(metrics, score)
   return dict(
@@ -231,10 +231,10 @@ def group_records(path: pathlib.Path, records: Sequence[Record]) -> Records:
       if value != expected:
         problem = f"not the same {key[0]} as line {first}, so not in one table"
         raise InputError(f"{where}: {problem}: delete one of them")
-  return {
-    configuration: [runs[seed] for seed in sorted(runs)]
-    for configuration, runs in grouped.items()
-  }
+  in_order = {}
+  for configuration, runs in grouped.items():
+    in_order[configuration] = [runs[seed] for seed in sorted(runs)]
+  return in_order
 
 
 def _collect_shared(record: Record) -> dict[tuple, Any]:

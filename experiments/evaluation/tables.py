@@ -63,6 +63,26 @@ def row_table(title: str, rows: Mapping[str, Mapping[str, object]]) -> str:
   return markdown_table([title, *columns], lines)
 
 
+def text_table(title: str, rows: Mapping[str, Mapping[str, float | int]]) -> str:
+  """Formats numbers by row and column for a terminal; floats have four digits.
+
+  >>> print(text_table("split", {"test": {"pairs": 1000, "BLEU": 36.6234}}))
+  split   pairs    BLEU
+  test    1,000   36.62
+  """
+  names = title, *rows
+  longest = max(map(len, names))
+  lines = [name.ljust(longest) for name in names]
+  for column in next(iter(rows.values())):
+    cells = [column]
+    for numbers in rows.values():
+      number = numbers[column]
+      cells.append(f"{number:,.4g}" if isinstance(number, float) else f"{number:,}")
+    width = 3 + max(map(len, cells))
+    lines = [line + cell.rjust(width) for line, cell in zip(lines, cells, strict=True)]
+  return "\n".join(lines)
+
+
 def mean_and_interval(values: Sequence[Any] | np.ndarray, digits: int = 2) -> str:
   """Formats the mean of the finite values, ± half the width of its 95% interval."""
   finite = [x for x in values if x is not None and math.isfinite(x)]

@@ -10,8 +10,8 @@ import numpy as np
 import optax
 from flax import nnx
 
-from experiments.data.batching import prefetch
 from experiments.evaluation.pictures import SpreadPanel, spread_curves
+from experiments.evaluation.tables import text_table
 from experiments.files import Path
 from experiments.graphs.graph import (
   Graph,
@@ -20,11 +20,10 @@ from experiments.graphs.graph import (
   GraphData,
   num_nodes,
 )
-from experiments.training.batches import configure_batches
+from experiments.training.batches import configure_batches, load_batches
 from experiments.training.processes import is_first
 from experiments.training.results import Evaluation
 from experiments.training.run import Run, copy_to_process
-from experiments.training.sharding import put_batch
 from relpos_jax.typing import PyTree
 
 # Accuracy (%) by length of Conditional Theorem Provers (Minervini et al. 2020), trained
@@ -51,8 +50,8 @@ def make_score(
 
   def score(params: PyTree) -> tuple[dict[str, float], str]:
     num_right = num_targets = 0
-    for batch in prefetch(batches, 0, batches.num_per_epoch):
-      right, targets = count(params, put_batch(batch, mesh=run.mesh))
+    for batch in load_batches(batches, run.mesh, 0, batches.num_per_epoch):
+      right, targets = count(params, batch)
       # int() waits for each batch: on CPUs, concurrent sums over processes may
       # deadlock.
       num_right += int(right)
@@ -74,7 +73,6 @@ def evaluate(run: Run, data: GraphData, workdir: Path) -> Evaluation | None:
   is_chain = run.config.data.source == "clutrr"
   most_frequent = statistics.mode(int(graph.target) for graph in data.splits["train"])
   scores, results, rows = {}, {}, {}
-  lines = ["", "split      graphs   accuracy (%)   most frequent class (%)    loss"]
   start = 0
   for split, graphs in splits.items():
     stop = start + len(graphs)
@@ -88,12 +86,10 @@ def evaluate(run: Run, data: GraphData, workdir: Path) -> Evaluation | None:
     results[split] = {"graphs": len(graphs)} | scores[split]
     sizes = [len(graph.senders if is_chain else graph.nodes) for graph in graphs]
     rows[split] = np.column_stack([sizes, is_right]).tolist()
-    accuracy, loss, majority = scores[split].values()
-    line = f"{split:9}{len(graphs):8,}{accuracy:15.1f}{majority:26.1f}{loss:8.3f}"
-    lines.append(line)
     start = stop
   pictures = (_draw_own_lengths(run, scores, workdir),) if is_chain else ()
-  return Evaluation("\n".join([*lines, ""]), results, scores, rows, pictures)
+  text = text_table("split", results)
+  return Evaluation(text, results, scores, rows, pictures)
 
 
 def _draw_own_lengths(

@@ -4,7 +4,6 @@
 """
 
 import functools
-from collections.abc import Mapping
 
 import jax
 import optax
@@ -19,10 +18,10 @@ from experiments.graphs.data import SOURCES, load_data
 from experiments.graphs.graph import GraphBatch, GraphBatches, GraphData, GraphNames
 from experiments.graphs.names import check_names, learn_names, load_names, save_names
 from experiments.training import loop, processes, results, start
-from experiments.training.batches import check_batches, configure_batches
+from experiments.training.batches import configure_batches
 from experiments.training.loss import Loss, cross_entropy
 from experiments.training.model import model_values
-from experiments.training.run import Run, load_average
+from experiments.training.run import Run, load_average, load_trained
 from experiments.training.sharding import AnyMesh, make_mesh
 from experiments.training.step import Steps, learning_rate, make_steps
 from experiments.training.workdir import (
@@ -86,24 +85,23 @@ def train(
   processes.wait_for_all("evaluated")
 
 
-def check(config: ConfigDict, sizes: Mapping[str, int]) -> None:
-  """Raises InputError for a wrong fold, mesh or batch; reads no data."""
+def check(config: ConfigDict) -> None:
+  """Raises InputError for a wrong fold or mesh; reads no data."""
   folds = config.data.tu
   if folds.fold >= folds.num_folds:
     wanted = f"0 to {folds.num_folds - 1}, or -1 for the seed"
     raise InputError(f"config.data.tu.fold is {folds.fold}: give {wanted}")
-  if sizes["sequence"] > 1:
-    raise InputError(f"config.mesh.sequence is {sizes['sequence']}: give 1 for graphs")
-  check_batches(config, sizes)
+  if config.mesh.sequence != 1:
+    raise InputError(
+      f"config.mesh.sequence is {config.mesh.sequence}: give 1 for graphs"
+    )
 
 
 def mock_vocabulary(config: ConfigDict) -> GraphNames:
   """Makes as many names as CLUTRR has, for the shapes of a model."""
   del config
-  node_labels, edge_labels, classes = (
-    tuple(map(str, range(number))) for number in (1, 14, 18)
-  )
-  return GraphNames(node_labels, edge_labels, classes)
+  names = tuple(map(str, range(18)))
+  return GraphNames(node_labels=names[:1], edge_labels=names[:14], classes=names)
 
 
 def make_batches(
@@ -162,11 +160,7 @@ def loss(
 
 def load_run(config: ConfigDict, workdir: Path) -> Run:
   """Loads the trained model of a run directory; replicates it on all devices."""
-  names = load_names(workdir)
-  mesh = make_mesh()
-  steps = build(config, names, mesh)
-  run = Run(config, names, mesh, steps.graphdef, steps.shapes.params)
-  return load_average(run, workdir)
+  return load_trained(config, load_names(workdir), build, workdir)
 
 
 def evaluate(config: ConfigDict, workdir: Path) -> None:

@@ -112,16 +112,16 @@ def environments(processes: int, env: Mapping[str, str]) -> list[dict[str, str]]
   with socket.socket() as listener:
     listener.bind(("localhost", 0))
     port = listener.getsockname()[1]
-  return [
-    {
-      **env,
-      "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
-      "JAX_NUM_PROCESSES": str(processes),
-      "JAX_PROCESS_ID": str(number),
-      "JAX_LOCAL_DEVICE_IDS": str(number),
-    }
-    for number in range(processes)
-  ]
+  environments = []
+  for number in range(processes):
+    names = dict(
+      JAX_COORDINATOR_ADDRESS=f"localhost:{port}",
+      JAX_NUM_PROCESSES=str(processes),
+      JAX_PROCESS_ID=str(number),
+      JAX_LOCAL_DEVICE_IDS=str(number),
+    )
+    environments.append({**env, **names})
+  return environments
 
 
 if __name__ == "__main__":

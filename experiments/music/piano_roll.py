@@ -50,8 +50,7 @@ def draw(
 
   Notes are bars in the colours of their voices. The first `prompt_length` tokens have a
   grey background. Below, each row shows a layer's weights for the prediction after the
-  last token, at the dashed line; a stronger grey means more weight. The numbers on the
-  right are the distances within which half and nine tenths of the weight lie.
+  last token, at the dashed line; a stronger grey means more weight.
   """
   codec = run.vocabulary
   tokens = jnp.asarray([[BOS, *piece.tolist()]])
@@ -103,25 +102,16 @@ def _draw_attention(
   """Draws a row for each layer, the first on top; each row has its own scale."""
   from matplotlib.colors import LinearSegmentedColormap
 
-  transparent = f"{GREY}00"
-  colours = LinearSegmentedColormap.from_list("weights", [transparent, GREY])
+  colours = LinearSegmentedColormap.from_list("weights", [f"{GREY}00", GREY])
   edges = np.linspace(0, end, int(min(_MAX_COLUMNS, end)) + 1)
   token_times = np.append(0.0, times[:-1])  # the begin token has the first time
-  latest_first = np.argsort(-token_times, kind="stable")
-  options = dict(transform=ax.get_yaxis_transform(), va="center", fontsize=8)
-  for layer, weights in enumerate(layer_weights):
+  rows = []
+  for weights in layer_weights:
     sums, _ = np.histogram(token_times, edges, weights=weights)
-    # Square roots, so that small weights are visible.
-    row = [layer - 0.45, layer + 0.45]
-    ax.pcolormesh(edges, row, np.sqrt(sums)[None], cmap=colours, vmin=0)
-    held = np.cumsum(weights[latest_first])
-    last = np.searchsorted(held, (0.5, 0.9)).clip(max=len(held) - 1)
-    half, most = times[-1] - token_times[latest_first[last]]
-    ax.text(1.005, layer, f"{half:,.0f} / {most:,.0f}", color=GREY, **options)
-  layers = len(layer_weights)
-  ax.set_ylim(layers - 0.5, -0.5)
-  ax.set_yticks(range(layers), range(1, layers + 1), fontsize=8)
+    rows.append(np.sqrt(sums / sums.max()))  # roots, so that small weights are visible
+  ax.pcolormesh(edges, np.arange(len(rows) + 1) + 0.5, rows, cmap=colours, vmin=0)
+  ax.set_yticks(range(1, len(rows) + 1))
+  ax.invert_yaxis()
   ax.set_ylabel("layer")
   ax.spines[["top", "right"]].set_visible(False)
-  title = "attention at the dashed line; right: distances that hold 50% / 90%"
-  ax.set_title(f"{title} of the weight", loc="left", fontsize=9)
+  ax.set_title("attention at the dashed line", loc="left", fontsize=9)

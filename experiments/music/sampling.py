@@ -42,10 +42,11 @@ def sample_pieces(
   tokens = _sample_tokens(
     graphdef, params, padded, limits, key, sampling, max_length=max_length
   )
-  return [
-    np.concatenate([np.asarray(prompt, int), row[~np.isin(row, (PAD, EOS))]])
-    for prompt, row in zip(prompts, np.asarray(tokens), strict=True)
-  ]
+  pieces = []
+  for prompt, row in zip(prompts, np.asarray(tokens), strict=True):
+    new = row[~np.isin(row, (PAD, EOS))]
+    pieces.append(np.concatenate([np.asarray(prompt, int), new]))
+  return pieces
 
 
 @functools.partial(jax.jit, static_argnames=("graphdef", "max_length"))

@@ -12,6 +12,7 @@ from flax import nnx
 from experiments.data.batching import Batches, bucket_boundaries
 from experiments.data.tokenizer import BOS, EOS, PAD, Ragged
 from experiments.data.upstream import Corpus
+from experiments.evaluation.tables import text_table
 from experiments.files import Path
 from experiments.music.piano_roll import draw
 from experiments.training.loss import shift_right
@@ -36,7 +37,6 @@ def evaluate(run: Run, data: Corpus, workdir: Path) -> Evaluation | None:
   """
   compute_nats = make_nats_function(run.graphdef, copy_to_process(run.params))
   scores, results, rows = {}, {}, {}
-  lines = ["", "split   pieces    nats a token   without ends   nats a step"]
   for split in ("valid", "test"):
     if split not in data.splits:
       continue
@@ -52,14 +52,12 @@ def evaluate(run: Run, data: Corpus, workdir: Path) -> Evaluation | None:
     rows[split] = []
     for length, piece_nats in zip(lengths, nats.tolist(), strict=True):
       rows[split].append([length, round(piece_nats, 3)])
-    nll, without_ends, per_step = scores[split].values()
-    line = f"{split:8}{len(pieces):6,}{nll:15.4f}{without_ends:15.4f}{per_step:14.3f}"
-    lines.append(line)
   if not is_first():
     return None
   piece = data.splits["valid"][0][:_TOKENS_DRAWN]
   picture = draw(run, piece, workdir / "piano_roll.png")
-  return Evaluation("\n".join([*lines, ""]), results, scores, rows, (picture,))
+  text = text_table("split", results)
+  return Evaluation(text, results, scores, rows, (picture,))
 
 
 def likelihood(

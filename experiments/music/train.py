@@ -4,7 +4,6 @@
 """
 
 import functools
-from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -20,10 +19,10 @@ from experiments.music import scores, voices
 from experiments.music.data import CODECS, MusicRows, load_chorales, load_midi_folder
 from experiments.music.midi_files import Codec
 from experiments.training import loop, processes, results, start
-from experiments.training.batches import check_batches, configure_batches
+from experiments.training.batches import configure_batches
 from experiments.training.loss import Loss, cross_entropy, shift_right
 from experiments.training.model import model_values
-from experiments.training.run import Run, load_average
+from experiments.training.run import Run, load_average, load_trained
 from experiments.training.sharding import AnyMesh, make_mesh
 from experiments.training.step import Steps, learning_rate, make_steps
 from experiments.training.workdir import (
@@ -87,9 +86,8 @@ def train(
   processes.wait_for_all("evaluated")
 
 
-def check(config: ConfigDict, sizes: Mapping[str, int]) -> None:
-  """Raises InputError for wrong sizes of batches; reads no data."""
-  check_batches(config, sizes)
+def check(config: ConfigDict) -> None:
+  """Checks nothing: the limits in `configs/default.py` suffice."""
 
 
 def load_data(config: ConfigDict) -> Corpus:
@@ -170,11 +168,7 @@ def loss(
 
 def load_run(config: ConfigDict, workdir: Path) -> Run:
   """Loads the trained model of a run directory; replicates it on all devices."""
-  codec = choose_codec(config)
-  mesh = make_mesh()
-  steps = build(config, codec, mesh)
-  run = Run(config, codec, mesh, steps.graphdef, steps.shapes.params)
-  return load_average(run, workdir)
+  return load_trained(config, choose_codec(config), build, workdir)
 
 
 def evaluate(config: ConfigDict, workdir: Path) -> None:

@@ -1,15 +1,15 @@
 """Chooses and checks the shapes of batches on a mesh."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments.data.batching import Batches, bucket_boundaries, round_up
+from experiments.data.batching import Batches, bucket_boundaries, prefetch, round_up
 from experiments.errors import InputError
-from experiments.training.sharding import AnyMesh, multiples
+from experiments.training.sharding import AnyMesh, multiples, put_batch
 
 
 def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
@@ -62,3 +62,9 @@ def configure_batches(
     multiple_of=row_multiple,
     length_multiple_of=length_multiple,
   )
+
+
+def load_batches(batches: Any, mesh: AnyMesh, start: int, stop: int) -> Iterator[Any]:
+  """Yields the batches of steps from `start` to `stop`, sharded over the devices."""
+  for batch in prefetch(batches, start, stop):
+    yield put_batch(batch, mesh)

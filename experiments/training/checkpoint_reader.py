@@ -57,8 +57,11 @@ def _detect_damage(name: str) -> Iterator[None]:
 
 def list_steps(folder: Path) -> list[int]:
   """Returns the steps with a complete folder, in order; links are ignored."""
-  names = [path.name for path in _folders(folder)]
-  return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
+  steps = []
+  for path in _folders(folder):
+    if re.fullmatch("0|[1-9][0-9]*", path.name):
+      steps.append(int(path.name))
+  return sorted(steps)
 
 
 def list_regular(folder: Path) -> list[int]:

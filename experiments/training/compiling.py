@@ -1,18 +1,14 @@
-"""Compiles training steps ahead of time, and prints which attention they run."""
+"""Compiles steps ahead of time, and prints which attention they run."""
 
 import concurrent.futures
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
 
-from experiments.training.step import TrainState
 from relpos_jax.attention import choice
-
-_CHANGING_LEVEL = threading.Lock()  # two threads would restore each other's level
 
 
 @contextlib.contextmanager
@@ -30,84 +26,64 @@ def open_compiler() -> Iterator[Callable]:
     threads.shutdown(wait=False, cancel_futures=True)
 
 
-def compile_ahead(step: Callable, *args: Any) -> None:
-  """Compiles a step for arguments of these shapes."""
-  step.lower(*args).compile()
-
-
-def announce_attention(
-  step: Callable, start: Callable, state: TrainState, batches: Iterable[Any]
+def compile_ahead(
+  step: Callable, start: Callable, state: Any, batches: Iterable[Any]
 ) -> Callable:
-  """Returns a step that also prints which implementations of attention it runs.
+  """Compiles a step for each of `batches`; returns a step that waits for its program.
 
-  `start` compiles the step ahead of time for `state` and each of `batches`; only their
-  shapes matter. A line names the implementations of the first batch. Another follows
-  when a batch with another shape runs a new one.
+  Only the shapes of `state` and batches matter. `start` is of `open_compiler`.
   """
-  printed, known_shapes = set(), set()  # names of implementations; shapes of batches
+  started = {
+    _list_shapes(batch): start(_compile, step, state, batch) for batch in batches
+  }
 
-  def prepare(state: TrainState, batch: Any) -> dict[str, str]:
-    # The call below neither traces nor compiles again.
-    with _collect_reasons() as reasons:
-      traced = step.trace(state, batch)
-    traced.lower().compile()
-    return reasons
-
-  started = {_list_shapes(batch): start(prepare, state, batch) for batch in batches}
-
-  def announced_step(
-    state: TrainState, batch: Any
-  ) -> tuple[TrainState, dict[str, Any]]:
-    if (shapes := _list_shapes(batch)) not in known_shapes:
-      ahead = started.pop(shapes, None)
-      reasons = ahead.result() if ahead else prepare(state, batch)
-      new = [name for name in reasons if name not in printed]
-      if new:
-        chosen = "; ".join(f"{name}, because {reasons[name]}" for name in new)
-        chosen = chosen.replace("implementation=", "config.model.implementation")
-        print(f"attention, batches of {'x'.join(map(str, shapes[-1]))}: {chosen}")
-        printed.update(new)
-      known_shapes.add(shapes)
+  def compiled_step(state: Any, batch: Any) -> Any:
+    program = started.pop(_list_shapes(batch), None)
+    if program:
+      program.result()  # JAX has kept it: the call below does not compile again
     return step(state, batch)
 
-  return announced_step
+  return compiled_step
 
 
-class _ReasonsForAttention(logging.Filter):
-  """Collects the implementations of attention that one thread chooses.
-
-  It drops the messages that nobody asked for: handlers of the root logger, which some
-  libraries install, would print them.
-  """
-
-  def __init__(self, level: int):
-    super().__init__()
-    self.level = level  # of the messages that somebody asked for
-    self.thread = threading.get_ident()
-    self.reasons = {}  # by the name of the implementation
-
-  def filter(self, record: logging.LogRecord) -> bool:
-    if record.thread == self.thread:
-      implementation, reason = record.args
-      self.reasons[implementation] = reason
-    return record.levelno >= self.level
-
-
-@contextlib.contextmanager
-def _collect_reasons() -> Iterator[dict[str, str]]:
-  """Collects why this thread chooses implementations; yields reasons by name."""
-  logger = choice.logger
-  with _CHANGING_LEVEL:
-    own_level = logger.level
-    collector = _ReasonsForAttention(logger.getEffectiveLevel())
-    logger.addFilter(collector)
-    logger.setLevel(logging.DEBUG)
-    try:
-      yield collector.reasons
-    finally:
-      logger.setLevel(own_level)
-      logger.removeFilter(collector)
+def _compile(step: Any, state: Any, batch: Any) -> None:
+  step.lower(state, batch).compile()
 
 
 def _list_shapes(batch: Any) -> tuple:
   return tuple(x.shape for x in jax.tree.leaves(batch))
+
+
+class _PrintOnce(logging.Filter):
+  """Prints each implementation of attention when it is first chosen, and the reason.
+
+  It drops messages below `level`, which nobody asked for: handlers of the root logger,
+  which some libraries install, would print them.
+  """
+
+  def __init__(self, level: int):
+    super().__init__()
+    self._level = level
+    self._printed = set()
+
+  def filter(self, record: logging.LogRecord) -> bool:
+    implementation, reason = record.args
+    if implementation not in self._printed:
+      self._printed.add(implementation)
+      reason = reason.replace("implementation=", "config.model.implementation")
+      print(f"attention: {implementation}, because {reason}")
+    return record.levelno >= self._level
+
+
+@contextlib.contextmanager
+def announce_attention() -> Iterator[None]:
+  """Prints which implementations of attention are chosen in the block."""
+  logger = choice.logger
+  own_level, announcer = logger.level, _PrintOnce(logger.getEffectiveLevel())
+  logger.addFilter(announcer)
+  logger.setLevel(logging.DEBUG)
+  try:
+    yield
+  finally:
+    logger.setLevel(own_level)
+    logger.removeFilter(announcer)

@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 
-from experiments.data.batching import prefetch
 from experiments.files import Path
 from experiments.training import processes
+from experiments.training.batches import load_batches
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.compiling import (
   announce_attention,
@@ -69,21 +69,24 @@ def train(
   if start >= num_steps and not lacks_evaluation:
     return state
   stop.deferred = True
-  on_devices = _put_batches(batches, run, start, num_steps)
+  on_devices = load_batches(batches, run.mesh, start, num_steps)
   if profile_steps:
     folder = str(workdir / "tensorboard")
     on_devices = profile(on_devices, start, profile_steps, folder)
   with (
     _open_reporter(run, workdir, start, num_steps, wandb) as reporter,
+    announce_attention(),
     open_compiler() as compiler,
     contextlib.closing(on_devices),
   ):
     first_batches = _first_batches(batches, run, start, num_steps)
-    train_step = announce_attention(steps.train, compiler, steps.shapes, first_batches)
-    for batch in _first_batches(valid_batches, run, 0, valid_batches.num_per_epoch):
-      compiler(compile_ahead, steps.evaluate, steps.shapes.params, batch)
+    train_step = compile_ahead(steps.train, compiler, steps.shapes, first_batches)
+    first_batches = _first_batches(valid_batches, run, 0, valid_batches.num_per_epoch)
+    eval_step = compile_ahead(
+      steps.evaluate, compiler, steps.shapes.params, first_batches
+    )
     evaluate = functools.partial(
-      _evaluate, run, steps, valid_batches, score, reporter, stop
+      _evaluate, run, eval_step, valid_batches, score, reporter, stop
     )
 
     def save(state: TrainState) -> None:
@@ -118,10 +121,9 @@ def _lacks_evaluation(
 ) -> bool:
   """Checks whether a run was stopped between a save and its evaluation."""
   is_due = step > 0 and (_is_due(step, eval_every, num_steps) or step > num_steps)
-  is_done = any(
-    line["step"] == step and "valid_loss" in line for line in read_metrics(workdir)
-  )
-  return processes.any_process(is_due and not is_done)
+  lines = read_metrics(workdir)
+  evaluated = [line["step"] for line in lines if "valid_loss" in line]
+  return processes.any_process(is_due and step not in evaluated)
 
 
 @contextlib.contextmanager
@@ -140,12 +142,6 @@ def _open_reporter(
     yield stack.enter_context(Reporter(workdir, start, num_steps, **options))
 
 
-def _put_batches(batches: Any, run: Run, start: int, stop: int) -> Iterator[Any]:
-  """Yields the batches of steps from `start` to `stop`, sharded over the devices."""
-  for batch in prefetch(batches, start, stop):
-    yield put_batch(batch, run.mesh)
-
-
 def _first_batches(batches: Any, run: Run, start: int, stop: int) -> Iterator[Any]:
   """Yields the first batch of each shape, sharded over the devices."""
   for step in batches.first_steps(start, stop):
@@ -154,7 +150,7 @@ def _first_batches(batches: Any, run: Run, start: int, stop: int) -> Iterator[An
 
 def _evaluate(
   run: Run,
-  steps: Steps,
+  eval_step: Callable,
   batches: Any,
   score: Score,
   reporter: Reporter | NoReporter,
@@ -164,8 +160,8 @@ def _evaluate(
   """Reports the validation loss and the scores of a state, unless a signal comes."""
   with stop.interruptible():
     losses = []  # left on the devices, so that these need not wait for the host
-    for batch in _put_batches(batches, run, 0, batches.num_per_epoch):
-      losses.append(steps.evaluate(state.params, batch))
+    for batch in load_batches(batches, run.mesh, 0, batches.num_per_epoch):
+      losses.append(eval_step(state.params, batch))
       if stop.should_stop():
         return
     total = sum(float(loss.sum) for loss in losses)

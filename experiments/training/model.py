@@ -1,7 +1,7 @@
 """Converts `config.model` to the arguments of a model."""
 
 import dataclasses
-import importlib
+import pkgutil
 import re
 from typing import Any, Literal, get_args, get_origin
 
@@ -47,17 +47,14 @@ def load_positions(name: str) -> str | type[Positions]:
   if not re.fullmatch(r"\w+(\.\w+)*:\w+", name):
     known = ", ".join(get_args(PositionsName))
     raise InputError(f"{problem}: choose one of {known}, or give your own module:Class")
-  module_name, _, class_name = name.partition(":")
   try:
-    module = importlib.import_module(module_name)
+    kind = pkgutil.resolve_name(name)
   except ImportError as error:
     remedy = "start the command in the module's folder, or add that to PYTHONPATH"
     raise InputError(f"{problem}: {error}: {remedy}") from error
-  if not hasattr(module, class_name):
-    absent = f"{module_name} has no {class_name}"
-    raise InputError(f"{problem}: {absent}: give one of its classes")
-  kind = getattr(module, class_name)
+  except AttributeError as error:
+    raise InputError(f"{problem}: {error}: give a class of that module") from error
   if not (isinstance(kind, type) and issubclass(kind, Positions)):
     base = "relpos_jax.nn.Positions"
-    raise InputError(f"{problem}: {class_name} is no subclass of {base}: make it one")
+    raise InputError(f"{problem}: it is no subclass of {base}: make it one")
   return kind

@@ -45,7 +45,7 @@ def print_scores(
   evaluation: Evaluation, run: Run, folder: Path, *pictures: Path
 ) -> None:
   """Prints scores, samples and the paths of pictures; writes results.json."""
-  print(evaluation.text)
+  print(f"\n{evaluation.text}\n")
   print("pictures:", *pictures, *evaluation.pictures)
   if not evaluation.results:
     return

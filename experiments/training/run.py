@@ -1,5 +1,6 @@
 """Holds a model with its config, and loads its averaged parameters."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ from experiments.files import Path, in_bucket
 from experiments.training import sharding
 from experiments.training.averaging import average_last
 from experiments.training.checkpoint import Checkpoints
+from experiments.training.step import Steps
 from relpos_jax.typing import PyTree
 
 
@@ -23,6 +25,19 @@ class Run(NamedTuple):
   graphdef: nnx.GraphDef
   params: nnx.State  # arrays, or only their shapes
   steps: tuple[int, ...] = ()  # the checkpoints that were averaged
+
+
+def load_trained(
+  config: ConfigDict, vocabulary: Any, build: Callable[..., Steps], workdir: Path
+) -> Run:
+  """Loads the trained model of a run directory; replicates it on all devices.
+
+  `build(config, vocabulary, mesh)` is the system's; see its train.py.
+  """
+  mesh = sharding.make_mesh()
+  steps = build(config, vocabulary, mesh)
+  run = Run(config, vocabulary, mesh, steps.graphdef, steps.shapes.params)
+  return load_average(run, workdir)
 
 
 def load_average(run: Run, workdir: Path) -> Run:

@@ -94,7 +94,7 @@ def _arrange_devices(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarr
     )
   first, *others = sizes
   within = (first // num_slices, *others)
-  across = (num_slices, *[1 for _ in others])
+  across = (num_slices, *[1] * len(others))
   return mesh_utils.create_hybrid_device_mesh(within, across, devices, **options)
 
 

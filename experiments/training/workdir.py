@@ -104,18 +104,24 @@ def read_config(workdir: Path) -> dict[str, Any]:
   """Reads the config of a run; converts one of an older version."""
   config = read_json(workdir / "config.json")
   for (name, key), value in _REMOVED_KEYS.items():
-    group = config.get(name)
-    if isinstance(group, dict) and group.get(key) == value:
+    group = _find_group(config, name)
+    if group.get(key) == value:
       del group[key]
-  data = config.get("data")
-  pairs = data.get("pairs") if isinstance(data, dict) else None
-  tests = pairs.get("test") if isinstance(pairs, dict) else None
+  pairs = _find_group(config, "data", "pairs")
+  tests = pairs.get("test")
   if isinstance(tests, dict):  # by name
     pairs["test"] = ";".join(f"{name}={files}" for name, files in tests.items())
-  decoding = config.get("decoding")
-  if isinstance(decoding, dict) and "beam_size" in decoding:
+  decoding = _find_group(config, "decoding")
+  if "beam_size" in decoding:
     decoding.setdefault("stop", "bound")  # the only rule before there was a choice
   return config
+
+
+def _find_group(config: Any, *names: str) -> dict[str, Any]:
+  """Returns a group of a config; an empty one if it is absent or no group."""
+  for name in names:
+    config = config.get(name) if isinstance(config, dict) else None
+  return config if isinstance(config, dict) else {}
 
 
 def read_json(path: Path) -> dict[str, Any]:

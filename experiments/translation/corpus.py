@@ -96,14 +96,14 @@ def read_splits(split_files: Mapping[str, str]) -> Corpus:
   for split, files in split_files.items():
     pairs, file_notes = read_pairs(files)
     notes |= dict.fromkeys(file_notes)
-    empty = [i for i, pair in enumerate(pairs) if not all(map(str.strip, pair))]
-    filled = [pair for pair in pairs if all(map(str.strip, pair))]
+    empty, filled = [], []
+    for index, pair in enumerate(pairs):
+      if all(map(str.strip, pair)):
+        filled.append(pair)
+      else:
+        empty.append(index)
     if not filled:
       raise InputError(f"no pairs in {split}: every line of {files} has an empty side")
-    if filled[0] == pairs[0] and _starts_with_names(filled):
-      header = " and ".join(filled[0])
-      note = f"line 1 of {files} looks like a header, {header}: delete it if it is one"
-      notes[note] = None
     if empty:
       number, lines = len(empty), _name_lines(empty)
       note = f"pairs with an empty side skipped in {split}: {number:,} (lines: {lines})"
@@ -207,13 +207,6 @@ def _is_csv(text: str) -> bool:
   """
   pattern = _SOME_QUOTED if '""' in text else _ALL_QUOTED
   return bool(pattern.fullmatch(text))
-
-
-def _starts_with_names(pairs: Sequence[tuple[str, str]]) -> bool:
-  """Checks for a header: the first pair, and hardly any other, is two single words."""
-  are_words = [bool(re.fullmatch(r"[\w-]+\t[\w-]+", "\t".join(pair))) for pair in pairs]
-  most_headers = max(1, len(pairs) // 100)
-  return len(pairs) > 1 and are_words[0] and sum(are_words) <= most_headers
 
 
 def read_lines(path: pathlib.Path) -> list[str]:

@@ -1,7 +1,8 @@
 """Loads, normalises and batches the sentence pairs of a config."""
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -12,7 +13,7 @@ from experiments.data.batching import Batch, Batches, pair_lengths
 from experiments.errors import InputError
 from experiments.evaluation import bleu
 from experiments.files import Path
-from experiments.training.batches import check_batches, configure_batches
+from experiments.training.batches import configure_batches
 from experiments.training.sharding import AnyMesh
 from experiments.translation import corpus as corpora
 from experiments.translation import wmt14
@@ -27,8 +28,8 @@ _LOADERS = dict(
 )
 
 
-def check(config: ConfigDict, sizes: Mapping[str, int]) -> None:
-  """Raises InputError for wrong languages, subword marks or batches; reads no data."""
+def check(config: ConfigDict) -> None:
+  """Raises InputError for wrong languages or subword marks; reads no data."""
   data = config.data
   known = LANGUAGES[data.source]
   if is_prepared(config):
@@ -44,7 +45,6 @@ def check(config: ConfigDict, sizes: Mapping[str, int]) -> None:
       "config.data.multi30k.prepared is text in subwords: "
       "set config.evaluation.subword_mark=@@"
     )
-  check_batches(config, sizes)
 
 
 def is_prepared(config: ConfigDict) -> bool:
@@ -147,7 +147,7 @@ def learn_vocabulary(config: ConfigDict, data: Corpus, workdir: Path) -> Tokeniz
 
 def learn_tokenizer(config: ConfigDict, data: Corpus) -> Tokenizer:
   """Trains a vocabulary on both sides of the training split."""
-  lines = (line for pair in data.splits["train"] for line in pair)
+  lines = itertools.chain.from_iterable(data.splits["train"])
   return tok.train_tokenizer(lines, **config.vocabulary)
 
 

@@ -17,6 +17,7 @@ from experiments.data.batching import pair_lengths
 from experiments.data.tokenizer import BOS, encode, encode_pairs, pieces
 from experiments.evaluation import bleu
 from experiments.evaluation.pictures import Panel, attention_heatmap
+from experiments.evaluation.tables import text_table
 from experiments.files import Path, write_whole
 from experiments.training.metrics import track
 from experiments.training.processes import is_first
@@ -187,7 +188,7 @@ def evaluate(
   by_length = sorted(examples, key=lambda example: len(example[0][0]))
   (source, _), translation = by_length[len(examples) // 2]
   picture = draw_attention(run, source, translation, workdir / "attention.png")
-  text = f"\n\n{score_table(rows)}\n\n{format_samples(samples)}\n\n"
+  text = f"{score_table(rows)}\n\n{format_samples(samples)}"
   return Evaluation(text, results, scores, sentences, (picture,))
 
 
@@ -212,18 +213,14 @@ def score_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
   chrF: case:chrf
   exact (%): case:exact
   """
-  width = max(map(len, ("split", *rows)))
-  titles = [f"{title:>5}" for title in TITLES.values()]
-  lines = ["   ".join([f"{'split':{width}}", "sentences", *titles])]
-  signatures = {}  # each once, in order
+  table, signatures = {}, {}  # each signature once, in order
   for split, row in rows.items():
-    cells = [f"{split:{width}}", f"{row['sentences']:9,}"]
+    table[split] = {"sentences": row["sentences"]}
     for name, title in TITLES.items():
       score = row[name]
-      cells.append(f"{score.value:{max(5, len(title))}.2f}")
+      table[split][title] = score.value
       signatures[f"{title}: {score.signature}"] = None
-    lines.append("   ".join(cells))
-  return "\n".join([*lines, "", *signatures])
+  return "\n".join([text_table("split", table), "", *signatures])
 
 
 def format_samples(samples: Iterable[Sequence[str]]) -> str:

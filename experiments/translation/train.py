@@ -19,7 +19,7 @@ from experiments.files import Path
 from experiments.training import loop, processes, results, start
 from experiments.training.loss import Loss, cross_entropy, shift_right
 from experiments.training.model import model_values
-from experiments.training.run import Run, load_average
+from experiments.training.run import Run, load_average, load_trained
 from experiments.training.sharding import AnyMesh, make_mesh
 from experiments.training.step import Steps, learning_rate, make_steps
 from experiments.training.workdir import (
@@ -140,11 +140,7 @@ def load_run(config: ConfigDict, workdir: Path) -> Run:
   Raises InputError if the tokenizer is not the one that the run was trained with.
   """
   check_unchanged(workdir)
-  vocabulary = tok.load_tokenizer(workdir)
-  mesh = make_mesh()
-  steps = build(config, vocabulary, mesh)
-  run = Run(config, vocabulary, mesh, steps.graphdef, steps.shapes.params)
-  return load_average(run, workdir)
+  return load_trained(config, tok.load_tokenizer(workdir), build, workdir)
 
 
 def evaluate(config: ConfigDict, workdir: Path) -> None:

@@ -47,18 +47,6 @@ def test_no_text_spells_a_special_token(line):
     assert tok.decode(tokenizer, [*ids, last]) == line
 
 
-def test_a_word_is_the_same_token_at_the_start_of_a_line_and_inside():
-  alone, inside = tok.encode(TOKENIZER, ["Mann", "Ein Mann"])
-  assert inside.tolist()[-len(alone) :] == alone.tolist()
-
-
-def test_the_same_lines_give_the_same_vocabulary():
-  trained = {
-    tok.train_tokenizer(iter(LINES), "bpe", size=400).to_str() for _ in range(5)
-  }
-  assert trained == {TOKENIZER.to_str()}
-
-
 def test_long_corpora_are_encoded_as_line_by_line(monkeypatch):
   monkeypatch.setattr(tok, "_LINES_AT_ONCE", 3)
   lines = [*LINES, "", "letzte Zeile"]
@@ -85,12 +73,6 @@ def test_pieces_spell_the_line(line):
   assert "".join(labels) == (" " + line if line else "").replace(" ", "▁")
 
 
-def test_pieces_survive_bytes_that_form_no_character():
-  half = tok.encode(TOKENIZER, ["ö"])[0].tolist()[1:2]
-  assert tok.pieces(TOKENIZER, [*half, tok.PAD]) == ["�", "<pad>"]
-  assert tok.decode(TOKENIZER, half) == "�"
-
-
 WORDS = ["ein anst@@ arr@@ ter hund .", "ein\thund\u3000. </s> ▁x …"]
 KNOWN = sorted({*" ".join(WORDS).split()} - {"</s>"})
 SPACES = [" ", "\t", "\r", "\u00a0", "\u2028", "\u3000", "\x85"]
@@ -111,29 +93,6 @@ def test_words_come_back_but_for_unknown_ones_and_those_that_spell_special_token
   line = [tok.BOS, tok.PAD, *ids, last, *ids]
   assert tok.decode(tokenizer, line) == " ".join(expected)
   assert tok.pieces(tokenizer, [*ids, last]) == [*expected, "</s>"]
-
-
-SIZES = [(5, "a"), (6, "ab"), (7, "abc"), (8, "abcz"), (9, "abczä"), (99, "abczä")]
-
-
-@pytest.mark.parametrize("size, entries", SIZES)
-@pytest.mark.parametrize(
-  "lines", [["</s> c b b a a a", "ä z"], ["z ä a", "a b", "b a c </s>"]]
-)
-def test_the_most_frequent_words_stay_and_of_equal_ones_the_first_by_code_points(
-  lines, size, entries
-):
-  tokenizer = tok.train_tokenizer(iter(lines), "words", size)
-  vocabulary = tokenizer.get_vocab()
-  special = ["<pad>", "<s>", "</s>", "<unk>"]
-  assert sorted(vocabulary, key=vocabulary.get) == [*special, *entries]
-  assert sorted(vocabulary.values()) == [*range(len(vocabulary))]
-
-
-def test_a_missing_file_is_named(tmp_path):
-  words = f"no tokenizer.json in {tmp_path}: restore it"
-  with pytest.raises(InputError, match=words):
-    tok.load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"\xff", TOKENIZER.to_str()[:-9].encode()])

@@ -8,9 +8,6 @@ import pytest
 from faults import refusal
 
 from experiments.data.upstream import Upstream
-from experiments.graphs import data as graphs
-from experiments.music import data as music
-from experiments.translation import corpus
 
 CONTENT = b"a\nb\n"
 NOWHERE = "http://127.0.0.1:9/"
@@ -79,27 +76,3 @@ def test_what_cannot_be_downloaded_is_named_with_the_remedy_and_not_kept(
     assert refused(url) == f"cannot download {url}a.txt: status 404{remedy}"
   assert refused().endswith(remedy)
   assert not kept.exists()
-
-
-def test_a_cache_that_cannot_be_written_is_done_without(folder, kept, serve):
-  kept.write_text("a file")
-  with serve(folder) as url:
-    assert source(url).read("a.txt") == CONTENT
-
-
-@pytest.mark.parametrize(
-  "module, name, load",
-  [
-    (corpus, "CAPTIONS", corpus.load_multi30k),
-    (corpus, "PREPARED", lambda: corpus.load_multi30k(prepared=True)),
-    (corpus, "SCAN", corpus.load_scan),
-    (music, "CHORALES", music.load_chorales),
-    (graphs, "CLUTRR", graphs.load_clutrr),
-    (graphs, "MOLECULES", lambda: graphs.load_tu("MUTAG")),
-  ],
-)
-def test_each_data_set_is_downloaded_unless_a_folder_is_given(
-  module, name, load, kept, monkeypatch
-):
-  monkeypatch.setattr(module, name, getattr(module, name)._replace(url=NOWHERE))
-  assert f"cannot download {NOWHERE}" in refusal(load)

@@ -71,34 +71,6 @@ def test_packages_for_words_of_a_language_are_named(language, monkeypatch):
   assert refused.endswith(f"{needs}: pip install -e '.[{language}]'")
 
 
-@pytest.mark.parametrize(
-  "tokenize, module, hypothesis, reference, counts",
-  [
-    (
-      "ja-mecab",
-      "MeCab",
-      "これはペンです。",
-      "それはペンです。",
-      [5, 5, 4, 3, 2, 1, 0],
-    ),
-    (
-      "ko-mecab",
-      "mecab_ko",
-      "저는 학생입니다.",
-      "저는 선생입니다.",
-      [5, 5, 4, 2, 0, 0, 0],
-    ),
-  ],
-)
-def test_words_of_languages_without_spaces(
-  tokenize, module, hypothesis, reference, counts
-):
-  pytest.importorskip(module)
-  check_tokenizer(tokenize)
-  found = sentence_statistics([hypothesis], [reference], tokenize=tokenize)
-  assert found.tolist() == [counts]
-
-
 def test_statistics_of_empty_and_short_sentences():
   empty, short = sentence_statistics(["", "a b"], ["a", "a b c"]).tolist()
   assert empty == [0, 1, 0, 0, 0, 0, 0]

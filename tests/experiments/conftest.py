@@ -156,15 +156,14 @@ def written(stream: io.TextIOWrapper) -> str:
 def data(tmp_path_factory) -> pathlib.Path:
   """Writes files of 64 sentence pairs, one of them half empty, and a config."""
   folder = tmp_path_factory.mktemp("data")
-  english = [" ".join(words) for words in itertools.product(*ENGLISH)]
-  german = [" ".join(words) for words in itertools.product(*GERMAN)]
-  pairs = [(f"{x}.", f"{y}.") for x, y in zip(english, german, strict=True)]
+  words = zip(itertools.product(*ENGLISH), itertools.product(*GERMAN), strict=True)
+  pairs = [(f"{' '.join(x)}.", f"{' '.join(y)}.") for x, y in words]
   random.Random(0).shuffle(pairs)
   train = [*pairs[:52], ("nothing", "")]
   splits = {"train": train, "valid": pairs[52:58], "test": pairs[58:]}
   for split, rows in splits.items():
-    for language, side in zip(("en", "de"), zip(*rows, strict=True), strict=True):
-      text = "".join(f"{line}\n" for line in side)
+    for side, language in enumerate(("en", "de")):
+      text = "".join(f"{row[side]}\n" for row in rows)
       (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
   (folder / "tiny.py").write_text(CONFIG_FILE)
   return folder

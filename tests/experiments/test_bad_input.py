@@ -88,11 +88,10 @@ def test_an_incomplete_or_damaged_run(refused, run_copy, name):
   folder = f"--workdir={run_copy}"
   refused(run_copy, "missing --workdir folder", name)
   refused(run_copy, "no training run 'nowhere' --workdir", name, "--workdir=nowhere")
-  (run_copy / "tokenizer.json").rename(run_copy / "other.json")
-  refused(run_copy, "no tokenizer", name, folder)
-  (run_copy / "other.json").rename(run_copy / "tokenizer.json")
   shutil.rmtree(run_copy / "checkpoints")
   refused(run_copy, "no checkpoint run/checkpoints train first", name, folder)
+  (run_copy / "tokenizer.json").unlink()
+  refused(run_copy, "no tokenizer", name, folder)
   config = (run_copy / "config.json").read_text()
   (run_copy / "config.json").write_text(config.replace('"width": 16', '"width": "16"'))
   refused(run_copy, "config width 16 int", name, folder)
@@ -100,22 +99,10 @@ def test_an_incomplete_or_damaged_run(refused, run_copy, name):
   refused(run_copy, "cannot read config.json", name, folder)
 
 
-@pytest.mark.parametrize(
-  "argument, words",
-  [
-    ("--input=nowhere.txt", "no file nowhere.txt"),
-    ("--max_source_length=0", "--max_source_length=0 positive integer"),
-  ],
-)
-def test_what_to_translate_and_how(refused, workdir, argument, words):
-  flags = f"--workdir={workdir}", argument
-  refused(workdir, words, "translate", *flags, stdin=b"a cat\n")
-
-
 def test_invalid_utf8_on_stdin(call, workdir, monkeypatch):
   monkeypatch.setattr(translate, "_LINES_AT_ONCE", 2)
   text = b"\n\n\na caf\xe9\n"
-  arguments = f"--workdir={workdir}", "--average_checkpoints=1"
-  answer = call("translate", *arguments, stdin=text)
+  answer = call("translate", f"--workdir={workdir}", stdin=text)
   assert (answer.status, answer.out) == (2, "\n\n")
-  assert answer.err == "error: invalid UTF-8 in line 4 of stdin: convert it to UTF-8\n"
+  last = "error: invalid UTF-8 in line 4 of stdin: convert it to UTF-8\n"
+  assert answer.err.endswith(last)

@@ -45,17 +45,8 @@ FUNCTIONS = {name: lambda name=name: name for name in "abc"}
 def test_pairs_run_side_by_side_and_take_turns_to_be_first(calls):
   first, second = attention.time_pairs(FUNCTIONS, [("a", "c"), ("b", "c")], 2)
   assert "".join(calls) == "cacb" + "acbc"
-  assert (first["name"], first["against"]) == ("a", "c")
   assert (first["seconds"], first["against_seconds"]) == ([2.0, 5.0], [1.0, 6.0])
-  assert (second["name"], second["against"]) == ("b", "c")
   assert (second["seconds"], second["against_seconds"]) == ([4.0, 7.0], [3.0, 8.0])
-
-
-def test_in_rounds_each_is_as_often_first_and_as_often_before_its_neighbour(calls):
-  seconds = timing.time_rounds(FUNCTIONS, 6)
-  assert "".join(calls) == "abccbabcaacbcabbac"
-  assert seconds["a"][:2] == [1.0, 6.0]
-  assert [len(times) for times in seconds.values()] == [6, 6, 6]
 
 
 # Attention
@@ -75,22 +66,16 @@ def test_every_time_and_every_refusal_is_kept(call, tmp_path, monkeypatch):
   assert answer.status == 0, answer.err
   assert (tmp_path / "attention" / "here.png").stat().st_size > 10_000
   results = json.loads((tmp_path / "attention" / "here.json").read_text())
-  bare = "projected (no relations)"
-  others = (AGAIN, "projected", bare, "per_position", "dense_bias")
-  pairs = [(name, STOCK) for name in others]
-  pairs += [("projected", bare), ("projected", "per_position")]
   assert len(results["cases"]) == 2
+  bare = "projected (no relations)"
+  pairs = [(name, STOCK) for name in (AGAIN, "projected", bare, "per_position")]
+  pairs += [("dense_bias", STOCK), ("projected", bare), ("projected", "per_position")]
   for case in results["cases"]:
     assert [(pair["name"], pair["against"]) for pair in case["pairs"]] == pairs
-    for pair in case["pairs"]:
-      assert len(pair["seconds"]) == len(pair["against_seconds"]) == 3
-      assert min(pair["seconds"] + pair["against_seconds"]) > 0
-    rows = case["contestants"]
-    refused = {name for name, row in rows.items() if row["refused"]}
-    assert refused == {"elsewhere", "cudnn"}
-    assert rows["elsewhere"]["refused"] == NOT_HERE
-    assert rows["cudnn"]["refused"] == "it needs a GPU"
-    assert rows[STOCK]["temporary_bytes"] > 0
+    assert all(len(pair["seconds"]) == 3 for pair in case["pairs"])
+    refused = {name: row["refused"] for name, row in case["contestants"].items()}
+    refused = {name: reason for name, reason in refused.items() if reason}
+    assert refused == {"elsewhere": NOT_HERE, "cudnn": "it needs a GPU"}
 
 
 @pytest.mark.parametrize(
@@ -118,11 +103,9 @@ def fail():
   ],
 )
 def test_a_contestant_without_room_is_a_row_with_the_reason(run, needed, words):
-  program = Program(run, 7, needed)
-  entrants = {"large": Contestant("none", lambda case: program)}
-  rows, functions = attention.prepare(CASE, entrants)
+  entrant = Contestant("none", lambda case: Program(run, 7, needed))
+  rows, functions = attention.prepare(CASE, {"large": entrant})
   assert rows["large"]["refused"].startswith(words)
-  assert rows["large"]["temporary_bytes"] == 7
   assert not functions
 
 
@@ -137,63 +120,19 @@ def test_a_dense_bias_holds_the_relative_key_term():
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("backward", [False, True])
-def test_pytorch_gives_the_same_results_and_gradients(is_causal, backward):
+def test_pytorch_gives_the_same_gradients(is_causal):
   pytest.importorskip("torch")
-  case = CASE._replace(is_causal=is_causal, backward=backward)
+  case = CASE._replace(is_causal=is_causal)
   attend = functools.partial(jax.nn.dot_product_attention, is_causal=is_causal)
-  *arrays, _ = attention.arguments(case)
-  if backward:
-    cotangent, *arrays = arrays
-    _, pull_back = jax.vjp(attend, *arrays)
-    wanted = pull_back(cotangent)
-    found = attention.PEERS["torch_sdpa"].prepare(case).run()
-  else:
-    wanted = [attend(*arrays)]
-    found = [attention.PEERS["torch_sdpa"].prepare(case).run()]
-  for theirs, ours in zip(found, wanted, strict=True):
+  cotangent, *arrays, _ = attention.arguments(case)
+  _, pull_back = jax.vjp(attend, *arrays)
+  found = attention.PEERS["torch_sdpa"].prepare(case).run()
+  for theirs, ours in zip(found, pull_back(cotangent), strict=True):
     np.testing.assert_allclose(theirs.swapaxes(1, 2), ours, atol=1e-5)
 
 
 # A training step
 # --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("length, rows", [(16, 8), (8, 16)])
-def test_a_training_step_is_compared_with_sinusoids(
-  call, data, monkeypatch, tmp_path, length, rows
-):
-  steps = []
-
-  def make_stepper(config, changes, shape):
-    figures = dict(parameters=1, temporary_bytes=1)
-    return lambda: steps.append((changes["model.positions"], *shape)), figures
-
-  monkeypatch.setattr(models, "make_stepper", make_stepper)
-  flags = f"--config={data}/tiny.py", "--repetitions=6", f"--out={tmp_path}"
-
-  answer = call("benchmark.__main__", "step", *flags, f"--length={length}")
-
-  assert answer.status == 0, answer.err
-  assert steps.count(("relative", rows, length)) == 6
-  assert steps.count(("sinusoidal", rows, length)) == 12
-  raw = json.loads((tmp_path / "steps" / f"tiny-{rows}x{length}.json").read_text())
-  assert [len(times) for times in raw["seconds"].values()] == [6, 6, 6]
-  assert raw["shape"] == [rows, length]
-  assert (tmp_path / "steps.md").read_text().count("| sinusoidal (again) |") == 1
-
-
-@pytest.mark.parametrize(
-  "flag, words",
-  [
-    ("length=0", "length give 1"),
-    ("config.model.positions=sinusoidal", "config.model.positions give relative"),
-    ("repetitions=1", "repetitions integer 2"),
-  ],
-)
-def test_a_training_step_that_cannot_be_timed_is_refused(call, data, flag, words):
-  flags = f"--config={data}/tiny.py", "--repetitions=6", "--length=8", f"--{flag}"
-  call("benchmark.__main__", "step", *flags).assert_refused(words)
 
 
 def test_a_rounds_ratio_is_to_the_mean_of_its_two_sinusoidal_steps():
@@ -206,11 +145,7 @@ def test_a_rounds_ratio_is_to_the_mean_of_its_two_sinusoidal_steps():
 
 
 def test_schemes_of_positions_are_timed_in_turns(call, monkeypatch, tmp_path):
-  rows = [
-    ("rotary", {}),
-    (models.BASELINE, {}),
-    ("t5", {"model.tables_per_layer": False}),
-  ]
+  rows = [(models.BASELINE, {}), ("t5", {"model.tables_per_layer": False})]
   monkeypatch.setattr(models, "sweep", lambda: rows)
   changes = "batches.tokens=32 batches.max_length=16 model.width=16 model.num_layers=1"
   flags = ["--config=configs/positions.py:chorales", f"--out={tmp_path}"]
@@ -222,10 +157,9 @@ def test_schemes_of_positions_are_timed_in_turns(call, monkeypatch, tmp_path):
   assert answer.status == 0, answer.err
   (file,) = (tmp_path / "positions").glob("*-2x16.json")
   raw = json.loads(file.read_text())
-  assert [*raw["seconds"]] == ["rotary", models.BASELINE, "t5", models.AGAIN]
-  rotary, same, t5, again = [model["parameters"] for model in raw["models"].values()]
-  assert rotary == same == again < t5
-  assert min(model["temporary_bytes"] for model in raw["models"].values()) > 0
+  assert [*raw["seconds"]] == [models.BASELINE, "t5", models.AGAIN]
+  same, t5, again = [model["parameters"] for model in raw["models"].values()]
+  assert same == again < t5
   assert f"<!-- begin cost-{file.stem} -->" in (tmp_path / "positions.md").read_text()
 
 

@@ -1,7 +1,6 @@
 """Tests runs in buckets, gs:// and s3://, served on this machine."""
 
 import contextlib
-import importlib.util
 import itertools
 import signal
 
@@ -44,22 +43,21 @@ def root(bucket, request):
 @pytest.fixture(scope="module")
 def run(bucket, root, train):
   """Returns the folder of a run that was stopped after step 7 and resumed."""
-  save = Checkpoints.save
+  save, folder = Checkpoints.save, to_path(f"{root}/stopped")
 
   def save_after_metrics(self, step, state):
-    assert read_metrics(to_path(f"{root}/stopped"))[-1]["step"] == step
-    assert ".lock" in bucket.names(f"{root[-2:]}/stopped/")
+    assert read_metrics(folder)[-1]["step"] == step
+    assert (folder / ".lock").exists()
     save(self, step, state)
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(Checkpoints, "save", save_after_metrics)
     patch.setattr(loop.Reporter, "step", signal_at(7, signal.SIGTERM))
-    answer = train(f"{root}/stopped")
-  assert answer.status == 128 + signal.SIGTERM, answer.err
-  assert ".lock" not in bucket.names(f"{root[-2:]}/stopped/")
-  answer = train(f"{root}/stopped")
+    assert train(folder).status == 128 + signal.SIGTERM
+  assert not (folder / ".lock").exists()
+  answer = train(folder)
   assert answer.status == 0, answer.err
-  return to_path(f"{root}/stopped")
+  return folder
 
 
 @pytest.fixture
@@ -97,8 +95,6 @@ def test_a_run_that_was_stopped_and_resumed_has_all_of_a_local_one(
   names = bucket.names(f"{in_bucket(run)}/")
   assert comparable(names) == comparable(local)
   assert list_steps(run / "checkpoints") == [6, 9, 12]
-  events = [name for name in names if name.startswith("tensorboard/")]
-  assert len(events) == 2  # one for each start
   assert (run / "samples.txt").read_bytes() == (workdir / "samples.txt").read_bytes()
 
 
@@ -157,26 +153,26 @@ def refusing(bucket, marker: str, num_written: int | None):
 def test_a_half_copied_checkpoint_is_none(bucket, num_written):
   pytest.importorskip("s3fs")
   folder = to_path(f"s3://bucket/small/{num_written}")
-  like = {"params": {"kernel": jnp.ones((2, 3))}}
+  ones, zeros = {"params": jnp.ones((2, 3))}, {"params": jnp.zeros((2, 3))}
   with Checkpoints(folder) as checkpoints:
-    checkpoints.save(1, like)
+    checkpoints.save(1, ones)
 
   marker = in_bucket(folder / "2" / COMPLETE)
+  refusal = pytest.raises(InputError, match="cannot use s3://")
   with (
     refusing(bucket, marker, num_written),
-    pytest.raises(InputError, match="cannot use s3://"),
+    refusal,
     Checkpoints(folder) as checkpoints,
   ):
-    checkpoints.save(2, jax.tree.map(jnp.zeros_like, like))
+    checkpoints.save(2, zeros)
 
   assert bool(bucket.names(in_bucket(folder / "2"))) == (num_written != 0)
   with Checkpoints(folder, keep=1) as checkpoints:
-    assert checkpoints.steps() == [1]
-    np.testing.assert_array_equal(checkpoints.restore(like=like)["params"]["kernel"], 1)
-    checkpoints.save(2, like)
+    np.testing.assert_array_equal(checkpoints.restore(like=ones)["params"], 1)
+    checkpoints.save(2, ones)
     assert checkpoints.steps() == [2]
     assert not bucket.names(in_bucket(folder / "1"))
-    np.testing.assert_array_equal(checkpoints.restore(like=like)["params"]["kernel"], 1)
+    np.testing.assert_array_equal(checkpoints.restore(like=ones)["params"], 1)
 
 
 def test_several_processes_do_not_save_in_s3(bucket, monkeypatch):
@@ -188,21 +184,13 @@ def test_several_processes_do_not_save_in_s3(bucket, monkeypatch):
     checkpoints.prepare()
 
 
-def test_what_is_not_there_is_one_line_before_anything_is_compiled(
-  root, train, call, monkeypatch
-):
-  scheme = root[:2]
+def test_what_is_not_there_is_one_line_before_anything_is_compiled(root, train, call):
   unknown = train("az://bucket/run")
   unknown.assert_refused("az://bucket/run gs://BUCKET/RUN or s3://BUCKET/RUN")
-  train(f"{scheme}:/bucket/run").assert_refused(f"{scheme}:/bucket/run gs://BUCKET/RUN")
   train(f"{root}/run", "--profile_steps=1:2").assert_refused("--profile_steps local")
-  train(f"{scheme}://missing/run").assert_refused(f"{scheme}://missing/run bucket")
+  missing = f"{root[:2]}://missing/run"
+  train(missing).assert_refused(f"{missing} bucket")
   call("evaluate", f"--workdir={root}/nothing").assert_refused("no training run")
-  package, find = PACKAGES[scheme], importlib.util.find_spec
-  monkeypatch.setattr(
-    importlib.util, "find_spec", lambda name: name != package and find(name)
-  )
-  train(f"{root}/run").assert_refused(f"pip install {package}")
 
 
 def test_one_that_is_alive_holds_the_lock_and_that_of_a_killed_one_is_taken(

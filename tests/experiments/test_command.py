@@ -2,13 +2,11 @@
 
 import contextlib
 import errno
-import fcntl
 import os
 import pathlib
 import signal
 import subprocess
 import sys
-from unittest import mock
 
 import pytest
 
@@ -100,15 +98,12 @@ def test_main_gets_the_flags_by_name_and_the_config_with_its_changes(
     "--beam_size=1",
     "--plot",
   )
-  answer = run(capsys, lambda **values: calls.append(values), *arguments)
-  assert answer == (0, "", "")
+  assert run(capsys, lambda **x: calls.append(x), *arguments) == (0, "", "")
   (values,) = calls
   config = values.pop("config")
   assert values == dict(workdir="runs/latest", beam_size=1, penalty=0.6, plot=True)
   model = dict(width=3, relative=False, rate=1.0, layers=(3, 4, 5), norm="pre")
   assert config.to_dict() == dict(seed=0, model=model, extra={})
-  with pytest.raises(AttributeError):
-    config.model.widht = 3
 
 
 # Programs of their own
@@ -219,17 +214,6 @@ def test_input_errors_and_interrupts_are_one_line(capsys, error, status, err):
   assert run(capsys, main, flags={}) == (status, "", err)
 
 
-def test_output_that_cannot_be_written_is_one_line(capsys):
-  with open("/dev/full", "w") as full, contextlib.redirect_stdout(full):
-    answer = run(capsys, lambda: print("a line"), flags={})
-  assert answer == (2, "", f"error: cannot write the output ({FULL}\n")
-
-
-def test_a_bug_has_a_traceback():
-  with pytest.raises(ZeroDivisionError):
-    command.run(lambda: 1 / 0, {}, [])
-
-
 def test_an_interrupt_while_a_command_is_imported_leaves_no_traceback(tmp_path):
   slow = "import time\nprint('imported', flush=True)\ntime.sleep(60)\n"
   (tmp_path / "filelock.py").write_text(slow)  # shadows a package that commands import
@@ -298,11 +282,10 @@ print(flush=True)
 time.sleep(60)
 """
   words = [sys.executable, "-c", hold, str(tmp_path / ".lock")]
-  wait = (
-    f"another command is using {tmp_path}: wait for it, or give another --workdir; "
+  problem = (
+    f"another command is using {tmp_path}: wait for it, or give another --workdir"
   )
-  delete = f"if none runs on any machine, delete {tmp_path}/.lock"
-  refusal = pytest.raises(InputError, match=wait + delete)
+  refusal = pytest.raises(InputError, match=problem)
   with subprocess.Popen(words, stdout=subprocess.PIPE) as other:
     other.stdout.readline()
     with refusal, command.lock_folder(tmp_path, "workdir"):
@@ -311,22 +294,6 @@ time.sleep(60)
   with command.lock_folder(tmp_path, "workdir"):
     pass
   assert not [*tmp_path.iterdir()]
-
-
-def test_a_folder_that_a_lock_left_empty_goes(tmp_path):
-  folder = tmp_path / "run"
-  with command.lock_folder(folder, "workdir"):
-    assert folder.is_dir()
-  assert not folder.exists()
-
-
-def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
-  error = OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-  monkeypatch.setattr(fcntl, "flock", mock.Mock(side_effect=error))
-  words = rf"cannot lock {tmp_path} \(No locks available\): give a --workdir on another"
-  refusal = pytest.raises(InputError, match=f"{words} disk")
-  with refusal, command.lock_folder(tmp_path, "workdir"):
-    pass
 
 
 @pytest.mark.skipif(command.has_accelerator(), reason="memory is kept on CPUs alone")

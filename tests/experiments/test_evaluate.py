@@ -1,10 +1,8 @@
 """Tests that the command evaluate repeats the evaluation at the end of training."""
 
-import json
 import re
 import shutil
 
-import numpy as np
 import pytest
 from ml_collections import ConfigDict
 from run_files import read_json, results
@@ -12,7 +10,6 @@ from run_files import read_json, results
 from configs import default
 from experiments.config import changes
 from experiments.evaluation.records import digest
-from experiments.training.metrics import read_metrics
 
 SCORES = ("results.json", "record.json", "*.translations.txt", "*.png")
 KINDS = ("sacrebleu", "paper_bleu", "chrf", "exact")
@@ -42,30 +39,12 @@ def test_the_record_says_what_the_other_files_of_the_run_say(workdir):
   assert record["config"]["model.width"] == 16
   assert not {"name", "model.norm"} & record["config"].keys()
   assert record["commit"] == environment["git_commit"]
-  assert record["date"] == environment["date"]
-  devices, cores, cpu = (environment[name] for name in ("devices", "cpu_cores", "cpu"))
-  assert record["hardware"] == f"{devices}, {cores} cores of {cpu}"
-  python = {"python": environment["python"]}
-  assert record["packages"] == environment["packages"] | python
-  scores = record["scores"]["test"]
   for kind in KINDS:
-    assert scores[kind] == scored["test"][kind]["value"]
-    assert scores["signatures"][kind] == scored["test"][kind]["signature"]
-
-
-def test_the_record_has_the_budget_and_the_curves_of_the_metrics(workdir):
-  lines, record = read_metrics(workdir), read_json(workdir / "record.json")
+    assert record["scores"]["test"][kind] == scored["test"][kind]["value"]
   budget = record["budget"]
   assert (budget["updates"], budget["tokens_per_update"]) == (12, 128)
-  minutes = (lines[-1]["time"] - lines[0]["time"]) / 60
-  assert budget["minutes"] == pytest.approx(minutes, abs=0.01)
-  speeds = [line["tokens_per_second"] for line in lines if "tokens_per_second" in line]
-  assert budget["tokens_per_second"] == pytest.approx(np.median(speeds), abs=0.1)
-  valid = [line for line in lines if "valid_loss" in line]
-  curve = [[line[x] for x in ("step", "valid_loss", "valid_bleu")] for line in valid]
-  assert record["curve"] == curve
-  exact = [[line["step"], line["valid_exact"]] for line in valid]
-  assert record["exact"] == {"valid": exact}
+  steps = [step for step, *_ in record["curve"]]
+  assert steps == [step for step, _ in record["exact"]["valid"]] == [6, 12]
 
 
 def test_results_and_record_say_which_checkpoints_were_scored(longer, call, tmp_path):
@@ -73,13 +52,11 @@ def test_results_and_record_say_which_checkpoints_were_scored(longer, call, tmp_
 
   def scored(*flags):
     answer = call("evaluate", f"--workdir={copy}", *flags)
-    assert answer.status == 0, answer.err
     (row,) = read_json(copy / "results.json").values()
     return row["checkpoints"], read_json(copy / "record.json"), answer.err
 
   steps, record, _ = scored()
   assert steps == record["checkpoints"] == [12, 15]
-  assert record["budget"]["updates"] == 15
   steps, last, _ = scored("--average_checkpoints=1")
   assert steps == last["checkpoints"] == [15]
   assert last["digest"] != record["digest"]
@@ -87,21 +64,14 @@ def test_results_and_record_say_which_checkpoints_were_scored(longer, call, tmp_
   (copy / "checkpoints" / "15" / "manifest" / "metadata").write_text("{}")
   (copy / "average.npz").unlink()
   steps, kept, err = scored()
-  assert steps == [12]
-  assert kept == last
+  assert (steps, kept) == ([12], last)
   assert "scored step 12, not the last, 15" in err
 
 
-@pytest.mark.parametrize("num_lines, num_steps", [(-1, 12), (None, 1000)])
-def test_only_a_finished_run_has_a_record(call, run_copy, num_lines, num_steps):
-  config = read_json(run_copy / "config.json")
-  config["training"]["num_steps"] = num_steps
-  (run_copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
-  environment = read_json(run_copy / "environment.json") | {"updates": num_steps}
-  (run_copy / "environment.json").write_text(json.dumps(environment), encoding="utf-8")
+def test_only_a_finished_run_has_a_record(call, run_copy):
   (run_copy / "digests.json").unlink()  # as of an old run
   lines = (run_copy / "metrics.jsonl").read_text("utf-8").splitlines(keepends=True)
-  (run_copy / "metrics.jsonl").write_text("".join(lines[:num_lines]), encoding="utf-8")
+  (run_copy / "metrics.jsonl").write_text("".join(lines[:-1]), encoding="utf-8")
   assert call("evaluate", f"--workdir={run_copy}").status == 0
   assert not (run_copy / "record.json").exists()
 
@@ -115,9 +85,6 @@ def test_named_test_sets_are_scored_beside_the_first(workdir, train, data, run_c
   before, after = (read_json(x / "record.json") for x in (workdir, run_copy))
   assert [*after["scores"]] == [*after["sentences"]] == ["test", "unseen"]
   assert after["scores"]["test"] == before["scores"]["test"]
-  assert before["config"]["data.pairs.test"] == first
-  exact = [row[-1] for row in after["sentences"]["unseen"]]
-  assert after["scores"]["unseen"]["exact"] == 100 * np.mean(exact)
   assert re.search(r"^test +6 .*\nunseen +6 ", answer.out, re.MULTILINE)
   assert train(run_copy, more).status == 0  # its config.json has names
 
@@ -126,19 +93,16 @@ def test_other_pairs_and_given_translations_are_scored_as_a_test_set(
   run_copy, call, data, tmp_path, contents
 ):
   before, table = contents(run_copy), results(run_copy)
-  english, german = (
-    (data / f"test.{x}").read_text("utf-8").splitlines() for x in ("en", "de")
-  )
-  lines = [f"{a}\t{b}\n" for a, b in zip(english, german, strict=True)]
-  lines.insert(1, "nothing\t\n")
-  (tmp_path / "pairs.tsv").write_text("".join(lines), encoding="utf-8")
+  sides = [(data / f"test.{x}").read_text("utf-8").splitlines() for x in ("en", "de")]
+  lines = ["\t".join(pair) for pair in zip(*sides, strict=True)]
+  lines.insert(1, "nothing\t")
+  (tmp_path / "pairs.tsv").write_text("\n".join(lines), encoding="utf-8")
   files = f"--workdir={run_copy}", f"--pairs={tmp_path}/pairs.tsv"
   note = "pairs with an empty side skipped in pairs: 1 (lines: 2)\n"
 
   answer = call("evaluate", *files)
 
-  assert answer.status == 0, answer.err
-  assert note in answer.out
+  assert note in answer.out, answer.err
   assert results(run_copy / "pairs") == {"pairs": table["test"]}
   after = contents(run_copy)
   assert {x: after[x] for x in after if not x.startswith("pairs")} == before
@@ -151,22 +115,16 @@ def test_other_pairs_and_given_translations_are_scored_as_a_test_set(
   scored = call("evaluate", *files, f"--hypotheses={translations}")
 
   assert (scored.status, scored.compiled) == (0, []), scored.err
-  assert scored.out.startswith(note)
   scores = scored.out.removeprefix(note).strip()
-  assert scores
   assert scores in answer.out
 
 
-@pytest.mark.parametrize("kind", ["elsewhere", "nowhere", "file"])
 def test_nothing_is_written_where_a_link_in_a_run_points_to(
-  run_copy, call, data, tmp_path, contents, kind
+  run_copy, call, data, tmp_path, contents
 ):
   (tmp_path / "elsewhere").mkdir()
   (tmp_path / "elsewhere" / "results.json").write_text("mine")
-  if kind == "file":
-    (run_copy / "pairs").write_text("")
-  else:
-    (run_copy / "pairs").symlink_to(tmp_path / kind)
+  (run_copy / "pairs").symlink_to(tmp_path / "elsewhere")
   before = contents(tmp_path)
   pairs = f"--pairs={data}/test.en,{data}/test.de"
   answer = call("evaluate", f"--workdir={run_copy}", pairs)

@@ -1,7 +1,6 @@
 """Files appear whole, whoever else writes them; paths mean what they do in a shell."""
 
 import contextlib
-import os
 
 import pytest
 
@@ -21,14 +20,6 @@ def test_commands_that_write_one_file_at_once_publish_whole_files_alone(tmp_path
     second.close()
     assert path.read_bytes() == b"of the second"
   assert [*tmp_path.iterdir()] == [path]
-
-
-def test_a_file_has_the_permissions_of_any_new_file(tmp_path):
-  plain, whole = tmp_path / "plain", tmp_path / "whole"
-  plain.touch()
-  with replace_file(whole) as file:
-    file.write(b"")
-  assert os.stat(whole).st_mode == os.stat(plain).st_mode
 
 
 def test_a_path_below_the_home_is_expanded(tmp_path, monkeypatch):

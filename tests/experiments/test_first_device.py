@@ -3,12 +3,6 @@
 import os
 import pathlib
 import subprocess
-import sys
-
-import pytest
-
-from experiments import command, sweep
-from experiments.benchmark.__main__ import COMMANDS
 
 SCRIPT = pathlib.Path(__file__).parents[2] / "experiments" / "first_device.sh"
 
@@ -40,46 +34,21 @@ def run_pieces(folder):
   return answer.returncode, answer.stdout, commands
 
 
-def check_flags(module, name, *flags, out):
-  """Raises an error unless the module of a piece takes its flags."""
-  if module == "experiments.benchmark":
-    command.parse(COMMANDS[name], flags)
-  elif module == "experiments.sweep":
-    values = command.parse(sweep.FLAGS, [name, *flags])
-    assert (values["seeds"], values["results"]) == (3, out)
-  else:
-    assert module == "pytest"
-    assert "device" in flags
-
-
 def test_all_pieces_run_and_only_the_open_ones_again(tmp_path):
   (tmp_path / "python").write_text(PYTHON)
   (tmp_path / "python").chmod(0o755)
   status, output, commands = run_pieces(tmp_path)
   folder = tmp_path / "out" / "first_device"
-  logs = {path.name for path in folder.iterdir()}
   assert status == 1
   assert "music: stopped" in output
   assert "step_big: exit status 1" in output
-  assert {"parity_bfloat16.log", "attention.log", "table3.log"} < logs
   failed = {path.stem for path in folder.glob("*.failed")}
   assert failed == {"music", "step_base", "step_big"}
   assert "An H100" in (folder / "table1.log").read_text()
-  assert len(commands) == len(logs) == 16
-  for words in commands:
-    check_flags(*words[1:], out=tmp_path / "out")
+  assert len(commands) == len([*folder.iterdir()]) == 16
 
   status, output, commands = run_pieces(tmp_path)
   assert status == 1
   assert "table1: done before" in output
   modules = [words[1] for words in commands]
   assert modules == ["experiments.sweep", *2 * ["experiments.benchmark"]]
-
-
-@pytest.mark.slow
-def test_every_piece_runs_at_toy_size(shared_data, tmp_path):
-  path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
-  cache = str(tmp_path / "compiled")
-  env = dict(PATH=path, TOY="1", DATA=str(shared_data), JAX_COMPILATION_CACHE_DIR=cache)
-  answer = run_script(tmp_path, **env)
-  assert answer.returncode == 0, answer.stdout

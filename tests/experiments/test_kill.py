@@ -137,8 +137,7 @@ def wait_for(moment, rng, since, process, workdir) -> None:
     return is_newer(workdir.glob("checkpoints/*.orbax-checkpoint-tmp*"), since)
 
   if moment == "start":
-    end = time.monotonic() + rng.uniform(0, 6)
-    until(lambda: has_stepped() or time.monotonic() > end, process, workdir)
+    time.sleep(rng.uniform(0, 6))
   elif moment == "save":
     until(is_saving, process, workdir)
     time.sleep(rng.uniform(0, 0.2))

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
@@ -124,22 +123,6 @@ def options(words):
   return {name: value for name, _, value in pairs}
 
 
-def test_gpus_get_their_flags_and_the_command(recipe):
-  status, (call,) = recipe("gpus.sh", {"python": ""}, PROCESSES="8")
-  flags = ["--processes=8", "--retries=3"]
-  wanted = ["python", "-m", "experiments.launch", *flags, "--", *TRAIN]
-  assert (status, call) == (0, wanted)
-
-
-def test_xpk_gets_its_flags_and_the_command(recipe):
-  env = dict(CLUSTER="c", ZONE="z", TPU_TYPE="v5litepod-16")
-  status, (call,) = recipe("gke_xpk.sh", {"xpk": ""}, **env)
-  assert (status, call[:4]) == (0, ["xpk", "workload", "create", "--cluster=c"])
-  flags = options(call)
-  assert re.fullmatch("[a-z]([-a-z0-9]{0,38}[a-z0-9])?", flags["workload"])
-  assert "exec python -m experiments.train --distributed --config=" in flags["command"]
-
-
 SLURM = dict(SLURM_JOB_ID="7", SLURM_CPUS_PER_TASK="8")
 
 
@@ -184,23 +167,10 @@ def test_a_tpu_vm_is_queued_and_a_preempted_one_replaced(recipe, end, status, ve
   assert (ended, " ".join(call[4] for call in calls)) == (status, verbs)
   for call in calls:
     is_on_vm = call[4] in ("scp", "ssh")
-    group = "tpu-vm" if is_on_vm else "queued-resources"
-    assert call[:4] == ["gcloud", "compute", "tpus", group]
+    assert call[3] == ("tpu-vm" if is_on_vm else "queued-resources")
     assert "--zone=z" in call
     assert ("--spot" in call) == (call[4] == "create")
     assert ("--worker=all" in call) == is_on_vm
-  commands = [options(call)["command"] for call in calls if call[4] == "ssh"]
-  install, train = commands[-2:]
-  assert "uv venv --allow-existing --python=3.12" in install
-  assert ".[tpu,experiments]" in install
+  train = options(calls[-1])["command"]
   assert "experiments.train --distributed" in train
   assert "--workdir=runs/with\\ space" in train
-
-
-@pytest.mark.parametrize("verb, num_calls", [("describe", 1), ("create", 2)])
-def test_a_wrong_zone_quota_or_login_ends_the_recipe(recipe, verb, num_calls):
-  refuse = f'case "$*" in *" {verb} "*) echo "login expired" >&2; exit 1 ;; esac\n'
-  programs = {"gcloud": refuse + GCLOUD}
-  status, calls = recipe("tpu_vm.sh", programs, TPU="t", ZONE="z", SPOT="no")
-  assert (status, len(calls)) == (1, num_calls)
-  assert not any("--spot" in call for call in calls)

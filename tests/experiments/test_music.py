@@ -1,6 +1,5 @@
 """Training, scoring and sampling of music by the commands."""
 
-import json
 import pathlib
 import shutil
 
@@ -8,8 +7,8 @@ import numpy as np
 import pytest
 from run_files import read_json
 
-from experiments.music import piano_roll, voices
 from experiments.music import train as train_module
+from experiments.music import voices
 from experiments.music.scores import likelihood, make_nats_function
 from experiments.music.sound import write_wav
 from experiments.music.train import load_data, load_run
@@ -59,45 +58,39 @@ def run(train_music, tmp_path_factory):
 def test_a_run_is_scored_by_the_likelihood_of_complete_pieces(run, pieces):
   workdir, answer = run
   loaded = load_run(load_config(workdir), workdir)
-  music = load_data(loaded.config)
+  pieces = load_data(loaded.config).splits
   nats_of = make_nats_function(loaded.graphdef, copy_to_process(loaded.params))
   results = read_json(workdir / "results.json")
-  record = read_json(workdir / "record.json")
   for split in ("valid", "test"):
-    wanted, _ = likelihood(nats_of, music.splits[split], voices.times, token_budget=128)
-    found = {name: results[split][name] for name in wanted}
-    assert found == pytest.approx(wanted, rel=1e-5)
-    assert record["scores"][split]["nll"] == results[split]["nll"]
-    assert f"{results[split]['nll']:.4f}" in answer.out
+    wanted, _ = likelihood(nats_of, pieces[split], voices.times, token_budget=128)
+    assert results[split]["nll"] == pytest.approx(wanted["nll"], rel=1e-5)
+    assert f"{results[split]['nll']:.4g}" in answer.out
   for name in ("piano_roll.png", "learning_curves.png"):
     assert (workdir / name).stat().st_size > 5_000
     assert name in answer.out
 
 
 def test_skipped_files_are_listed_in_the_run_directory(
-  run, train_music, pieces, tmp_path, monkeypatch
+  train_music, pieces, tmp_path, monkeypatch
 ):
   monkeypatch.setattr(train_module, "score_run", lambda *_: None)  # takes long
   folder, workdir = shutil.copytree(pieces, tmp_path / "pieces"), tmp_path / "run"
-  bad = folder / "train" / "bad.mid"
+  bad, data = folder / "train" / "bad.mid", f"--config.data.midi.path={folder}"
   bad.write_bytes(b"MThd")
-  answer = train_music(workdir, f"--config.data.midi.path={folder}")
+  answer = train_music(workdir, data)
   assert "1 of 11 MIDI files skipped, see skipped.txt" in answer.out
   (line,) = (workdir / "skipped.txt").read_text().splitlines()
   assert line.startswith(f"cannot read MIDI file {bad}")
   bad.unlink()
-  assert train_music(workdir, f"--config.data.midi.path={folder}").status == 0
+  assert train_music(workdir, data).status == 0
   assert not (workdir / "skipped.txt").exists()
-  assert not (run[0] / "skipped.txt").exists()
 
 
 def test_a_run_is_not_scored_on_other_pieces_than_its_own(run, call, pieces, tmp_path):
   workdir = shutil.copytree(run[0], tmp_path / "run")
   folder = shutil.copytree(pieces, tmp_path / "pieces")
-  config = read_json(workdir / "config.json")
-  config["data"]["midi"]["path"] = str(folder)
-  (workdir / "config.json").write_text(json.dumps(config))
-  assert call("evaluate", f"--workdir={workdir}").status == 0
+  config = (workdir / "config.json").read_text()
+  (workdir / "config.json").write_text(config.replace(str(pieces), str(folder)))
   shutil.copy(folder / "train" / "0.mid", folder / "test" / "1.mid")
   answer = call("evaluate", f"--workdir={workdir}")
   answer.assert_refused(f"the test data of {workdir} changed since restore")
@@ -119,20 +112,16 @@ def sample(run, call, pieces, tmp_path):
 
 def test_a_sample_continues_its_prime_as_the_seed_says(sample, pieces):
   files = sample("a.mid"), sample("b.mid"), sample("c.mid", "--seed=1")
-  a, b, c = (voices.CODEC.read(file) for file in files)
-  np.testing.assert_array_equal(a, b)
+  a, b, c = (voices.CODEC.read(file).tolist() for file in files)
+  assert a == b != c
   assert len(a) > 32
-  assert a.tolist() != c.tolist()
-  prime = voices.CODEC.read(pieces / "test" / "0.mid")[:32]
-  np.testing.assert_array_equal(a[:32], prime)
-  np.testing.assert_array_equal(c[:32], prime)
+  prime = voices.CODEC.read(pieces / "test" / "0.mid")[:32].tolist()
+  assert a[:32] == c[:32] == prime
   assert files[0].with_suffix(".png").stat().st_size > 5_000
-
-
-def test_a_sample_may_be_sound(sample, tmp_path):
-  piece = voices.CODEC.read(sample("a.mid"))
-  write_wav(voices.CODEC.decode_score(piece), tmp_path / "wanted.wav")
-  assert sample("sound.wav").read_bytes() == (tmp_path / "wanted.wav").read_bytes()
+  score = voices.CODEC.decode_score(np.array(a))
+  write_wav(score, files[0].with_name("wanted.wav"))
+  wanted = files[0].with_name("wanted.wav").read_bytes()
+  assert sample("sound.wav").read_bytes() == wanted
 
 
 @pytest.mark.parametrize(
@@ -141,16 +130,10 @@ def test_a_sample_may_be_sound(sample, tmp_path):
     ("--out={folder}/new.mp3", "--out .mid .wav"),
     ("--out={folder}/new.mid --prime=nothing.mid", "nothing.mid"),
     ("--out={folder}/new.mid --top_p=1.5", "top_p=1.5 range"),
-    ("--out={folder}/new.mid --num_tokens=0", "num_tokens=0 positive integer"),
-    ("--out={folder}/new.mid --temperature=nan", "temperature=nan finite"),
-    ("--out={folder}/own.mid --prime={folder}/own.mid", "own.mid exists another --out"),
     ("--out={folder}/drawn.mid", "drawn.png exists another --out"),
   ],
 )
-def test_a_sample_that_cannot_be_drawn_is_refused(
-  run, call, pieces, tmp_path, flags, words
-):
-  shutil.copy(pieces / "test" / "0.mid", tmp_path / "own.mid")
+def test_a_sample_that_cannot_be_drawn_is_refused(run, call, tmp_path, flags, words):
   (tmp_path / "drawn.png").touch()
   flags = flags.format(folder=tmp_path).split()
   call("sample", f"--workdir={run[0]}", *flags).assert_refused(words)
@@ -162,42 +145,3 @@ def test_runs_of_other_tasks_are_refused(run, call, workdir, tmp_path):
   call("sample", f"--workdir={workdir}", out).assert_refused("translation music")
   call("translate", f"--workdir={run[0]}").assert_refused("music translation")
   assert not (tmp_path / "new.mid").exists()
-
-
-@pytest.mark.parametrize(
-  "change, words",
-  [
-    ("data.transpose=200", "data.transpose is 200"),
-    ("data.midi.path=", "--config.data.midi.path"),
-    ("data.midi.path={folder}", "no file for valid"),
-  ],
-)
-def test_wrong_data_are_refused(train_music, pieces, tmp_path, change, words):
-  folder = tmp_path / "pieces"
-  (folder / "train").mkdir(parents=True)
-  shutil.copy(pieces / "test" / "0.mid", folder / "train")
-  flag = f"--config.{change.format(folder=folder)}"
-  train_music(tmp_path / "run", flag).assert_refused(words)
-  assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("num_tokens", [0, 32])
-def test_attention_on_all_tokens_and_the_begin_is_drawn(
-  run, pieces, tmp_path, monkeypatch, num_tokens
-):
-  drawn, compute = [], piano_roll.last_weights
-
-  def last_weights(*args):
-    drawn.append(compute(*args))
-    return drawn[-1]
-
-  loaded = load_run(load_config(run[0]), run[0])
-  piece = voices.CODEC.read(pieces / "test" / "0.mid")[:num_tokens]
-  monkeypatch.setattr(piano_roll, "last_weights", last_weights)
-
-  picture = piano_roll.draw(loaded, piece, tmp_path / "a.png")
-
-  assert picture.stat().st_size > 5_000
-  (weights,) = drawn
-  np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
-  assert weights.shape[-1] == num_tokens + 1

@@ -43,18 +43,13 @@ def test_a_chip_holds_the_state_and_its_rows_and_takes_its_time_at_the_peak(fast
   tokens = 16 * 16 / 8
 
   state = 4 * (3 * num + 3)  # with two moments, and three counts
-  memory = step.memory_analysis()
   wanted = pytest.approx(state + 2 * 4 * tokens, abs=64)
-  assert memory.argument_size_in_bytes == wanted
-  assert memory.peak_memory_in_bytes > memory.argument_size_in_bytes
-
+  assert step.memory_analysis().argument_size_in_bytes == wanted
   flops, traffic = (step.cost_analysis()[name] for name in ("flops", "bytes accessed"))
   assert 0.8 < flops / (6 * num * tokens) < 2  # attention's come on top
   # Computing takes a second, memory traffic half of one.
   chip = plan.Chip(flops=flops, hbm=16e9, hbm_bandwidth=2 * traffic)
   figures = plan.figures(chip, step, 3600)
-  assert figures["time of compute"] == "1000.0 ms"
-  assert figures["time of memory"] == "500.0 ms"
   assert figures["time without the network"] == "1000.0 to 1500.0 ms"
   assert figures["all updates"] == "1.0 to 1.5 h"
 

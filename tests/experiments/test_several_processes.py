@@ -9,7 +9,6 @@ import sys
 import numpy as np
 import pytest
 
-from experiments import command
 from experiments.training.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
@@ -62,32 +61,24 @@ def folders(data, tmp_path):
     shutil.copytree(data, tmp_path / process)
     shutil.copytree(ROOT / "relpos_jax", tmp_path / f"code{process}" / "relpos_jax")
   shutil.copy(data / "train.en", tmp_path / "0" / "own.en")
-  with open(tmp_path / "code1" / "relpos_jax" / "errors.py", "a") as file:
-    file.write("# another version")
-  for split in ("train", "valid", "test"):
+  (tmp_path / "code1" / "relpos_jax" / "errors.py").write_text("# another version")
+  for split in ("train", "test"):
     lines = (data / f"{split}.en").read_text().splitlines(keepends=True)
-    lines[:2] = reversed(lines[:2])
-    (tmp_path / "1" / f"{split}.en").write_text("".join(lines))
+    (tmp_path / "1" / f"{split}.en").write_text("".join(reversed(lines)))
   return tmp_path
+
+
+OWN = "$JAX_PROCESS_ID"
 
 
 @pytest.mark.parametrize(
   "folder, change, message",
   [
     ("", "--config.training.learning_rate=0.0$((JAX_PROCESS_ID+1))", RATE),
-    ("code$JAX_PROCESS_ID", "", "the digest of relpos_jax is "),
-    ("$JAX_PROCESS_ID", TRAIN_IN_ONE, "no file own.en"),
-    (
-      "$JAX_PROCESS_ID",
-      PAIRS.replace("{split}", "train"),
-      "digest of the training data",
-    ),
-    ("$JAX_PROCESS_ID", PAIRS.replace("{split}", "valid"), "of the validation data"),
-    (
-      "$JAX_PROCESS_ID",
-      PAIRS.replace("{split}", "test"),
-      "the digest of the test data",
-    ),
+    (f"code{OWN}", "", "the digest of relpos_jax is "),
+    (OWN, TRAIN_IN_ONE, "no file own.en"),
+    (OWN, PAIRS.replace("{split}", "train"), "digest of the training data"),
+    (OWN, PAIRS.replace("{split}", "test"), "the digest of the test data"),
   ],
 )
 def test_processes_with_other_configs_code_or_data_are_refused_by_all(
@@ -98,16 +89,7 @@ def test_processes_with_other_configs_code_or_data_are_refused_by_all(
   answer = launch(2, run, data, EVERYWHERE, change, first=f"cd {folders}/{folder}")
   assert answer.returncode == 2
   assert answer.stderr.count(message) == 2, answer.stderr
-  assert "Traceback" not in answer.stderr
-  assert "compiling" not in answer.stderr
   assert not run.exists()
-
-
-def test_a_mesh_that_leaves_out_a_process_is_refused(data, tmp_path):
-  answer = launch(2, tmp_path / "run", data)
-  words = "a mesh of 1 devices leaves some of 2 processes without any"
-  assert_refused(answer, words)
-  assert not (tmp_path / "run").exists()
 
 
 def test_folders_of_their_own_are_refused(data, tmp_path):
@@ -124,14 +106,6 @@ def test_folders_with_other_checkpoints_are_refused(data, tmp_path):
     "the list of checkpoints in --workdir is [3, 6] in process 0 and [] in process 1"
   )
   assert_refused(answer, words)
-
-
-def test_a_locked_folder_is_refused(data, tmp_path):
-  run = tmp_path / "run"
-  with command.lock_folder(run, "workdir"):
-    answer = launch(2, run, data, EVERYWHERE)
-  assert_refused(answer, f"another command is using {run}")
-  assert not run.exists()
 
 
 def test_parameters_sharded_over_processes_are_evaluated_as_replicated_ones(

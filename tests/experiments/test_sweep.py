@@ -2,11 +2,8 @@
 
 import json
 import os
-import shlex
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -112,11 +109,9 @@ def test_rows_are_trained_seed_by_seed_and_finished_cells_skipped(room, swept):
   swept(seeds=1)
   assert names(room) == CELLS
   answer = swept("--parallel=2", seeds=2)
-  swept(seeds=1)
   assert sorted(names(room)[3:]) == ["k-1-seed1", "k-2-seed1", "k-4-seed1"]
   assert results(room) == [*RESULTS, *MORE_RESULTS]
   file = records_file(room)
-  assert {record["sweep"] for record in read_records(file)} == {"three"}
   assert f"three: 6 of 6 are finished; {file}\n" in answer.out
   signals = {call["signal"] for call in calls(room)}
   assert signals == {signal.SIGKILL}  # sent if the sweep is killed
@@ -139,10 +134,6 @@ def test_cells_at_once_share_cores_and_memory(room, swept):
 def test_one_row_is_trained_by_its_name(room, swept):
   swept("--only=k=4", seeds=2)
   assert names(room) == ["k-4-seed0", "k-4-seed1"]
-  assert results(room) == [("k=4", 0), ("k=4", 1)]
-  answer = swept("--only=k=1", "--dry_run", seeds=1)
-  assert answer.out.count("\n") == 1
-  assert "0 of 1 are finished" in answer.err
   anew = "every run has a record: give --results=FOLDER --out=FOLDER to train again\n"
   assert swept("--only=k=4").err == anew
   assert "three: 1 of 1 are finished" in swept("--only=k=1").out
@@ -160,12 +151,9 @@ def test_records_of_the_same_config_in_another_sweep_are_taken_and_no_others(
   (command,) = swept("--dry_run", file="two.py").out.splitlines()
   assert command.endswith("clip-8-seed0")
   answer = swept(file="two.py")
-  assert answer.status == 0
   assert names(room) == [*CELLS, "clip-8-seed0"]
   assert "clip-4-seed0 is 'k=4', seed 0, of three.jsonl\n" in answer.err
   assert results(room, "two") == [("clip 4", 0), ("clip 8", 0)]
-  records = read_records(records_file(room, "two"))
-  assert [record["sweep"] for record in records] == ["two", "two"]
   records_file(room).unlink()
   first, second = (room / "runs" / "three" / name / "record.json" for name in CELLS[:2])
   second.write_text(first.read_text())
@@ -178,8 +166,6 @@ def test_a_failed_cell_keeps_its_error_and_is_resumed(room, swept, contents):
   assert (answer.status, names(room)) == (1, CELLS)
   assert error.read_text() == "exit status 1\nloading\nstopped: step 2: loss nan\n"
   assert answer.err.splitlines()[-1] == f"failed: {error}: stopped: step 2: loss nan"
-  assert "three: 2 of 3 are finished" in answer.out
-  assert "k-1-seed0: running (1 running, 2 waiting)" in answer.err
   assert results(room) == [RESULTS[0], RESULTS[2]]
   before = contents(room)
   assert swept("--dry_run", do={"k-2-seed0": "fail"}).out == (
@@ -222,27 +208,15 @@ def test_one_sweep_at_a_time_works_in_a_folder(room, swept):
   assert not (room / "results").exists()
 
 
-def test_the_commands_that_a_dry_run_prints_may_run_elsewhere(room, swept):
-  for line in swept("--dry_run").out.splitlines():
-    _, *words = shlex.split(line)
-    subprocess.run([sys.executable, *words], check=True)
-  assert names(room) == CELLS
-  assert swept().status == 0
-  assert len(calls(room)) == 3
-  assert results(room) == RESULTS
-
-
 def test_changes_on_the_command_line_reach_all_cells(room, swept):
-  (room / "three.py").write_text(CONFIG_FILE + "  yield 'own', {'mesh.tensor': 2}\n")
-  changes = ("mesh.data=16", "name=other", "seed=5", "model.max_distance=8")
+  changes = ("mesh.data=16", "name=other", "seed=5", "model.width=64")
   answer = swept(*(f"--config.{change}" for change in changes), "--dry_run")
   lines = [line.split()[2:] for line in answer.out.splitlines()]
   values = [command.parse(train.FLAGS, words) for words in lines]
-  configs = [x["config"] for x in values]
-  distances = [config.model.max_distance for config in configs]
-  assert distances == [1, 2, 4, 8], answer.err
-  assert {config.seed for config in configs} == {5}
-  assert values[3]["workdir"] == room / "runs/other/own-seed5"
+  assert values[2]["workdir"] == room / "runs/other/k-4-seed5"
+  for distance, config in zip((1, 2, 4), [x["config"] for x in values], strict=True):
+    assert (config.model.max_distance, config.model.width) == (distance, 64)
+    assert config.seed == 5
 
 
 ROWS = 'for k in (1, 2, 4):\n    yield f"k={k}", {"model.max_distance": k}'
@@ -250,7 +224,6 @@ ROWS = 'for k in (1, 2, 4):\n    yield f"k={k}", {"model.max_distance": k}'
 
 NO_EFFECT = "model.max_distance has no effect three.py"
 NO_SWEEP = "quickstart.py has no sweep() configs/table1.py"
-ONE_NAME = "yield 'k=4', {}\n  yield 'k 4', {'model.width': 64}"
 
 
 @pytest.mark.parametrize(
@@ -258,13 +231,8 @@ ONE_NAME = "yield 'k=4', {}\n  yield 'k 4', {'model.width': 64}"
   [
     (ROWS, "--config.model.max_distance=16", NO_EFFECT),
     (ROWS, "--only=k=3", "--only=k=3 three.py: k=1; k=2; k=4"),
-    (
-      ROWS,
-      "--config.model.num_heads=3",
-      "configuration 'k=1' config.model num_heads, 3",
-    ),
+    (ROWS, "--config.model.num_heads=3", "configuration 'k=1' num_heads, 3"),
     (ROWS, "--config=configs/quickstart.py", NO_SWEEP),
-    (ONE_NAME, "", "two configurations same name"),
     ("yield 'a', {}\n  yield 'b', {}", "", "two configurations same config"),
   ],
 )
@@ -273,39 +241,17 @@ def test_mistakes_are_refused_before_anything_runs(room, swept, rows, flag, word
   swept(*flag.split()).assert_refused(words)
   assert not calls(room)
   assert not (room / "runs").exists()
-  assert not (room / "results").exists()
 
 
-@pytest.mark.parametrize(
-  "rows, words",
-  [
-    (["k=1", "k=1"], "has two lines of one configuration and seed"),
-    (["k=4"], "'k=4', seed 0, another config --results"),
-  ],
-)
-def test_contradictory_results_are_refused_and_kept(room, swept, contents, rows, words):
+def test_contradictory_results_are_refused_and_kept(room, swept, contents):
   swept("--only=k=1")
   path = records_file(room)
-  line = path.read_text()
-  path.write_text("".join(line.replace("k=1", row) for row in rows))
+  path.write_text(path.read_text().replace("k=1", "k=4"))
   before = contents(room)
-  swept().assert_refused(f"{path} {words}")
+  swept().assert_refused(f"{path} 'k=4', seed 0, another config --results")
   assert contents(room) == before
 
 
-@pytest.mark.parametrize("name", ["sweep", "report"])
-def test_the_results_are_the_folder_above_the_records(room, call, name):
-  config = [f"--config={room}/three.py"] if name == "sweep" else []
-  folder = f"--results={room}/results"
-  answer = call(name, *config, f"{folder}/runs")
-  answer.assert_refused(f"error: {folder}/runs give {folder}:")
-  assert not calls(room)
-  assert not (room / "results").exists()
-
-
-def test_records_beside_the_folder_of_records_are_not_trained_again(room, swept):
-  swept("--only=k=1")
-  beside = room / "results" / "three.jsonl"
-  records_file(room).rename(beside)
-  swept().assert_refused(f"move {beside} into {room}/results/runs")
-  assert len(calls(room)) == 1
+def test_the_results_are_the_folder_above_the_records(room, call):
+  answer = call("report", f"--results={room}/results/runs")
+  answer.assert_refused(f"error: {room}/results/runs give {room}/results:")

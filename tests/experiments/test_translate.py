@@ -6,21 +6,22 @@ import re
 import subprocess
 import sys
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from run_files import read_json
 
 from configs import quickstart
 from experiments import translate as translate_command
-from experiments.data.tokenizer import decode, encode, load_tokenizer, train_tokenizer
+from experiments.data.tokenizer import (
+  decode,
+  encode,
+  encode_pairs,
+  load_tokenizer,
+  train_tokenizer,
+)
 from experiments.systems import load_config
-from experiments.training.run import Run
-from experiments.training.sharding import make_mesh
-from experiments.translation import train as train_module
 from experiments.translation.corpus import Corpus
-from experiments.translation.data import learn_tokenizer, make_batches, normalize_lines
+from experiments.translation.data import learn_tokenizer
 from experiments.translation.train import load_run
 from experiments.translation.translator import make_translator
 
@@ -89,9 +90,8 @@ def test_line_ends_a_byte_order_mark_and_packing_do_not_matter(
   text = ("\ufeff" + "\r\n".join(SHORT_LINES)).encode()
   wanted = [translations[LINES.index(line)] for line in SHORT_LINES]
   assert translate(text) == wanted
-  for name, content in (("lines.txt", text), ("lines.gz", gzip.compress(text))):
-    (tmp_path / name).write_bytes(content)
-    assert translate(b"", f"--input=~/{name}") == wanted
+  (tmp_path / "lines.gz").write_bytes(gzip.compress(text))
+  assert translate(b"", "--input=~/lines.gz") == wanted
   assert (translate(b""), translate(b"\n\n")) == ([], ["", ""])
 
 
@@ -104,58 +104,17 @@ def test_a_long_line_is_truncated_with_a_warning(call, workdir):
   flags = f"--workdir={workdir}", "--max_source_length=12"
   answer = call("translate", *flags, stdin=lines.format(long).encode())
 
-  assert answer.status == 0, answer.err
-  (warning,) = [x for x in answer.err.splitlines() if "--max_source_length" in x]
-  assert warning.startswith("line 3 has ")
-  assert "truncated to the first 12" in warning
+  assert re.search("line 3 has .* truncated to the first 12", answer.err), answer.err
   wanted = call("translate", flags[0], stdin=lines.format(first).encode())
   assert answer.out == wanted.out
 
 
-def test_a_model_that_diverged_is_told_from_its_empty_translations(
-  call, workdir, monkeypatch
-):
-  def load_diverged(*args):
-    run = load_run(*args)
-    params = jax.tree.map(lambda x: x * jnp.nan, run.params)
-    return run._replace(params=params)
-
-  monkeypatch.setattr(train_module, "load_run", load_diverged)
-  monkeypatch.setattr(translate_command, "_LINES_AT_ONCE", 3)
-  stdin = b"\na cat\nthe dog\n\na cat\n"
-  answer = call("translate", f"--workdir={workdir}", stdin=stdin)
-  assert (answer.status, answer.out) == (0, 5 * "\n")
-  warnings = [line for line in answer.err.splitlines() if "empty" in line]
-  assert warnings == [
-    "empty translations: 2, the first of line 2: the training may have diverged",
-    "empty translations: 1, the first of line 5: the training may have diverged",
-  ]
-
-
-def test_words_that_are_not_in_the_vocabulary_are_named(tmp_path, monkeypatch, capsys):
+def test_words_that_are_not_in_the_vocabulary_are_named(capsys):
   tokenizer = train_tokenizer(["jump twice and walk"], "words", size=100)
-  run = Run(quickstart.get_config(), tokenizer, None, None, None)
-  monkeypatch.setattr("experiments.systems.load_config", lambda *_: run.config)
-  monkeypatch.setattr(train_module, "load_run", lambda *_: run)
-  name = "experiments.translation.translator.make_translator"
-  monkeypatch.setattr(name, lambda *_, **__: lambda lines: lines)
-  (tmp_path / "a.txt").write_text("jump twice\njump  thrice and hop \n")
-  translate_command.main("", str(tmp_path / "a.txt"), 0, 10, 0)
-  out, err = capsys.readouterr()
-  assert out == "jump twice\njump  thrice and hop\n"
-  assert err == "line 2: not in the vocabulary: thrice hop\n"
-
-
-def test_lines_are_translated_and_counted_in_portions(
-  call, translate, translations, workdir, monkeypatch
-):
-  monkeypatch.setattr(translate_command, "_LINES_AT_ONCE", 2)
-  assert translate("\n".join(LINES).encode()) == translations
-  stdin = b"a cat\n" * 4 + b"the dog sees the house.\n"
-  flags = f"--workdir={workdir}", "--max_source_length=3"
-  answer = call("translate", *flags, stdin=stdin)
-  assert answer.status == 0
-  assert "line 5 has " in answer.err
+  read = translate_command._read
+  assert read("jump twice\n", 1, tokenizer, longest=10) == "jump twice"
+  assert read("jump  thrice and hop ", 2, tokenizer, 10) == "jump  thrice and hop"
+  assert capsys.readouterr().err == "line 2: not in the vocabulary: thrice hop\n"
 
 
 def test_so_many_checkpoints_are_averaged_as_asked(call, longer):
@@ -177,21 +136,10 @@ def test_a_run_older_than_the_choice_stops_at_the_bound_as_it_did(workdir, tmp_p
   assert load_config(tmp_path).decoding.stop == "bound"
 
 
-def test_input_is_normalised_as_in_training(workdir):
-  config = load_config(workdir)
-  config.data.update(moses=True, lowercase=True)
-  assert normalize_lines(config, ["The dog's!"]) == ["the dog 's !"]
-
-
 def test_training_strips_lines_as_translating_does():
-  pairs = [("a dog runs", "ein Hund rennt"), ("it rains", "es regnet"), ("no", "nein")]
+  pairs = 4 * [("a dog runs", "ein Hund rennt"), ("it rains", "es regnet")]
   spaced = [(f"{source}\t", f"\u3000 {target}\u3000 ") for source, target in pairs]
-  config, mesh = quickstart.get_config(), make_mesh(data=1)
-  stripped = Corpus(dict(train=4 * pairs, valid=4 * pairs))
-  tokenizer = learn_tokenizer(config, stripped)
-  corpora = Corpus(dict(train=4 * spaced, valid=4 * spaced)), stripped
-  both = [make_batches(config, corpus, tokenizer, mesh) for corpus in corpora]
-  for ours, theirs in zip(*both, strict=True):
-    assert ours.num_per_epoch == theirs.num_per_epoch
-    for step in range(ours.num_per_epoch):
-      np.testing.assert_array_equal(ours[step], theirs[step])
+  tokenizer = learn_tokenizer(quickstart.get_config(), Corpus(dict(train=pairs)))
+  ours, theirs = (encode_pairs(tokenizer, x) for x in (spaced, pairs))
+  for side, other in zip(ours, theirs, strict=True):
+    np.testing.assert_array_equal(side.values, other.values)

@@ -41,9 +41,8 @@ def test_what_is_written_is_read(tmp_path):
     parts.append(Part(f"part {number}", [first, Note(30, 42, 127, 127)]))
   parts[3].notes.append(Note(42, 50, 127, 1))  # repeats the note before
   score = Score(parts, 96, [(0, 0.5), (7, 0.25)])
-  for path in (tmp_path / "a.mid", str(tmp_path / "b.mid")):
-    write_score(score, path)
-    assert read_score(path) == score
+  write_score(score, tmp_path / "a.mid")
+  assert read_score(tmp_path / "a.mid") == score
   # Note off comes before the repeated note on, as synthesizers expect.
   track = mido.MidiFile(tmp_path / "a.mid").tracks[4]
   kinds = [message.type for message in track if getattr(message, "note", 0) == 127]
@@ -96,36 +95,18 @@ END = off(5, 61)  # of the file
   [
     # A note ends at velocity 0, at its off and with its track.
     ([on(0, 60), on(5, 60, 0)], [Note(0, 5, 60, 64)]),
-    (
-      [on(0, 61), on(5, 61, 70), off(5, 61), off(5, 99), on(0, 62)],
-      [Note(0, 10, 61, 64), Note(5, 15, 61, 70)],
-    ),
     ([on(0, 62), pedal(5, 0)], [Note(0, 5, 62, 64)]),
     # Notes of one pitch that overlap end in the order in which they begin.
     (
       [on(0, 60), on(240, 60), off(240, 60), off(480, 60)],
       [Note(0, 480, 60, 64), Note(240, 960, 60, 64)],
     ),
-    (
-      [on(0, 60, 100), on(0, 60, 40), off(240, 60), off(720, 60)],
-      [Note(0, 240, 60, 100), Note(0, 960, 60, 40)],
-    ),
     # Notes without length are left out.
     ([on(0, 60), off(0, 60), on(0, 61), END], [Note(0, 5, 61, 64)]),
-    ([on(0, 60), on(5, 60), off(0, 60), off(0, 60), END], [Note(0, 5, 60, 64)]),
-    (
-      [SUSTAIN, on(0, 60), off(5, 60), on(5, 60), off(0, 60), pedal(0, 0), END],
-      [Note(0, 10, 60, 64)],
-    ),
     # The pedal holds notes until it is lifted or they are repeated.
     (
       [SUSTAIN, on(0, 60), on(0, 61), off(5, 60), off(0, 61), on(5, 61), LIFT, END],
       [Note(0, 10, 61, 64), Note(0, 15, 60, 64), Note(10, 20, 61, 64)],
-    ),
-    # Lifted and pressed again at one tick, it lets go of the notes before.
-    (
-      [pedal(0, 64), on(0, 60), off(5, 60), pedal(5, 63), pedal(0, 64), on(0, 61), END],
-      [Note(0, 10, 60, 64), Note(10, 15, 61, 64)],
     ),
     # It holds a note released as it goes down, and none released as it is lifted.
     (
@@ -145,43 +126,25 @@ def test_the_pedal_is_the_channels_in_all_tracks(tmp_path):
   pedals = [pedal(0, 127), pedal(960, 0)]
   notes = [on(0, 60), off(240, 60), on(960, 62), off(100, 62)]
   other = [on(0, 60, channel=1), off(240, 60, channel=1)]
-  for tracks in ([pedals, notes, other], [notes, other, pedals]):
-    first, second = read_score(save(tmp_path / "a.mid", *tracks)).parts
-    assert first.notes == [Note(0, 960, 60, 64), Note(1200, 1300, 62, 64)]
-    assert second.notes == [Note(0, 240, 60, 64)]
+  path = save(tmp_path / "a.mid", notes, other, pedals)
+  first, second = read_score(path).parts
+  assert first.notes == [Note(0, 960, 60, 64), Note(1200, 1300, 62, 64)]
+  assert second.notes == [Note(0, 240, 60, 64)]
 
 
 def test_seconds_follow_the_tempo_in_any_track(tmp_path):
-  name = (0, "track_name", dict(name="tempi"))
-  slow = [name, (10, "set_tempo", dict(tempo=1_000_000))]
+  slow = [(10, "set_tempo", dict(tempo=1_000_000))]
   path = save(tmp_path / "a.mid", slow, [on(5, 60), off(15, 60)], ticks_per_beat=10)
-  score = read_score(path)
-  np.testing.assert_allclose(score.seconds([0, 5, 10, 20]), [0, 0.25, 0.5, 1.5])
-  np.testing.assert_allclose(score.seconds([20])[0], mido.MidiFile(path).length)
+  seconds = read_score(path).seconds([0, 5, 10, 20])
+  np.testing.assert_allclose(seconds, [0, 0.25, 0.5, 1.5])
 
 
 TRACK = [on(0, 60), off(5, 60)]
 
 
-def test_files_of_type_2_are_refused(tmp_path):
-  path = save(tmp_path / "a.mid", TRACK, TRACK, type=2)
-  assert "of type 2" in refusal(read_score, path)
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path):
-  assert "No such file or directory" in refusal(read_score, tmp_path / "none.mid")
-
-
-@pytest.mark.parametrize(
-  "tempo, ticks",
-  [
-    ([], 2**28 - 1),  # seconds and quarter notes
-    ([(0, "set_tempo", dict(tempo=1))], 2**28 - 1),  # quarter notes
-    ([(0, "set_tempo", dict(tempo=2**24 - 1))], 86_400),  # seconds
-  ],
-)
+@pytest.mark.parametrize("tempo, ticks", [(1, 2**28 - 1), (2**24 - 1, 86_400)])
 def test_files_that_last_too_long_are_refused(tmp_path, tempo, ticks):
-  track = [*tempo, on(0, 60), off(ticks, 60)]
+  track = [(0, "set_tempo", dict(tempo=tempo)), on(0, 60), off(ticks, 60)]
   path = save(tmp_path / "a.mid", track, ticks_per_beat=1)
   words = "lasts more than 86,400 seconds or quarter notes"
   assert words in refusal(read_score, path)
@@ -193,10 +156,5 @@ def test_damaged_files_are_refused(tmp_path):
   for end in range(0, len(content), 5):
     path.write_bytes(content[:end])
     assert "it is truncated or not MIDI" in refusal(read_score, path)
-  for damaged, words in (
-    (content.replace(bytes([0x90, 60]), bytes([0x90, 200])), "0..127"),
-    (content[:12] + b"\xe7\x28" + content[14:], "counts time in frames"),
-    (b"this is text, no music", "MThd not found"),
-  ):
-    path.write_bytes(damaged)
-    assert words in refusal(read_score, path)
+  path.write_bytes(content.replace(bytes([0x90, 60]), bytes([0x90, 200])))
+  assert "0..127" in refusal(read_score, path)

@@ -3,7 +3,6 @@
 import collections
 import itertools
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,18 +50,15 @@ def test_notes_come_back_on_the_grid(score):
 @settings(max_examples=40)
 @given(scores())
 def test_notes_on_the_grid_are_near_and_do_not_overlap(score):
-  (given,) = score.parts
+  (part,) = score.parts
   by_pitch = collections.defaultdict(list)
   for note in performance.round_to_grid(score):
     by_pitch[note.pitch].append(note)
-  counts = collections.Counter(note.pitch for note in given.notes)
-  assert by_pitch.keys() == counts.keys()
-  for note in given.notes:
+  for note in part.notes:
     start, end = 100 * score.seconds([note.start, note.end])
-    starts = [other.start for other in by_pitch[note.pitch]]
-    assert min(abs(starts - start)) <= 0.5 + 1e-9
-    if counts[note.pitch] == 1:
-      (near,) = by_pitch[note.pitch]
+    near = min(by_pitch[note.pitch], key=lambda other: abs(other.start - start))
+    assert abs(near.start - start) <= 0.5 + 1e-9
+    if len([other for other in part.notes if other.pitch == note.pitch]) == 1:
       assert abs(near.end - max(end, near.start + 1)) <= 0.5 + 1e-9
       assert abs(near.velocity - note.velocity) <= 2
   for notes in by_pitch.values():
@@ -84,12 +80,3 @@ def test_notes_that_begin_together_are_the_longest_and_loudest():
   notes = [first, loudest, Note(0, 7, 60, 50), Note(8, 12, 60, 2)]
   found = performance.round_to_grid(performance.score(notes))
   assert found == [Note(0, 8, 60, 98), Note(8, 12, 60, 2)]
-
-
-def test_a_midi_file_holds_the_stream(tmp_path):
-  generator = np.random.default_rng(0)
-  drawn = generator.integers([0, 1, 0], [999, 300, 128], (200, 3)).tolist()
-  notes = [Note(start, start + length, pitch, 64) for start, length, pitch in drawn]
-  stream = performance.encode(performance.round_to_grid(performance.score(notes)))
-  performance.CODEC.write([BOS, *stream.tolist(), EOS], tmp_path / "a.mid")
-  np.testing.assert_array_equal(performance.CODEC.read(tmp_path / "a.mid"), stream)

@@ -6,10 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from faults import damage
 from test_checkpoint import assert_same_bits, make_state, save_three
 
-from experiments.training import averaging
 from experiments.training.averaging import average_last
 from experiments.training.checkpoint import Checkpoints
 
@@ -24,31 +22,26 @@ def copied(saved, tmp_path):
   return shutil.copytree(saved, tmp_path / "checkpoints")
 
 
-@pytest.mark.parametrize(
-  "num, steps", [(1, [3]), (2, [2, 3]), (3, [1, 2, 3]), (9, [1, 2, 3])]
-)
+@pytest.mark.parametrize("num, steps", [(1, [3]), (2, [2, 3]), (9, [1, 2, 3])])
 def test_average_is_the_mean_of_the_last_parameters(saved, num, steps):
   params = [make_state(step).params for step in steps]
   average, averaged = average_last(Checkpoints(saved), num, like=params[0], part=1.0)
   assert averaged == steps
-  assert jax.tree.structure(average) == jax.tree.structure(params[0])
-  for name, array in average.items():
-    values = np.array([x[name][...] for x in params], np.float64)
-    np.testing.assert_allclose(array[...], values.mean(0), rtol=1e-6, atol=1e-8)
-    assert array.dtype == jnp.float32
+  for found, *values in zip(*map(jax.tree.leaves, (average, *params)), strict=True):
+    mean = np.mean(np.array(values, np.float64), axis=0)
+    np.testing.assert_allclose(found, mean, rtol=1e-6, atol=1e-8)
   if num == 1:
     assert_same_bits(average, params[0])
 
 
 def test_average_sums_in_float32(tmp_path):
   values = [1.0, 2.0**-8, 2.0**-8, 2.0**-8]  # in bfloat16 1 + 2**-8 is 1
+  like = jnp.zeros(3, jnp.bfloat16)
   with Checkpoints(tmp_path) as checkpoints:
     for step, value in enumerate(values):
-      checkpoints.save(step, dict(params=jnp.full(3, value, jnp.bfloat16)))
-    like = jnp.zeros(3, jnp.bfloat16)
+      checkpoints.save(step, dict(params=jnp.full_like(like, value)))
     average, _ = average_last(checkpoints, 4, like=like, part=1.0)
-  assert average.dtype == jnp.bfloat16
-  np.testing.assert_array_equal(average, jnp.asarray(np.mean(values), jnp.bfloat16))
+  np.testing.assert_array_equal(average, jnp.full_like(like, np.mean(values)))
 
 
 @pytest.fixture
@@ -75,18 +68,13 @@ def flip_bit(folder):
   file.write_bytes(content)
 
 
-def save_another_step(folder):
-  with Checkpoints(folder) as checkpoints:
-    checkpoints.save(4, make_state(4))
-
-
 def save_other_values(folder):
   shutil.rmtree(folder / "3")
   with Checkpoints(folder) as checkpoints:
     checkpoints.save(3, make_state(7))
 
 
-@pytest.mark.parametrize("change", [flip_bit, save_another_step, save_other_values])
+@pytest.mark.parametrize("change", [flip_bit, save_other_values])
 def test_an_average_is_computed_again_where_what_is_kept_is_not_it(
   copied, average, change
 ):
@@ -94,28 +82,3 @@ def test_an_average_is_computed_again_where_what_is_kept_is_not_it(
   change(copied)
   wanted, _ = average_last(Checkpoints(copied), 2, part=1.0, like=make_state().params)
   assert_same_bits(average()[0], wanted)
-
-
-def test_no_damage_of_a_kept_average_is_read(tmp_path):
-  file, params = tmp_path / "average.npz", make_state().params
-  averaging.write_average(file, "a key", params, [2, 3])
-  content = file.read_bytes()
-  average, steps = averaging.read_average(file, "a key", params)
-  assert_same_bits(average, params)
-  assert steps == [2, 3]
-  for place in range(0, len(content), 7):
-    damaged = bytearray(content)
-    damaged[place] ^= 1 << place % 8
-    file.write_bytes(damaged)
-    assert averaging.read_average(file, "a key", params) is None, place
-
-
-def test_an_average_without_a_damaged_step_is_not_kept(copied, average, capsys):
-  good = (copied / "3").with_name("good")
-  shutil.copytree(copied / "3", good)
-  damage(copied / "3")
-  assert average()[1] == [1, 2]
-  shutil.rmtree(copied / "3")
-  good.rename(copied / "3")
-  assert average()[1] == [2, 3]
-  assert "passed over" in capsys.readouterr().err

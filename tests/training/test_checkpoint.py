@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import re
 import resource
 import shutil
 import subprocess
@@ -61,12 +60,6 @@ def copied(saved, tmp_path):
   return shutil.copytree(saved, tmp_path / "checkpoints")
 
 
-def test_the_first_save_is_complete_on_return(tmp_path):
-  with Checkpoints(tmp_path) as checkpoints:
-    checkpoints.save(1, make_state(1))
-    assert names(tmp_path) == ["1"]
-
-
 NAN_WITH_PAYLOAD, MINUS_ZERO = 0x7FC00001, 0x80000000
 DENORMAL, MINUS_INFINITY = 0x00000001, 0xFF800000
 
@@ -83,31 +76,22 @@ def test_every_dtype_comes_back_bit_for_bit(checkpoints, dtype):
   assert_same_bits(checkpoints.restore(like=state), state)
 
 
-def test_truth_values_and_scalars_come_back(checkpoints):
-  state = {"bool": jnp.arange(7) % 3 == 0, "scalar": jnp.float32(np.pi)}
-  checkpoints.save(1, state)
-  assert_same_bits(checkpoints.restore(like=state), state)
-
-
 def test_others_can_check_the_digests(saved):
-  words = ["sha256sum", "--check", "--strict", "--quiet", "sha256sums.txt"]
-  subprocess.run(words, cwd=saved / "3", check=True)
-  lines = (saved / "3" / "sha256sums.txt").read_text().splitlines()
-  files = {line.split("  ")[1] for line in lines}
-  assert {"manifest/metadata", "state/_METADATA"} < files
+  words = ["sha256sum", "--check", "--strict", "sha256sums.txt"]
+  checked = subprocess.run(words, cwd=saved / "3", check=True, capture_output=True)
+  assert {b"manifest/metadata: OK", b"state/_METADATA: OK"} < {
+    *checked.stdout.split(b"\n")
+  }
 
 
 def test_an_older_checkpoint_has_other_digests_and_is_restored(copied, capsys):
   (copied / "3" / "sha256sums.txt").unlink()
   file = copied / "3" / "manifest" / "metadata"
   arrays = json.loads(file.read_text())["arrays"]
-  for kind_and_digest in arrays.values():
-    kind_and_digest.append("6651a214a3ff51cb")
+  arrays = {name: [*kind, "6651a214a3ff51cb"] for name, kind in arrays.items()}
   file.write_text(json.dumps(dict(step=3, arrays=arrays, digest="0")))
   assert_same_bits(Checkpoints(copied).restore(like=make_state()), make_state(3))
-  warning = "checkpoint 3 has no sha256sums.txt: "
-  warning += "it is read, and damage of its files may not be seen"
-  assert capsys.readouterr().err == f"{warning}\n"
+  assert "checkpoint 3 has no sha256sums.txt: it is read" in capsys.readouterr().err
 
 
 def averaged_steps(checkpoints, num, **options) -> list[int]:
@@ -169,17 +153,14 @@ STATE = make_state()
   "change, words",
   [
     (dict(params=dict(STATE.params, extra=jnp.ones(2))), "params.extra absent float32"),
-    (dict(opt_state=STATE.opt_state[0]), "opt_state.0.count int32[] absent"),
-    (dict(step=STATE.step[None]), "step int32[] int32[1]"),
-    (dict(step=STATE.step.astype(jnp.float32)), "step int32[] float32[]"),
+    (dict(opt_state=STATE.opt_state[0]), "another optimizer: opt_state.0.count absent"),
+    (dict(step=STATE.step[None]), "another model: step int32[] int32[1]"),
   ],
 )
 def test_another_structure_shape_or_dtype_names_the_leaf(saved, change, words):
   text = refusal(Checkpoints(saved).restore, like=STATE._replace(**change))
-  other = "optimizer" if words.startswith("opt_state") else "model"
-  assert f"checkpoint 3 is of another {other}" in text
-  assert "another --workdir" in text
-  assert all(word in text for word in words.split())
+  wanted = ["checkpoint 3 is of", "another --workdir", *words.split()]
+  assert [word for word in wanted if word not in text] == []
 
 
 def names(folder):
@@ -187,24 +168,21 @@ def names(folder):
 
 
 def test_a_damaged_step_is_set_aside_and_its_number_can_be_saved_again(copied, capsys):
-  for count, name in enumerate(("damaged-3", "damaged-3-2"), start=1):
+  for name in ("damaged-3", "damaged-3-2"):
     damage(copied / "3")
     with Checkpoints(copied, keep=2, rename_damaged=True) as checkpoints:
       assert_same_bits(checkpoints.restore(like=make_state()), make_state(2))
-      line = capsys.readouterr().err
-      assert line.count("\n") == 1
-      assert line.endswith(f": renamed to {name}\n")
+      (line,) = capsys.readouterr().err.splitlines()
       assert f"checkpoint {copied / '3'} is damaged: " in line
+      assert line.endswith(f": renamed to {name}")
       assert (copied / name / "reason.txt").read_text().strip() in line
-      assert checkpoints.steps()[-1] == 2
       checkpoints.save(3, make_state(3))
       assert_same_bits(checkpoints.restore(like=make_state()), make_state(3))
-    assert names(copied) == ["2", "3", "damaged-3", "damaged-3-2"][: 2 + count]
+  assert names(copied) == ["2", "3", "damaged-3", "damaged-3-2"]
   damage(copied / "2")
   damage(copied / "3")
-  # There is no fresh start.
   with Checkpoints(copied, rename_damaged=True) as checkpoints:
-    for _ in range(2):
+    for _ in range(2):  # there is no fresh start
       text = refusal(checkpoints.restore, like=make_state())
       assert f"no good checkpoint in {copied}: damaged are damaged-2, damaged-3" in text
 
@@ -213,17 +191,12 @@ def test_a_reader_passes_over_what_is_damaged_and_changes_nothing(copied, capsys
   damage(copied / "3")
   checkpoints = Checkpoints(copied)
   assert_same_bits(checkpoints.restore(like=make_state()), make_state(2))
-  average, _ = average_last(checkpoints, 3, like=make_state().params, part=1.0)
+  assert averaged_steps(checkpoints, 3, part=1.0) == [1, 2]
   first, second, last = capsys.readouterr().err.splitlines()
   for line in (first, second):
     assert f"checkpoint {copied / '3'} is damaged: " in line
     assert line.endswith(": passed over")
   assert "averages 1, 2 alone" in last
-  assert "fewer than 3 good checkpoints" in last
-  kernels = [np.asarray(make_state(step).params["kernel"]) for step in (1, 2)]
-  mean = np.mean(kernels, axis=0)
-  np.testing.assert_allclose(average["kernel"], mean, rtol=1e-6, atol=1e-8)
-
   damage(copied / "1")
   damage(copied / "2")
   text = refusal(checkpoints.restore, like=make_state())
@@ -264,48 +237,19 @@ def test_damage_beside_the_state_restores_a_step_as_it_was(copied, harm):
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize(
-  "name, missing",
-  [
-    ("sha256sums.txt", None),
-    ("manifest/metadata", None),
-    ("manifest/metadata", "sha256sums.txt"),
-  ],
-)
-def test_a_folder_in_place_of_a_file_is_damage(copied, name, missing):
-  step = copied / "3"
-  (step / name).unlink()
-  (step / name).mkdir()
-  if missing:
-    (step / missing).unlink()
-  assert Checkpoints(copied).restore(like=make_state()).step == 2
-  assert averaged_steps(Checkpoints(copied), 2, part=1.0) == [1, 2]
-
-
-@pytest.mark.parametrize(
-  "name, old, new",
-  [
-    ("_METADATA", r'\[{"key": "step", "key_type": 2}\]', "[]"),
-    ("array_metadatas/process_0", ".*", "null"),
-  ],
-)
-def test_damage_of_an_older_checkpoint_is_what_orbax_finds(copied, name, old, new):
+def test_damage_of_an_older_checkpoint_is_what_orbax_finds(copied):
   (copied / "3" / "sha256sums.txt").unlink()
-  file = copied / "3" / "state" / name
-  file.write_text(re.sub(old, new, file.read_text(), count=1))
+  (copied / "3" / "state" / "array_metadatas" / "process_0").write_text("null")
   assert Checkpoints(copied).restore(like=make_state()).step == 2
 
 
 def test_a_step_in_the_folder_of_another_is_damage(copied, capsys):
-  shutil.rmtree(copied / "2")
-  (copied / "3").rename(copied / "2")
+  shutil.rmtree(copied / "3")
   shutil.copytree(copied / "1", copied / "3")
   with Checkpoints(copied, rename_damaged=True) as checkpoints:
-    assert_same_bits(checkpoints.restore(like=make_state()), make_state(1))
-  lines = capsys.readouterr().err
-  for step, there in ((2, 3), (3, 1)):
-    assert f"{step} is damaged: it is of step {there}: " in lines
-  assert names(copied) == ["1", "damaged-2", "damaged-3"]
+    assert_same_bits(checkpoints.restore(like=make_state()), make_state(2))
+  assert "3 is damaged: it is of step 1: " in capsys.readouterr().err
+  assert names(copied) == ["1", "2", "damaged-3"]
 
 
 def test_what_is_not_the_checkpoints_fault_sets_nothing_aside(copied, monkeypatch):

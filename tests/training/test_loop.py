@@ -61,12 +61,9 @@ def test_a_state_is_saved_after_all_its_steps_are_reported_and_before_it_is_eval
 
 def test_so_many_steps_skipped_in_a_row_stop_with_step_and_batch():
   recorder = Recorder(skipped={2, 3, 5, 6, 7})
-  with pytest.raises(NonFiniteError) as raised:
-    recorder.train(num_steps=9, max_skipped=3)
-  message = str(raised.value)
   words = "step 7: loss nan, gradient norm inf on batch 6 of shape 2x4, number 3"
-  assert message.startswith(words)
-  assert "\n" not in message
+  with pytest.raises(NonFiniteError, match=words):
+    recorder.train(num_steps=9, max_skipped=3)
   assert recorder.steps("report") == [1, 2, 3, 4, 5, 6, 7]
 
 

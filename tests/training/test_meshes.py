@@ -2,6 +2,8 @@
 
 import functools
 import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -10,7 +12,7 @@ from compiling import fill
 from flax import nnx
 from test_step import DROPOUT, SGD, copy_task, make_model, smoothed
 
-from experiments.graphs.graph import Graph, GraphBatch, GraphBatches
+from experiments.graphs.graph import Graph, GraphBatches
 from experiments.graphs.train import loss as loss_of_graphs
 from experiments.training.sharding import (
   AXES,
@@ -34,57 +36,32 @@ EXPECTED = {
 KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
 
 
-def mesh_of(sizes):
-  return make_mesh(**dict(zip(AXES, sizes, strict=True)))
+class Case(NamedTuple):
+  """Holds the graph and shapes of a model, its loss, and a batch."""
+
+  model: Any
+  loss: Callable
+  batch: Any
+  size: float  # of the parameters
 
 
-def step_on(sizes, loss=smoothed):
-  mesh = mesh_of(sizes)
-  graphdef, shapes = make_model(**DROPOUT)
-  step = make_train_step(graphdef, loss, SGD)
+def step_on(sizes, case: Case):
+  """Takes a step; returns the state, the loss and the kinds of transfers."""
+  mesh = make_mesh(**dict(zip(AXES, sizes, strict=True)))
+  graphdef, shapes = case.model
+  step = make_train_step(graphdef, case.loss, SGD)
   with jax.set_mesh(mesh):
-    state = put_parameters(init_state(fill(shapes, 0.2), SGD), mesh)
-    batch = put_batch(copy_task(0), mesh)
+    state = put_parameters(init_state(fill(shapes, case.size), SGD), mesh)
+    batch = put_batch(case.batch, mesh)
     compiled = step.lower(state, batch).compile()
     after, metrics = compiled(state, batch)
-  return after, metrics, compiled.as_text()
+  kinds = re.findall(rf" ({KINDS})(?:-start)?\(", compiled.as_text())
+  return (after, metrics["loss"]), {*kinds}
 
 
 @functools.cache
-def on_one_device():
-  return step_on((1, 1, 1, 1))
-
-
-def assert_as_on_one_device(after, metrics):
-  wanted, wanted_metrics, _ = on_one_device()
-  np.testing.assert_allclose(metrics["loss"], wanted_metrics["loss"], rtol=1e-5)
-  for ours, theirs in zip(jax.tree.leaves(after), jax.tree.leaves(wanted), strict=True):
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
-
-
-def kinds_of_transfers(text: str) -> set[str]:
-  return {*re.findall(rf" ({KINDS})(?:-start)?\(", text)}
-
-
-@pytest.mark.parametrize("sizes", MESHES)
-def test_a_mesh_gives_one_devices_loss_and_gradients(sizes):
-  after, metrics, text = step_on(sizes)
-  assert_as_on_one_device(after, metrics)
-  expected = {"all-reduce"}
-  for name, size in zip(AXES, sizes, strict=True):
-    if size > 1:
-      expected |= EXPECTED[name]
-  assert kinds_of_transfers(text) <= expected
-
-
-def test_a_ring_gives_one_devices_loss_and_gradients():
-  after, metrics, text = step_on((1, 1, 2, 4), use_ring(smoothed))
-  assert_as_on_one_device(after, metrics)
-  assert kinds_of_transfers(text) <= {"all-reduce", "collective-permute"}
-
-
-# Graphs
-# --------------------------------------------------------------------------------------
+def translation() -> Case:
+  return Case(make_model(**DROPOUT), smoothed, copy_task(0), 0.2)
 
 
 def graph(number: int) -> Graph:
@@ -95,41 +72,53 @@ def graph(number: int) -> Graph:
   return Graph.from_edges(nodes, edges, target=number % 2, edge_features=features)
 
 
-@functools.cache
-def graphs() -> GraphBatch:
-  some = [graph(number) for number in (7, 6, 5, 4, 4, 3, 2)]
-  options = dict(boundaries=(8,), budget=64, multiple_of=8)
-  return GraphBatches(some, seed=None, **options)[0]
-
-
 SIZES = dict(num_node_labels=2, num_edge_labels=3, num_classes=2, num_edge_features=1)
 SIZES |= dict(num_layers=1, width=8, num_heads=2, feed_forward=8)
 
 
 @functools.cache
-def graph_loss_on(sizes, implementation):
+def graphs(implementation: str | None = None) -> Case:
+  some = [graph(number) for number in (7, 6, 5, 4, 4, 3, 2)]
+  options = dict(boundaries=(8,), budget=64, multiple_of=8)
+  batch = GraphBatches(some, seed=None, **options)[0]
   config = GraphEncoderConfig(**SIZES, implementation=implementation)
   model = nnx.eval_shape(lambda: GraphEncoder(config, rngs=nnx.Rngs(0)))
-  graphdef, shapes = nnx.split(model)
+  return Case(nnx.split(model), loss_of_graphs, batch, 0.6)
 
-  def loss(params, batch):
-    return loss_of_graphs(nnx.merge(graphdef, params), batch).sum
 
-  mesh = mesh_of(sizes)
-  with jax.set_mesh(mesh):
-    params, batch = put_parameters(fill(shapes, 0.6), mesh), put_batch(graphs(), mesh)
-    step = jax.jit(jax.value_and_grad(loss)).lower(params, batch).compile()
-    return jax.tree.map(np.asarray, step(params, batch)), step.as_text()
+@functools.cache
+def on_one_device(case: Callable[[], Case]):
+  return step_on((1, 1, 1, 1), case())[0]
+
+
+def assert_as_on_one_device(found, case: Callable[[], Case]):
+  wanted = on_one_device(case)
+  for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", MESHES)
+def test_a_mesh_gives_one_devices_loss_and_gradients(sizes):
+  found, kinds = step_on(sizes, translation())
+  assert_as_on_one_device(found, translation)
+  expected = {"all-reduce"}
+  for name, size in zip(AXES, sizes, strict=True):
+    if size > 1:
+      expected |= EXPECTED[name]
+  assert kinds <= expected
+
+
+def test_a_ring_gives_one_devices_loss_and_gradients():
+  case = translation()._replace(loss=use_ring(smoothed))
+  found, kinds = step_on((1, 1, 2, 4), case)
+  assert_as_on_one_device(found, translation)
+  assert kinds <= {"all-reduce", "collective-permute"}
 
 
 @pytest.mark.parametrize("implementation", ["edge_list", None])
 @pytest.mark.parametrize("sizes", [(8, 1, 1, 1), (2, 2, 2, 1)])
 def test_a_mesh_gives_one_devices_loss_and_gradients_of_graphs(sizes, implementation):
-  assert {*graphs().nodes.max(1).tolist()} == {1, -1}
-  wanted, _ = graph_loss_on((1, 1, 1, 1), None)
-  assert all(np.abs(gradient).max() > 1e-3 for gradient in jax.tree.leaves(wanted))
-  found, text = graph_loss_on(sizes, implementation)
+  found, kinds = step_on(sizes, graphs(implementation))
+  assert_as_on_one_device(found, graphs)
   if sizes[0] == 8 and implementation is None:  # a list of edges gathers what it sorts
-    assert "all-gather" not in text
-  for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert "all-gather" not in kinds

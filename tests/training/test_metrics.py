@@ -4,8 +4,6 @@ import io
 import re
 import resource
 
-import jax
-import numpy as np
 import pytest
 import rich.console
 from tensorboardX.proto.event_pb2 import Event
@@ -39,14 +37,6 @@ def run(workdir, steps):
         reporter.text(step, "valid", f"sample {step}\nsecond line")
 
 
-def test_numbers_of_any_kind_are_written_and_those_not_finite_are_null(tmp_path):
-  reporter, _ = make_reporter(tmp_path)
-  with reporter:
-    reporter.values(1, dict(a=0.5, b=np.float64(2), c=np.nan, d=np.inf, e=3))
-  (line,) = read_metrics(tmp_path)
-  assert line == dict(step=1, time=line["time"], a=0.5, b=2, c=None, d=None, e=3)
-
-
 def test_the_times_of_a_run_never_go_back_as_clocks_do(tmp_path, clock, monkeypatch):
   for start, now in ((0, 5000.0), (2, 3000.0)):  # the second run is on a machine behind
     reporter, _ = make_reporter(tmp_path, start=start)
@@ -59,30 +49,26 @@ def test_the_times_of_a_run_never_go_back_as_clocks_do(tmp_path, clock, monkeypa
   assert [line["time"] for line in read_metrics(tmp_path)] == [5000, 5002, 5002, 5004]
 
 
-@pytest.mark.parametrize("num_steps, kept", [(10, 10), (2_003, 1002)])
-def test_about_a_thousand_steps_are_kept_and_always_the_last(tmp_path, num_steps, kept):
-  reporter, _ = make_reporter(tmp_path, num_steps)
+def test_about_a_thousand_steps_are_kept_and_always_the_last(tmp_path):
+  reporter, _ = make_reporter(tmp_path, 2003)
   with reporter:
-    for step in range(1, num_steps + 1):
+    for step in range(1, 2004):
       reporter.step(step, dict(loss=1.0, num_tokens=1))
-  steps = [line["step"] for line in read_metrics(tmp_path)]
-  assert len(steps) == kept
-  assert steps[-1] == num_steps
+  lines = read_metrics(tmp_path)
+  assert (len(lines), lines[-1]["step"]) == (1002, 2003)
 
 
 def test_tensorboard_has_scalars_texts_and_where_the_run_went_on(tmp_path):
   run(tmp_path, range(1, 8))
   run(tmp_path, range(6, 8))
-  scalars, texts, starts = [], [], []
-  for event in read_events(tmp_path / "tensorboard"):
-    if event.session_log.status == 1:
-      starts.append(event.step)
-    for value in event.summary.value:
-      scalars.append((event.step, value.tag, value.simple_value))
-      texts += value.tensor.string_val
-  assert {(2, "loss", 5.0), (5, "valid_loss", 4.0)} < {*scalars}
-  assert texts == [b"    sample 5\n    second line"]
+  events = read_events(tmp_path / "tensorboard")
+  starts = [event.step for event in events if event.session_log.status == 1]
   assert starts == [1, 6]
+  values = [(event.step, x) for event in events for x in event.summary.value]
+  scalars = {(step, x.tag, x.simple_value) for step, x in values}
+  assert {(2, "loss", 5.0), (5, "valid_loss", 4.0)} < scalars
+  texts = [text for _, x in values for text in x.tensor.string_val]
+  assert texts == [b"    sample 5\n    second line"]
 
 
 def test_no_room_is_an_error_and_nobody_waits(tmp_path):
@@ -99,24 +85,16 @@ def test_no_room_is_an_error_and_nobody_waits(tmp_path):
   assert len(read_metrics(tmp_path)) < 1000
 
 
-NO_RECORDS = (b"\xff", b"null", b"[]", b'{"step": 4, "lo', b'{"loss": 1}')
-NO_NUMBERS = (b'{"step": "4"}', b'{"step": null}', b'{"step": 4, "loss": "1"}')
-
-
-@pytest.mark.parametrize("damage", [*NO_RECORDS, *NO_NUMBERS])
+@pytest.mark.parametrize(
+  "damage",
+  [b"\xff", b"null", b'{"step": 4, "lo', b'{"step": 4, "time": 1, "loss": "1"}'],
+)
 def test_a_damaged_line_is_named(tmp_path, damage):
   path = tmp_path / "metrics.jsonl"
-  path.write_bytes(b'{"step": 3, "loss": 1.0}\n' + damage + b"\n")
+  path.write_bytes(b'{"step": 3, "time": 1, "loss": 1.0}\n' + damage + b"\n")
   words = r"damaged .*metrics\.jsonl \(.*\): delete the line"
   with pytest.raises(InputError, match=words):
     read_metrics(tmp_path)
-
-
-def test_a_last_line_that_was_cut_short_is_left_out(tmp_path):
-  run(tmp_path, range(1, 4))
-  with open(tmp_path / "metrics.jsonl", "ab") as file:
-    file.write(b'{"step": 4, "lo')
-  assert len(read_metrics(tmp_path)) == 3
 
 
 def read_events(folder):
@@ -146,29 +124,3 @@ def test_a_terminal_gets_a_bar_and_a_file_a_line_now_and_then_and_the_last(
   assert ("━" in shown) == terminal
   steps = re.findall("^step (\\d+)/", shown, re.MULTILINE)
   assert steps == ([] if terminal else ["12", "23", "27"])
-
-
-COMPILING = "/jax/core/compile/backend_compile_duration"
-
-
-def test_time_left_excludes_compiling_and_evaluating_and_waits_for_five_steps(
-  tmp_path, clock
-):
-  reporter, output = make_reporter(tmp_path, seconds=0.0)
-  with reporter:
-    for step in range(1, 21):
-      if step == 15:
-        clock.now += 5
-        reporter.values(step, dict(valid_loss=1.23456, valid_bleu=30))
-      if step in (1, 2, 4, 12):
-        clock.now += 6.0
-        jax.monitoring.record_event_duration_secs(COMPILING, 6.0)
-      clock.now += 0.5
-      reporter.step(step, dict(loss=2.0, num_tokens=500))
-  shown = output.getvalue()
-  assert "step 15  valid_loss 1.235  valid_bleu 30\n" in shown
-  times = re.findall(r"step \d+/100 .*?(?:1,000 tokens/s  (.*) left)?\n", shown)
-  # Steps 3, 5, 6, 7 and 8 are timed.
-  assert times[:7] == [""] * 7
-  seconds = [46, 46, 45, 44, 44, 44, 43, 42, 42, 42, 41, 40, 40]  # half of the steps
-  assert times[7:] == [f"0:00:{number}" for number in seconds]

@@ -98,17 +98,18 @@ def test_damage_that_one_process_alone_can_see_is_known_to_all(tmp_path):
 BATCH_SCRIPT = {k: v for k, v in slurm(0, 2).items() if "STEP" not in k}
 
 
-@pytest.mark.parametrize("env", [slurm(0, 2), {"OMPI_COMM_WORLD_SIZE": "4"}])
-def test_an_environment_that_names_others_is_of_one_of_several(env):
-  assert is_one_of_several(env)
-
-
 @pytest.mark.parametrize(
-  "env", [{}, slurm(0, 1), BATCH_SCRIPT, {"OMPI_COMM_WORLD_SIZE": "1"}]
+  "env, is_one",
+  [
+    (slurm(0, 2), True),
+    ({"OMPI_COMM_WORLD_SIZE": "4"}, True),
+    ({}, False),
+    (slurm(0, 1), False),
+    (BATCH_SCRIPT, False),
+  ],
 )
-def test_an_environment_that_names_no_others_is_of_one_alone(env):
-  assert not is_one_of_several(env)
-  join_processes(env=env)
+def test_an_environment_names_the_other_processes_if_there_are_any(env, is_one):
+  assert is_one_of_several(env) == is_one
 
 
 def test_a_wrong_environment_is_named():

@@ -8,7 +8,6 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from experiments.errors import InputError
 from experiments.training.sharding import make_mesh, parameter_sharding
 from experiments.training.step import init_state, inverse_sqrt
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
@@ -45,12 +44,6 @@ def test_slices_of_tpus_are_parts_of_the_batch(arrange):
   assert {chip.slice_index for chip in second.flat} == {1}
 
 
-def test_slices_of_tpus_that_the_batch_cannot_have_are_refused(arrange):
-  words = r"mesh\.data is 1: give a multiple of 2, the slices"
-  with pytest.raises(InputError, match=words):
-    arrange(CHIPS, data=1, sequence=8)
-
-
 def specs(mesh, **values) -> dict[str, PartitionSpec]:
   """Returns how each array of a training's state is cut, by its path."""
   values |= dict(num_layers=1, width=16, num_heads=4, feed_forward=8)
@@ -70,12 +63,6 @@ def cut():
   return specs(make_mesh(data=2, fsdp=2, tensor=2))
 
 
-def test_only_what_is_small_is_whole(cut):
-  small = ("count", "step", "norm.bias", "norm.scale", "out.bias")
-  whole = [path for path, spec in cut.items() if not any(spec)]
-  assert [path for path in whole if not path.endswith(small)] == []
-
-
 @pytest.mark.parametrize(
   "end, spec",
   [
@@ -90,19 +77,14 @@ def test_only_what_is_small_is_whole(cut):
 def test_what_is_large_is_cut_by_fsdp_and_by_tensor_and_so_are_its_moments(
   cut, end, spec
 ):
-  found = {path: cut[path] for path in cut if path.endswith(end)}
-  assert {*found.values()} == {spec}
-  owners = {path.partition(".")[0] for path in found}
-  assert owners == {"params", "opt_state"}
-  moments = [path.split(".")[2] for path in found if path.startswith("opt_state")]
-  assert {*moments} == {"mu", "nu"}
+  places = [path for path in cut if path.endswith(end)]
+  assert {cut[path] for path in places} == {spec}
+  for start in ("params.", "opt_state.0.mu.", "opt_state.0.nu."):
+    assert any(path.startswith(start) for path in places)
 
 
 def test_what_does_not_divide_is_whole():
-  name = "params.softmax.table"
-  four = specs(make_mesh(data=1, fsdp=2, tensor=4), tables_per_head=False)
-  assert four[name] == PartitionSpec("tensor", "fsdp")
   eight = specs(make_mesh(data=1, tensor=8), tables_per_head=False)
-  assert eight[name] == PartitionSpec()
+  assert eight["params.softmax.table"] == PartitionSpec()
   key = "params.encoder.layers.0.self_attention.tables.key"
   assert eight[key] == PartitionSpec()

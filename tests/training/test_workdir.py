@@ -1,18 +1,13 @@
 """A run's folder takes the same config's run again, and nothing else."""
 
-import errno
-import pathlib
-
 import pytest
 
-from experiments import files
 from experiments.config import flatten
 from experiments.errors import InputError
 from experiments.training import workdir as workdir_module
 from experiments.training.workdir import (
   check_shared,
   claim_workdir,
-  read_json,
   write_run_files,
 )
 
@@ -53,38 +48,24 @@ def test_a_run_goes_on_with_its_config_but_for_what_no_step_depends_on(
 @pytest.mark.parametrize(
   "config, words",
   [
-    (changed(model=dict(width=128)), "model.width 512 128"),
-    (changed(model=dict(bias=True)), "model.bias absent true"),
+    (changed(model=dict(width=128)), "model.width is 512 there and 128 here"),
+    (changed(model=dict(bias=True)), "model.bias is absent there and true here"),
     (changed(model=dict(younger=1)), "model.younger is 0 there and 1 here"),
-    (CONFIG | dict(model=dict(width=512, younger=0)), "model.rate 0.1 absent"),
+    (changed(model=dict(rate=0.2)), "model.rate is 0.1 there and 0.2 here"),
   ],
 )
 def test_another_config_is_refused_with_the_key_and_both_values(
   tmp_path, config, words
 ):
   write_run_files(tmp_path, OLD, updates=100)
-  with pytest.raises(InputError, match="another --workdir") as error:
+  with pytest.raises(InputError, match=f"{tmp_path} .*{words}: give another --workdir"):
     claim_workdir(tmp_path, flatten(config), DEFAULTS)
-  assert all(word in str(error.value) for word in [str(tmp_path), *words.split()])
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path):
   (tmp_path / "thesis.tex").write_text("years of work")
   with pytest.raises(InputError, match=r"holds 'thesis\.tex' but no run"):
     claim_workdir(tmp_path, flatten(CONFIG), DEFAULTS)
-
-
-def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
-  write_run_files(tmp_path, CONFIG, updates=100)
-
-  def full_disk(path, mode):
-    pathlib.Path(path).write_text("{")
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-  with monkeypatch.context() as context, pytest.raises(OSError, match="No space"):
-    context.setattr(files, "open", full_disk, raising=False)
-    write_run_files(tmp_path, changed(training=dict(num_steps=200)), updates=200)
-  assert read_json(tmp_path / "config.json")["training"]["num_steps"] == 100
 
 
 def test_a_folder_without_what_the_first_process_wrote_is_not_shared(

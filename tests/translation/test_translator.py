@@ -68,18 +68,16 @@ def test_lines_come_back_in_order_and_know_nothing_of_their_neighbours(
   assert len(set(translations)) > 7
 
 
-@pytest.mark.parametrize("kind", ["skewing", "eight devices", "explicit axes"])
+@pytest.mark.parametrize("kind", ["skewing", "eight devices"])
 def test_a_model_trained_otherwise_or_on_other_devices_translates_alike(
   model, translations, kind
 ):
   (graphdef, params), mesh = model, ONE
   if kind == "skewing":
     graphdef = nnx.graphdef(nnx.eval_shape(lambda: make("skew")))
-  elif kind == "eight devices":
+  else:
     mesh = make_mesh(8)
     params = put_parameters(params, mesh)
-  else:
-    mesh = jax.make_mesh((2,), ("rows",), devices=jax.devices()[:2])
   translator = Translator(graphdef, params, TOKENIZER, mesh, **OPTIONS)
   assert translator(SHORT) == translations
   assert translator(SHORT[:1]) == translations[:1]
@@ -115,11 +113,6 @@ def test_a_translation_that_needs_more_room_is_searched_for_anew(model, monkeypa
   assert Translator(graphdef, params, TOKENIZER, ONE, **options)(SHORT) == found
 
 
-def test_the_rule_that_ends_a_search_is_passed_on(model):
-  with pytest.raises(ValueError, match="stop is 'first'"):
-    Translator(*model, TOKENIZER, ONE, **OPTIONS, stop="first")(SHORT)
-
-
 CHANGES = dict(key="other", never_ends=True, stop="bound", beam_size=3)
 
 
@@ -148,47 +141,41 @@ def decode_greedily(model, sources, limits):
   tokens = np.full((len(sources), 1 + limits.max()), PAD)
   tokens[:, 0] = BOS
   for t in range(tokens.shape[1] - 1):
-    logits = np.array(forward(sources, tokens))[:, t]
-    logits[:, PAD] = -np.inf
+    best = np.array(forward(sources, tokens))[:, t, PAD + 1 :].argmax(axis=1) + PAD + 1
     goes_on = (t < limits) & ~(tokens == EOS).any(axis=1)
-    tokens[:, t + 1] = np.where(goes_on, logits.argmax(axis=1), PAD)
+    tokens[:, t + 1] = np.where(goes_on, best, PAD)
   return tokens[:, 1:]
 
 
 def test_greedy_translations_are_those_without_a_cache_token_by_token_on_one_line(
   model,
 ):
-  lines = SHORT[:4]
-  sources = encode(TOKENIZER, lines).pad(np.arange(4), (4, 16), PAD)
+  sources = encode(TOKENIZER, SHORT[:4]).pad(np.arange(4), (4, 16), PAD)
   limits = (sources != PAD).sum(axis=1) + OPTIONS["extra_length"]
   tokens = decode_greedily(model, sources, limits)
   ends = (tokens == EOS).any(axis=1)
-  assert ends.any()
-  assert not ends.all()
+  assert {*ends.tolist()} == {True, False}
   texts = [decode(TOKENIZER, row) for row in tokens]
   assert "\n" in "".join(texts), "which a translation of one line may not have"
   wanted = [text.replace("\n", " ").replace("\r", " ") for text in texts]
   translator = Translator(*model, TOKENIZER, ONE, beam_size=1, **OPTIONS)
-  assert translator(lines) == wanted
+  assert translator(SHORT[:4]) == wanted
 
 
 def test_a_translation_of_given_length_is_the_greedy_one_that_ends_there(model):
-  sources = encode(TOKENIZER, SHORT)
+  sources, order = encode(TOKENIZER, SHORT), [*range(len(SHORT))]
 
-  def translate(never_ends: bool, limits) -> list[np.ndarray]:
+  def translate(never_ends: bool, limits) -> list[list[int]]:
     options = OPTIONS | dict(beam_size=1, never_ends=never_ends)
     translator = Translator(*model, TOKENIZER, ONE, **options)
-    order = [*range(len(SHORT))]
-    rows = dict(translator._translate_all(model[1], sources, limits, order))
-    return [rows[i][rows[i] != PAD] for i in order]
+    rows = dict(translator._translate_all(model[1], sources, limits, [*order]))
+    return [rows[i][rows[i] != PAD].tolist() for i in order]
 
   ended = translate(False, sources.lengths + OPTIONS["extra_length"])
-  free = [row[row != EOS] for row in ended]
-  lengths = np.array([len(row) for row in free])
+  free = [[token for token in row if token != EOS] for row in ended]
+  lengths = np.array([*map(len, free)])
   assert len({*lengths}) > 3
-  for ours, wanted in zip(translate(True, lengths), free, strict=True):
-    np.testing.assert_array_equal(ours, wanted)
+  assert translate(True, lengths) == free
   for longer, wanted in zip(translate(True, lengths + 2), free, strict=True):
-    assert len(longer) == len(wanted) + 2
+    assert longer[:-2] == wanted
     assert EOS not in longer
-    np.testing.assert_array_equal(longer[:-2], wanted)
