@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from faults import damage
 from test_checkpoint import assert_same_bits, make_state, save_three
 
+from experiments.training import averaging
 from experiments.training.averaging import average_last
 from experiments.training.checkpoint import Checkpoints
 
@@ -82,3 +84,28 @@ def test_an_average_is_computed_again_where_what_is_kept_is_not_it(
   change(copied)
   wanted, _ = average_last(Checkpoints(copied), 2, part=1.0, like=make_state().params)
   assert_same_bits(average()[0], wanted)
+
+
+def test_no_damage_of_a_kept_average_is_read(tmp_path):
+  file, params = tmp_path / "average.npz", make_state().params
+  averaging.write_average(file, "a key", params, [2, 3])
+  content = file.read_bytes()
+  average, steps = averaging.read_average(file, "a key", params)
+  assert_same_bits(average, params)
+  assert steps == [2, 3]
+  for place in range(0, len(content), 7):
+    damaged = bytearray(content)
+    damaged[place] ^= 1 << place % 8
+    file.write_bytes(damaged)
+    assert averaging.read_average(file, "a key", params) is None, place
+
+
+def test_an_average_without_a_damaged_step_is_not_kept(copied, average, capsys):
+  good = (copied / "3").with_name("good")
+  shutil.copytree(copied / "3", good)
+  damage(copied / "3")
+  assert average()[1] == [1, 2]
+  shutil.rmtree(copied / "3")
+  good.rename(copied / "3")
+  assert average()[1] == [2, 3]
+  assert "passed over" in capsys.readouterr().err

@@ -1,13 +1,18 @@
 """A run's folder takes the same config's run again, and nothing else."""
 
+import errno
+import pathlib
+
 import pytest
 
+from experiments import files
 from experiments.config import flatten
 from experiments.errors import InputError
 from experiments.training import workdir as workdir_module
 from experiments.training.workdir import (
   check_shared,
   claim_workdir,
+  read_json,
   write_run_files,
 )
 
@@ -78,3 +83,16 @@ def test_a_folder_without_what_the_first_process_wrote_is_not_shared(
       check_shared(folder)
   write_run_files(tmp_path, CONFIG, updates=100)
   check_shared(tmp_path)
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+  write_run_files(tmp_path, CONFIG, updates=100)
+
+  def full_disk(path, mode):
+    pathlib.Path(path).write_text("{")
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+  with monkeypatch.context() as context, pytest.raises(OSError, match="No space"):
+    context.setattr(files, "open", full_disk, raising=False)
+    write_run_files(tmp_path, changed(training=dict(num_steps=200)), updates=200)
+  assert read_json(tmp_path / "config.json")["training"]["num_steps"] == 100
