@@ -55,6 +55,18 @@ def _unsupported_by_pallas_gpu(inputs: Inputs) -> str | None:
   return pallas_gpu.unsupported(inputs)
 
 
+def _mosaic_gpu(inputs: Inputs) -> Array:
+  from relpos_jax.attention import mosaic_gpu  # Pallas takes long to import
+
+  return mosaic_gpu.attention(inputs)
+
+
+def _unsupported_by_mosaic_gpu(inputs: Inputs) -> str | None:
+  from relpos_jax.attention import mosaic_gpu  # Pallas takes long to import
+
+  return mosaic_gpu.unsupported(inputs)
+
+
 def _chunked(inputs: Inputs) -> Array | tuple[Array, Array]:
   """Computes attention in a ring, by blocks and tiles, or by blocks of queries."""
   names, _ = axes_of_keys()
@@ -81,6 +93,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
   "projected": Implementation(reference.projected),
   "chunked": Implementation(_chunked, _unsupported_by_chunked),
   "pallas_gpu": Implementation(_pallas_gpu, _unsupported_by_pallas_gpu, device="gpu"),
+  "mosaic_gpu": Implementation(_mosaic_gpu, _unsupported_by_mosaic_gpu, device="gpu"),
 }
 
 # Not a name for `implementation=`, since users can call jax.nn themselves.
@@ -287,6 +300,7 @@ def explain(
   projected: can do it, but per_position is preferred
   chunked: can do it, but per_position is preferred
   pallas_gpu: positions or query_offset are given; it needs 0, 1, 2, ...
+  mosaic_gpu: positions or query_offset are given; it needs 0, 1, 2, ...
   """
 
   def describe(arrays, options):
