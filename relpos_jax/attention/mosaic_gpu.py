@@ -173,7 +173,6 @@ def _floats(plan: KernelPlan, inputs: Inputs) -> Arrays:
   rows = band.logits_by_row(inputs)
   if rows is None:
     return floats
-  rows = jnp.maximum(rows, masks.LOWEST)
   if rows.shape[2] > 1:
     rows = _pad(rows, 2, TILE)
   floats["logit_tiles"] = to_tiles(plan, rows)

@@ -325,7 +325,7 @@ class _Tile(NamedTuple):
     indices = dict(B=lax.axis_index("sequence"), N=head, I=self.block)
     indices |= dict(T=pl.ds(self.block * TILE, TILE), S=pl.ds(self.tile * TILE, TILE))
     if "K" in AXES[name]:
-      group = lax.axis_size("head") // reference.shape[2]
+      group = arrays["query"].shape[2] // reference.shape[2]
       indices["K"] = lax.div(head, jnp.int32(group))
     column = self.tile - self.block - self.plan.mixed.start
     indices["c"] = pl.ds(column * TILE, TILE)
