@@ -14,6 +14,7 @@ import pytest
 from attention_cases import CAUSAL, DROPOUT, case
 from calls import LOW, attend, make_arrays, make_shapes, normal, output_and_gradients
 from comparing import assert_same, relative_errors
+from compiling import compile_quickly
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
 from relpos_jax import DistanceBias, dot_product_attention
@@ -25,9 +26,10 @@ def test_an_older_jax_is_refused(monkeypatch):
   monkeypatch.setattr(jax, "__version__", "0.11.2")
   monkeypatch.setattr(jax, "__version_info__", (0, 11, 2))
   query = jnp.ones((3, 2, 4), jnp.bfloat16)
-  message = "cannot do this call: jax is 0.11.2; it needs 0.12 or newer$"
+  attend = functools.partial(dot_product_attention, implementation="mosaic_gpu")
+  message = "cannot do this call: jax is 0.11.2; it needs 0.12 or newer"
   with pytest.raises(NotImplementedError, match=message):
-    dot_product_attention(query, query, query, implementation="mosaic_gpu")
+    jax.eval_shape(attend, query, query, query)
 
 
 WIDTH = 64
@@ -58,11 +60,15 @@ CASES = {
 
 def run(attention, arrays, options):
   call = functools.partial(attend, attention=attention, **options)
-  return jax.jit(functools.partial(output_and_gradients, call))(arrays)
+  return compile_quickly(functools.partial(output_and_gradients, call))(arrays)
 
 
 def check(arrays, options):
-  """Allows twice the reference's largest error in the same dtype."""
+  """Allows twice the reference's largest error in the same dtype.
+
+  For a table of numbers it allows eight times: their gradients are sums over all pairs,
+  and the kernels round weights, but not the sums of a query.
+  """
   by_reference = run(reference.attention, arrays, options)
   by_kernels = run(mosaic_gpu.attention, arrays, options)
   with jax.enable_x64(True):
@@ -70,7 +76,9 @@ def check(arrays, options):
     exact = run(reference.attention, exact_arrays, options)
   usual = relative_errors(by_reference, exact, least=0.3)  # gradients may cancel
   errors = relative_errors(by_kernels, exact, least=0.3)
-  assert max(errors.values()) <= 2 * max(usual.values())
+  for name, error in errors.items():
+    times = 8 if name.startswith("more") else 2
+    assert error <= times * max(usual.values()), name
 
 
 @pytest.mark.mosaic
@@ -83,28 +91,33 @@ def test_it_equals_the_reference(name):
 
 @pytest.mark.mosaic
 def test_values_of_another_width():
-  arrays = make_arrays(**SIZES | {"keys": 64, "rows": 5}, dtype=jnp.bfloat16)
+  arrays = make_arrays(**SIZES | {"queries": 64, "rows": 5}, dtype=jnp.bfloat16)
   for name in ("value", "v"):
     arrays[name] = jnp.tile(arrays[name], 2)[..., :100]
   check(arrays, {})
 
 
 @pytest.mark.mosaic
-@pytest.mark.parametrize("first, last", [(0, 2), (2, 4), (5, 6)])
-def test_low_rows_of_tables_mask(first, last):
+@pytest.mark.parametrize(
+  "first, last, queries, keys", [(0, 2, 192, 64), (2, 4, 64, 64), (5, 6, 64, 192)]
+)
+def test_low_rows_of_tables_mask(first, last, queries, keys):
   """Checks rows that mask keys: each head has another number."""
   table = normal(7, len(LOW))
   table[first : last + 1] = LOW
-  sizes = {"heads": len(LOW), "tables": "v", "more": (DistanceBias(table),)}
-  check(make_arrays(**SIZES | sizes | {"queries": 64}, dtype=jnp.bfloat16), {})
+  sizes = {"queries": queries, "keys": keys, "heads": len(LOW), "key_heads": 1}
+  more = (DistanceBias(table),)
+  arrays = make_arrays(**SIZES | sizes, tables="v", more=more, dtype=jnp.bfloat16)
+  check(arrays, {})
 
 
 @pytest.mark.mosaic
 def test_it_repeats_every_bit():
   sizes = SIZES | {"queries": 128, "keys": 128, "rows": 5}
   arrays = make_arrays(**sizes, dtype=jnp.bfloat16)
-  first, second = (run(mosaic_gpu.attention, arrays, CAUSAL) for _ in range(2))
-  assert_same(first, second)
+  call = functools.partial(attend, attention=mosaic_gpu.attention, **CAUSAL)
+  compiled = compile_quickly(functools.partial(output_and_gradients, call))
+  assert_same(compiled(arrays), compiled(arrays))
 
 
 def loss(query, key, value, relations, **options):
