@@ -36,8 +36,8 @@ WIDTH = 64
 IDS = np.arange(192, dtype=np.int32) // 80
 SEGMENTS = {"query_segment_ids": IDS, "key_segment_ids": IDS}
 KEY_MASK = np.random.default_rng(0).random((2, 1, 1, 192)) < 0.6
-LENGTHS = {"query_seq_lengths": np.array([5, 150])}
-LENGTHS["key_value_seq_lengths"] = np.array([250, 0])
+LENGTHS = {"query_seq_lengths": np.array([5, 100])}
+LENGTHS["key_value_seq_lengths"] = np.array([150, 0])
 BY_HEAD = (DistanceBias(normal(9, 2)),)
 SIZES = {"queries": 192, "keys": 192, "width": WIDTH, "heads": 1, "key_heads": 1}
 CASES = {
@@ -48,10 +48,10 @@ CASES = {
     queries=150, keys=250, heads=2, per_head="kv", rows=33, beyond="zero"
   ),
   "257 rows, causal": case(queries=256, keys=256, rows=257, **CAUSAL),
-  "k = 0, lengths": case(queries=150, keys=250, rows=1, **LENGTHS),
+  "k = 0, lengths": case(queries=100, keys=150, rows=1, **LENGTHS),
   "segments, mask": case(rows=7, mask=KEY_MASK, **SEGMENTS),
   "dropout, causal": case(rows=7, **DROPOUT, **CAUSAL),
-  "a bias": case(keys=250, tables="", heads=2, key_heads=2, more=BY_HEAD),
+  "a bias": case(keys=130, tables="", heads=2, key_heads=2, more=BY_HEAD),
   "a sum, scale": case(
     rows=5, tables="kv", more=(DistanceBias(normal(21)),), scale=-0.3
   ),
