@@ -1,6 +1,8 @@
 """The GPU kernels in Mosaic, for Hopper: one for the output, two for the gradients.
 
-They were interpreted on a CPU, with checks for races, and never ran on a GPU.
+They were interpreted on a CPU, with checks for races, and never ran on a GPU. The
+checks see a missing wait for a copy. They see neither a missing `commit_smem` nor warps
+that overtake each other.
 
 For a block of queries, the tiles of keys are in three groups. Some tiles are left of
 the band (band.py) and some are right of it: there all keys of a query have the same
