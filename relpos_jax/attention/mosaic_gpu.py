@@ -109,7 +109,9 @@ def attention(
 
   Args:
     inputs: the arguments of the call.
-    interpret: whether to interpret them on a CPU; None does so except on GPUs.
+    interpret: whether to interpret them on a CPU; None does so except on GPUs. With one
+      core and one CPU device JAX's interpreter once waited forever. With eight devices
+      (`jax_num_cpu_devices`) it did not.
   """
   length, value_width = inputs.query.shape[1], inputs.value.shape[3]
   value_table = band.value_table(inputs)
