@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     "projected",
     "chunked",
     "pallas_gpu",
+    "mosaic_gpu",
   ]
   WeightsName = Literal["softmax", "silu"]
 else:

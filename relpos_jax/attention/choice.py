@@ -56,6 +56,18 @@ def _unsupported_by_pallas_gpu(inputs: Inputs) -> str | None:
   return pallas_gpu.unsupported(inputs)
 
 
+def _mosaic_gpu(inputs: Inputs) -> Array:
+  from relpos_jax.attention import mosaic_gpu  # Pallas takes long to import
+
+  return mosaic_gpu.attention(inputs)
+
+
+def _unsupported_by_mosaic_gpu(inputs: Inputs) -> str | None:
+  from relpos_jax.attention import mosaic_gpu  # Pallas takes long to import
+
+  return mosaic_gpu.unsupported(inputs)
+
+
 def _chunked(inputs: Inputs) -> Array | tuple[Array, Array]:
   """Computes attention in a ring, by blocks and tiles, or by blocks of queries."""
   names, _ = axes_of_keys()
@@ -82,6 +94,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
   "projected": Implementation(reference.projected),
   "chunked": Implementation(_chunked, _unsupported_by_chunked),
   "pallas_gpu": Implementation(_pallas_gpu, _unsupported_by_pallas_gpu, device="gpu"),
+  "mosaic_gpu": Implementation(_mosaic_gpu, _unsupported_by_mosaic_gpu, device="gpu"),
 }
 
 # Not names for `implementation=`, since users can call jax.nn themselves.
@@ -308,22 +321,22 @@ def explain(
 ) -> Explanation:
   """Explains which implementation `dot_product_attention` would choose, and why.
 
-    Takes the same arguments, and raises the same errors. Arrays may also be given as
-    `jax.ShapeDtypeStruct`s.
+  Takes the same arguments, and raises the same errors. Arrays may also be given as
+  `jax.ShapeDtypeStruct`s.
 
-    >>> import jax.numpy as jnp
-  from jax.core import Tracer
-    >>> from relpos_jax import RelativePositions
-    >>> q = jax.ShapeDtypeStruct((32, 16, 4, 32), jnp.float32)
-    >>> table = jax.ShapeDtypeStruct((33, 32), jnp.float32)
-    >>> relations = RelativePositions(table, table)
-    >>> print(explain(q, q, q, relations=relations, query_positions=jnp.arange(16)))
-    per_position: chosen, under 64 keys, with gathered vectors no larger than the weights
-    reference: can do it, but per_position is preferred
-    skew: positions are given; if they are consecutive, give query_offset instead
-    projected: can do it, but per_position is preferred
-    chunked: can do it, but per_position is preferred
-    pallas_gpu: positions or query_offset are given; it needs 0, 1, 2, ...
+  >>> import jax.numpy as jnp
+  >>> from relpos_jax import RelativePositions
+  >>> q = jax.ShapeDtypeStruct((32, 16, 4, 32), jnp.float32)
+  >>> table = jax.ShapeDtypeStruct((33, 32), jnp.float32)
+  >>> relations = RelativePositions(table, table)
+  >>> print(explain(q, q, q, relations=relations, query_positions=jnp.arange(16)))
+  per_position: chosen, under 64 keys, with gathered vectors no larger than the weights
+  reference: can do it, but per_position is preferred
+  skew: positions are given; if they are consecutive, give query_offset instead
+  projected: can do it, but per_position is preferred
+  chunked: can do it, but per_position is preferred
+  pallas_gpu: positions or query_offset are given; it needs 0, 1, 2, ...
+  mosaic_gpu: positions or query_offset are given; it needs 0, 1, 2, ...
   """
 
   def describe(arrays, options):

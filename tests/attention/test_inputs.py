@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
-from calls import make_arrays, results
+from calls import ANY_DTYPE, make_arrays, results
 from comparing import assert_close
 from flax import nnx
 
@@ -23,7 +23,6 @@ from relpos_jax import (
   edge_attention,
   rotate,
 )
-from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.nn import RelativePositionTables
 
 QUERY = np.ones((2, 5, 4, 8), np.float32)
@@ -295,7 +294,7 @@ for first, offset in ((2**31 - 5, 100), (-(2**31) + 5, -100)):
   INTEGERS[f"queries from {first}"] = queries, same
   INTEGERS[f"all from {first}"] = queries | {"key_positions": positions}, {}
 CALLS = []
-for implementation in IMPLEMENTATIONS:
+for implementation in ANY_DTYPE:
   for name, (integers, _) in INTEGERS.items():
     needs_offset = implementation in ("skew", "chunked")
     if needs_offset and "query_positions" in integers:

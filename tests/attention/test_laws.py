@@ -8,20 +8,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import case
-from calls import call, make_cotangent, output_and_gradients, results, set_tiles
+from calls import (
+  ANY_DTYPE,
+  call,
+  make_cotangent,
+  output_and_gradients,
+  results,
+  set_tiles,
+)
 from calls import make_arrays as make_any_arrays
 from comparing import assert_close
 from compiling import compile_as_users_do, compile_quickly, with_gradients
 from numpy.testing import assert_array_equal
 
 from relpos_jax import ContentBias, DistanceBias, KeyBias, LinearBias
-from relpos_jax.attention.choice import IMPLEMENTATIONS
 
 pytestmark = pytest.mark.usefixtures("float64")
 
 TABLES = "kv"  # the names of the tables for keys and values among the arrays
 KERNELS = ["pallas_gpu"]
-ALL = list(IMPLEMENTATIONS)  # without a name, a call with relations chooses one
+ALL = ANY_DTYPE  # without a name, a call with relations chooses one
 # These take any bias, relation by distance and offset.
 ANY_MASK = [name for name in ALL if name not in KERNELS]
 # The others need positions 0, 1, 2, ...

@@ -6,12 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from calls import call, output_and_gradients
+from calls import ANY_DTYPE, call, output_and_gradients
 from comparing import relative_errors
 from compiling import compile_fusing, compile_quickly
 
 from relpos_jax import ContentBias, LinearBias
-from relpos_jax.attention.choice import IMPLEMENTATIONS
 
 SEEDS = range(2)
 
@@ -58,8 +57,8 @@ def errors(seed, implementation=None, kind="plain"):
     return relative_errors(actual, run_in_float64(exact_arrays, *options))
 
 
-CALLS = [(name, "tables") for name in IMPLEMENTATIONS]
-for name in IMPLEMENTATIONS:
+CALLS = [(name, "tables") for name in ANY_DTYPE]
+for name in ANY_DTYPE:
   if "pallas" not in name:
     CALLS += [(name, "content"), (name, "slopes")]
 

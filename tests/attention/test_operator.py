@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
-from calls import call, make_arrays
+from calls import ANY_DTYPE, call, make_arrays
 from comparing import assert_close
 from compiling import compile_quickly, with_gradients
 from jax import export
@@ -28,7 +28,6 @@ from relpos_jax import (
   dot_product_attention,
   explain,
 )
-from relpos_jax.attention.choice import IMPLEMENTATIONS
 
 OWN_VJP = "chunked", "pallas_gpu"
 SIZES = {"queries": 5, "keys": 7, "heads": 4, "width": 8}
@@ -73,9 +72,7 @@ def test_without_queries_or_keys_there_is_nothing_or_zero(
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(
-  "implementation", [x for x in IMPLEMENTATIONS if x not in OWN_VJP]
-)
+@pytest.mark.parametrize("implementation", [x for x in ANY_DTYPE if x not in OWN_VJP])
 def test_it_differentiates_forward(implementation):
   arrays = make_arrays(**SIZES)
   steps = jax.tree.map(jnp.sin, arrays)
@@ -94,7 +91,7 @@ def test_it_differentiates_forward(implementation):
   assert_close(forward(arrays, steps), sum(jax.tree.leaves(changes)))
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", ANY_DTYPE)
 def test_gradients_keep_the_precision_of_the_call(implementation):
   @jax.jit
   def precisely(arrays):
