@@ -1,4 +1,4 @@
-"""Scores a scheme of positions in about ten minutes on two cores.
+"""Scores a scheme of positions in ten CPU minutes.
 
   python -m experiments.ten_minutes --scheme=kerple
   python -m experiments.sweep --config=configs/ten_minutes.py --results=mine

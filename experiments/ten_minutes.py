@@ -1,4 +1,4 @@
-"""Scores a scheme of positions in about ten minutes on two cores.
+"""Scores a scheme of positions in ten CPU minutes.
 
   python -m experiments.ten_minutes --scheme=kerple
 
@@ -64,19 +64,28 @@ def make_table(records: Records) -> str:
   rows = {}
   for scheme in sorted(records, key=means.__getitem__, reverse=True):
     runs = records[scheme]
-    difference = student_interval(find_bleu(runs), find_bleu(records[BASELINE]))
+    minutes = [run["budget"]["minutes"] for run in runs]
     last = max(runs, key=lambda run: run["date"])
     rows[scheme] = {
       "seeds": len(runs),
       "BLEU": mean_and_interval(find_bleu(runs)),
-      f"less `{BASELINE}`'s": format_interval(difference, sign="+"),
-      "minutes a run": f"{np.mean([run['budget']['minutes'] for run in runs]):.1f}",
+      f"less `{BASELINE}`'s": "-",
+      "minutes of training": f"{np.mean(minutes):.1f}",
       "hardware": last["hardware"],
       "date": last["date"][:10],
       "commit": last["commit"][:12],
     }
-  del rows[BASELINE][f"less `{BASELINE}`'s"]
+    if scheme != BASELINE:
+      rows[scheme][f"less `{BASELINE}`'s"] = compare(runs, records[BASELINE])
   return row_table("scheme", rows)
+
+
+def compare(runs: Sequence[Record], baseline: Sequence[Record]) -> str:
+  """Formats the difference of two schemes; bold if its interval excludes zero."""
+  difference = student_interval(find_bleu(runs), find_bleu(baseline))
+  text = format_interval(difference, sign="+")
+  is_clear = difference.half_width and abs(difference.mean) > difference.half_width
+  return f"**{text}**" if is_clear else text
 
 
 if __name__ == "__main__":
