@@ -31,7 +31,7 @@ from experiments.evaluation.tables import (
 
 FLAGS = dict(
   scheme=command.Flag(None, "the scheme, such as t5, or the NAME of your file"),
-  seeds=command.Flag(4, "number of seeds", least=2),
+  seeds=command.Flag(3, "number of seeds", least=2),
   parallel=command.Flag(
     2, "number of runs at a time, each with its share of the cores", least=1
   ),

@@ -397,34 +397,33 @@ def sam(batch, length, attention):
 
 
 def enformer(batch, length, attention, width=D, **sizes):
+  import torch
+
   m = importlib.import_module("enformer_pytorch.modeling_enformer")
   sizes = dict(heads=HEADS, dim_key=H, dim_value=48, num_rel_pos_features=48) | sizes
   module = m.Attention(width, **sizes)
-  features = m.get_positional_embed(length, module.num_rel_pos_features, "cpu", False)
-  return transformer_xl(module, features, (batch, length, width))
+
+  def ours(w, x):
+    options = module.num_rel_pos_features, "cpu", False, getattr(torch, str(x.dtype))
+    return page().enformer(w, x, m.get_positional_embed(length, *options).numpy())
+
+  return case(module, lambda w, x: module(x), ours, (batch, length, width))
 
 
 def borzoi(batch, length, attention, width=D, **sizes):
   m = importlib.import_module("borzoi_pytorch.pytorch_borzoi_transformer")
   sizes = dict(heads=HEADS, dim_key=H, dim_value=48, num_rel_pos_features=32) | sizes
   module = m.Attention(width, **sizes)
-  features = m.get_positional_embed(length, module.num_rel_pos_features, "cpu")
-  module.positions = features  # the module's are those of 4,096 positions
-  return transformer_xl(module, features, (batch, length, width))
-
-
-def transformer_xl(module, features, shape):
-  """Returns the case of an attention module that has features of distances."""
+  features = m.get_positional_embed(length, 4096, sizes["num_rel_pos_features"], "cpu")
 
   def run(w, x):
-    if hasattr(module, "positions"):
-      module.positions = features.to(x.dtype)
+    module.positions = features.to(x.dtype)
     return module(x)
 
   def ours(w, x):
     return page().enformer(w, x, features.numpy().astype(x.dtype))
 
-  return case(module, run, ours, shape)
+  return case(module, run, ours, (batch, length, width))
 
 
 def alphagenome(batch, length, attention, width=D, channels=24):
@@ -461,7 +460,11 @@ def alphagenome(batch, length, attention, width=D, channels=24):
     if name.endswith("/var_ema"):
       values = 0.5 + abs(values)
     parameters[name] = values.astype(np.float32)
-  return HaikuCase(parameters, run, page().alphagenome, x.shape)
+
+  def ours(w, x):
+    return page().alphagenome(w, x, w["pairs"])
+
+  return HaikuCase(parameters, run, ours, x.shape)
 
 
 class Row(NamedTuple):
@@ -746,11 +749,15 @@ def test_the_features_of_enformer(length):
   m = pytest.importorskip("enformer_pytorch.modeling_enformer")
   theirs = m.get_positional_embed(length, 192, "cpu", False)
   ours = features_of_page().enformer_features(length)
+  print(abs(np.asarray(ours) - theirs.numpy()).reshape(-1, 6, 32).max((0, 2)))
+  with jax.enable_x64(True):
+    exact = features_of_page().enformer_features(length)
+  print(abs(np.asarray(exact) - theirs.numpy()).reshape(-1, 6, 32).max((0, 2)))
   np.testing.assert_allclose(ours, theirs, atol=1e-2)
 
 
 @pytest.mark.parametrize("length", [192, 4096])
 def test_the_features_of_borzoi(length):
   m = pytest.importorskip("borzoi_pytorch.pytorch_borzoi_transformer")
-  theirs = m.get_positional_embed(length, 32, "cpu")
+  theirs = m.get_positional_embed(length, 4096, 32, "cpu")
   np.testing.assert_array_equal(features_of_page().borzoi_features(length), theirs)
