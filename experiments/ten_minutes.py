@@ -60,6 +60,8 @@ def find_bleu(runs: Sequence[Record]) -> list[float]:
 
 def make_table(records: Records) -> str:
   """Tabulates the schemes by their mean BLEU, the best first."""
+  from experiments.training.environment import short_commit  # imports JAX
+
   means = {scheme: np.mean(find_bleu(runs)) for scheme, runs in records.items()}
   rows = {}
   for scheme in sorted(records, key=means.__getitem__, reverse=True):
@@ -73,7 +75,7 @@ def make_table(records: Records) -> str:
       "minutes of training": f"{np.mean(minutes):.1f}",
       "hardware": last["hardware"],
       "date": last["date"][:10],
-      "commit": last["commit"][:12],
+      "commit": short_commit(last["commit"]),
     }
     if scheme != BASELINE:
       rows[scheme][f"less `{BASELINE}`'s"] = compare(runs, records[BASELINE])

@@ -94,7 +94,9 @@ def alphagenome_shapes(num_positions, width=1536, channels=128):
     "attention_bias_block/linear/w": (channels, 8),
   }
   for name, size in widths.items():
-    shapes |= {f"{name}/{kind}": (size,) for kind in ("scale", "offset", "var_ema")}
+    shapes |= {f"{name}/scale": (size,), f"{name}/offset": (size,)}
+    if "rms_batch_norm" in name:
+      shapes[f"{name}/var_ema"] = (size,)
   x, pairs = (1, num_positions, width), (1, *[num_positions // 16] * 2, channels)
   return shapes, x, pairs
 

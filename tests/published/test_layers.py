@@ -96,8 +96,8 @@ def compare_gradients(apply, changed, *arrays):
   return float(jnp.abs(our_y - y).max() / jnp.abs(y).max()), max(errors)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_patch_of_alphagenome(dtype, tmp_path):
+@pytest.mark.parametrize("dtype, most", [("float32", 1e-5), ("bfloat16", 0.05)])
+def test_the_patch_of_alphagenome(dtype, most, tmp_path):
   original = pytest.importorskip("alphagenome_research.model.attention")
   import haiku
 
@@ -125,4 +125,4 @@ def test_the_patch_of_alphagenome(dtype, tmp_path):
 
   arrays = params, x, pairs
   errors = compare_gradients(function(original), function(patched), *arrays)
-  print(errors)
+  assert max(errors) < most
