@@ -10,24 +10,11 @@ recorded already is not trained again.
 """
 
 import pathlib
-from collections.abc import Sequence
-
-import numpy as np
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from experiments import command, sweep
-from experiments.evaluation.records import (
-  Record,
-  Records,
-  group_records,
-  read_records,
-)
-from experiments.evaluation.tables import (
-  format_interval,
-  mean_and_interval,
-  rewrite_sections,
-  row_table,
-  student_interval,
-)
 
 FLAGS = dict(
   scheme=command.Flag(None, "the scheme, such as t5, or the NAME of your file"),
@@ -40,12 +27,17 @@ FLAGS = dict(
 SWEEP = "configs/ten_minutes.py"
 FOLDER = pathlib.Path("results/ten_minutes")
 BASELINE = "relative"
+Record = Mapping[str, Any]
 
 
 def main(scheme: str, seeds: int, parallel: int, out: pathlib.Path) -> None:
   """Trains a scheme with each seed; prints its score and rewrites the table."""
   values = command.parse(dict(config=command.SWEEP), [f"--config={SWEEP}"])
   sweep.main(values["config"], seeds, scheme, out, FOLDER, parallel, dry_run=False)
+  # Imported here because they load JAX.
+  from experiments.evaluation.records import group_records, read_records
+  from experiments.evaluation.tables import mean_and_interval, rewrite_sections
+
   file = FOLDER / "runs" / "ten-minutes.jsonl"
   records = group_records(file, read_records(file))
   rewrite_sections(FOLDER.with_suffix(".md"), {"schemes": make_table(records)})
@@ -58,21 +50,22 @@ def find_bleu(runs: Sequence[Record]) -> list[float]:
   return [run["scores"]["test"]["sacrebleu"] for run in runs]
 
 
-def make_table(records: Records) -> str:
+def make_table(records: Mapping[str, Sequence[Record]]) -> str:
   """Tabulates the schemes by their mean BLEU, the best first."""
-  from experiments.training.environment import short_commit  # imports JAX
+  from experiments.evaluation.tables import mean_and_interval, row_table
+  from experiments.training.environment import short_commit
 
-  means = {scheme: np.mean(find_bleu(runs)) for scheme, runs in records.items()}
+  means = {name: statistics.mean(find_bleu(runs)) for name, runs in records.items()}
   rows = {}
   for scheme in sorted(records, key=means.__getitem__, reverse=True):
     runs = records[scheme]
-    minutes = [run["budget"]["minutes"] for run in runs]
+    speed = statistics.median(run["budget"]["tokens_per_second"] for run in runs)
     last = max(runs, key=lambda run: run["date"])
     rows[scheme] = {
       "seeds": len(runs),
       "BLEU": mean_and_interval(find_bleu(runs)),
       f"less `{BASELINE}`'s": "-",
-      "minutes of training": f"{np.mean(minutes):.1f}",
+      "tokens a second": f"{speed:,.0f}",
       "hardware": last["hardware"],
       "date": last["date"][:10],
       "commit": short_commit(last["commit"]),
@@ -84,6 +77,8 @@ def make_table(records: Records) -> str:
 
 def compare(runs: Sequence[Record], baseline: Sequence[Record]) -> str:
   """Formats the difference of two schemes; bold if its interval excludes zero."""
+  from experiments.evaluation.tables import format_interval, student_interval
+
   difference = student_interval(find_bleu(runs), find_bleu(baseline))
   text = format_interval(difference, sign="+")
   is_clear = difference.half_width and abs(difference.mean) > difference.half_width
