@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
+from alphagenome_attention import apply_original, make_parameters
 from published_page import PAGE, code, page
 
 from experiments.evaluation.tables import markdown_table, rewrite_sections
@@ -427,44 +428,19 @@ def borzoi(batch, length, attention, width=D, **sizes):
 
 
 def alphagenome(batch, length, attention, width=D, channels=24):
-  """Returns the case of a `MHABlock` and the `AttentionBiasBlock` before it."""
-  import haiku
-
-  m = importlib.import_module("alphagenome_research.model.attention")
-
-  @haiku.without_apply_rng
-  @haiku.transform_with_state
-  def attend(x, pairs):
-    return m.MHABlock()(x, m.AttentionBiasBlock()(pairs))
+  random = np.random.default_rng(1)
+  blocks = length // 16
+  pairs = random.standard_normal((batch, blocks, blocks, channels), np.float32)
 
   def run(w, x):
-    modules = {}
-    for name, values in w.items():
-      module, _, kind = name.rpartition("/")
-      modules.setdefault(module, {})[kind] = values
-    return attend.apply(modules, modules, x, w["pairs"])[0]
-
-  pairs = np.zeros((batch, length // 16, length // 16, channels), np.float32)
-  x = np.zeros((batch, length, width), np.float32)
-  modules = jax.eval_shape(attend.init, jax.random.key(0), x, pairs)
-  shapes = dict(pairs=pairs.shape)
-  for collection in modules:  # parameters and state
-    for module, values in collection.items():
-      shapes |= {f"{module}/{name}": value.shape for name, value in values.items()}
-  random = np.random.default_rng(0)
-  parameters = {}
-  for name, shape in shapes.items():
-    values = random.standard_normal(shape)
-    if name.endswith("/w"):
-      values /= shape[0] ** 0.5
-    if name.endswith("/var_ema"):
-      values = 0.5 + abs(values)
-    parameters[name] = values.astype(np.float32)
+    w = dict(w)
+    return apply_original(w, x, w.pop("pairs"))
 
   def ours(w, x):
     return page().alphagenome(w, x, w["pairs"])
 
-  return HaikuCase(parameters, run, ours, x.shape)
+  parameters = make_parameters(width, channels) | dict(pairs=pairs)
+  return HaikuCase(parameters, run, ours, (batch, length, width))
 
 
 class Row(NamedTuple):
