@@ -104,7 +104,7 @@ def test_nine_layers_of_alphagenome_fit_a_chip():
   assert "8192,8192]" not in compiled.as_text()
 
 
-def test_nine_layers_of_the_original_do_not_fit():
+def test_nine_layers_of_the_original_alphagenome_do_not():
   pytest.importorskip("alphagenome_research")
   with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
     compile_alphagenome(apply_original)  # 26 GiB
