@@ -175,4 +175,4 @@ def test_a_table_of_all_distances_takes_less_memory_than_the_weights():
     return dot_product_attention(x, x, x, relations=relations)
 
   shapes = (1, length, heads, 8), (2 * length - 1, heads, 8)
-  assert temporary_bytes(attend, *shapes) < 4 * heads * length**2 / 2
+  assert temporary_bytes(attend, *shapes) < 4 * heads * length**2
