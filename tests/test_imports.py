@@ -164,7 +164,7 @@ def loaded(*words: str, status: int) -> set[str]:
 
 
 COMMANDS = ["train", "evaluate", "translate", "sample", "launch", "sweep", "export"]
-COMMANDS += ["plan", "report", "benchmark", "benchmark attention"]
+COMMANDS += ["plan", "report", "benchmark", "benchmark attention", "ten_minutes"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

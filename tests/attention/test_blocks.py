@@ -165,3 +165,14 @@ def test_key_biases_take_little_more_memory_than_positions():
   ours = temporary_bytes(by_key, *shapes)
   assert ours < 1.2 * temporary_bytes(by_query, *shapes)
   assert ours < rows * length * heads * width
+
+
+def test_a_table_of_all_distances_takes_less_memory_than_the_weights():
+  length, heads = 2048, 2
+
+  def attend(x, table):
+    relations = ContentBias(x, table), RelativePositions(table, None)
+    return dot_product_attention(x, x, x, relations=relations)
+
+  shapes = (1, length, heads, 8), (2 * length - 1, heads, 8)
+  assert temporary_bytes(attend, *shapes) < 4 * heads * length**2

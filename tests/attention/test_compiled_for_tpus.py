@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from alphagenome_attention import apply_original, parameter_shapes
 from calls import make_shapes
 from compiling import with_gradients
 from jax.experimental import topologies
@@ -21,6 +22,7 @@ from jax.sharding import (
   SingleDeviceSharding,
   use_abstract_mesh,
 )
+from published_page import page
 
 from experiments.plan import NO_TPU
 from relpos_jax import RelativePositions, dot_product_attention
@@ -72,3 +74,37 @@ def test_no_chip_gathers_what_the_heads_shard(kind):
   with use_abstract_mesh(mesh.abstract_mesh):
     text = compile_with_gradients("chunked", x, x, x, RelativePositions(table, table))
   assert not re.search(r"(all-gather|all-to-all|collective-permute)(-start)?\(", text)
+
+
+def compile_alphagenome(attend, num_layers=9, width=1536, channels=128):
+  """Compiles attention at 1 Mb, with gradients, for a chip of 16 GB."""
+  topology = topologies.get_topology_desc(platform="tpu", topology_name=CHIPS["v5e"])
+  sharding = SingleDeviceSharding(topology.devices[0])
+
+  def shape(*sizes):
+    return jax.ShapeDtypeStruct(sizes, jnp.float32, sharding=sharding)
+
+  def apply(layers, x, pairs):
+    for w in layers:
+      x = x + attend(w, x, pairs)
+    return x
+
+  parameters = parameter_shapes(width, channels)
+  layer = {name: shape(*sizes) for name, sizes in parameters.items()}
+  inputs = shape(1, 8192, width), shape(1, 512, 512, channels)
+  call = jax.jit(lambda *x: with_gradients(apply, *x))
+  return call.lower([layer] * num_layers, *inputs).compile()
+
+
+def test_nine_layers_of_alphagenome_fit_a_chip():
+  compiled = compile_alphagenome(page().alphagenome)
+  used = compiled.memory_analysis()
+  total = used.temp_size_in_bytes + used.argument_size_in_bytes
+  assert total + used.output_size_in_bytes < 6e9  # 5.7e9
+  assert "8192,8192]" not in compiled.as_text()
+
+
+def test_nine_layers_of_the_original_alphagenome_do_not():
+  pytest.importorskip("alphagenome_research")
+  with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
+    compile_alphagenome(apply_original)  # 26 GiB

@@ -222,7 +222,17 @@ def test_a_run_with_test_sets_by_name_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "name", ["train", "evaluate", "translate", "report", "sweep", "plan", "export"]
+  "name",
+  [
+    "train",
+    "evaluate",
+    "translate",
+    "report",
+    "sweep",
+    "ten_minutes",
+    "plan",
+    "export",
+  ],
 )
 def test_the_examples_of_help_parse(call, name):
   answer = call(name, "--help")

@@ -1,12 +1,16 @@
-"""The functions of results/adoption.md for equinox and haliax are those layers."""
+"""The functions and a patch of results/adoption.md, in the layers that they change."""
 
+import importlib.util
 import pathlib
 import re
+import subprocess
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+from relpos_jax import RelativePositions, dot_product_attention
 
 pytestmark = pytest.mark.published
 
@@ -55,3 +59,70 @@ def test_haliax(page):
     return page["attend_in_haliax"](q, k, v, tables).array
 
   check(changed, z.rearrange(q.axes).array)
+
+
+def test_haiku(page):
+  haiku = pytest.importorskip("haiku")
+  x = jax.random.normal(jax.random.key(1), (T, N, H))
+
+  @haiku.without_apply_rng
+  @haiku.transform
+  def attend(x):
+    relations = RelativePositions(*page["tables_in_haiku"](16, H))
+    return dot_product_attention(x, x, x, relations=relations, is_causal=True)
+
+  (name,) = attend.init(jax.random.key(0), x)
+
+  def changed(tables):
+    key, value = tables
+    return attend.apply({name: dict(key=key, value=value)}, x)
+
+  check(changed, dot_product_attention(x, x, x, is_causal=True))
+
+
+def compare_gradients(apply, changed, *arrays):
+  """Returns the largest errors of the outputs and of the gradients."""
+  results = []
+  for function in (apply, changed):
+    y, backward = jax.vjp(function, *arrays)
+    results.append((y, backward(jnp.cos(y))))
+  (y, gradients), (our_y, our_gradients) = results
+  errors = []
+  for truth, values in zip(
+    *map(jax.tree.leaves, (gradients, our_gradients)), strict=True
+  ):
+    scale = max(jnp.abs(truth).max(), 1e-2)
+    errors.append(float(jnp.abs(values - truth).max() / scale))
+  return float(jnp.abs(our_y - y).max() / jnp.abs(y).max()), max(errors)
+
+
+@pytest.mark.parametrize("dtype, most", [("float32", 1e-5), ("bfloat16", 0.05)])
+def test_the_patch_of_alphagenome(dtype, most, tmp_path):
+  original = pytest.importorskip("alphagenome_research.model.attention")
+  import haiku
+
+  patch = PAGE.parent / "adoption" / "alphagenome.patch"
+  file = tmp_path / re.search(r"(?m)^\+\+\+ b/(.*)", patch.read_text())[1]
+  file.parent.mkdir(parents=True)
+  file.write_bytes(pathlib.Path(original.__file__).read_bytes())
+  subprocess.run(["patch", "-p1", "-i", patch], cwd=tmp_path, check=True)
+  spec = importlib.util.spec_from_file_location("patched", file)
+  patched = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(patched)
+  x = jax.random.normal(jax.random.key(0), (2, 64, 48), dtype)
+  pairs = jax.random.normal(jax.random.key(1), (2, 4, 4, 24), dtype)
+
+  def transform(module):
+    def attend(x, pairs):
+      return module.MHABlock()(x, module.AttentionBiasBlock()(pairs))
+
+    return haiku.without_apply_rng(haiku.transform_with_state(attend))
+
+  params, state = transform(original).init(jax.random.key(2), x, pairs)
+
+  def function(module):
+    return lambda *arrays: transform(module).apply(arrays[0], state, *arrays[1:])[0]
+
+  arrays = params, x, pairs
+  errors = compare_gradients(function(original), function(patched), *arrays)
+  assert max(errors) < most

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
+from alphagenome_attention import apply_original, make_parameters
+from published_page import PAGE, code, page
 
 from experiments.evaluation.tables import markdown_table, rewrite_sections
 from experiments.files import write_whole
@@ -25,25 +27,10 @@ from experiments.training.environment import environment
 
 pytestmark = pytest.mark.published
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "published.md"
 HEADS, H = 6, 32  # not a power of two: ALiBi's slopes are two sequences
 D = HEADS * H
 TOKENS, LONG = 576, 4096  # both squares; DeBERTa's last buckets begin at 511
 EAGER, FUSED = "eager", "sdpa"
-
-
-@functools.cache
-def code() -> str:
-  text = PAGE.read_text("utf-8")
-  return "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
-
-
-@functools.cache
-def page() -> types.SimpleNamespace:
-  """Returns the functions of the page."""
-  names: dict[str, Any] = {}
-  exec(code(), names)
-  return types.SimpleNamespace(**names)
 
 
 class Case(NamedTuple):
@@ -56,6 +43,18 @@ class Case(NamedTuple):
 
   def arrays(self) -> dict[str, np.ndarray]:
     return {name: values.detach().numpy() for name, values in self.parameters.items()}
+
+
+class HaikuCase(NamedTuple):
+  """A case of Haiku: the original is a function of arrays, as ours is."""
+
+  parameters: dict[str, np.ndarray]
+  run: Callable
+  ours: Callable
+  shape: tuple[int, ...]
+
+  def arrays(self) -> dict[str, np.ndarray]:
+    return self.parameters
 
 
 def case(module, run, ours, shape, **others) -> Case:
@@ -398,14 +397,61 @@ def sam(batch, length, attention):
   return case(module, lambda w, x: module(x)[0], page().sam, (batch, size, size, D))
 
 
+def enformer(batch, length, attention, width=D, **sizes):
+  import torch
+
+  m = importlib.import_module("enformer_pytorch.modeling_enformer")
+  sizes = dict(heads=HEADS, dim_key=H, dim_value=48, num_rel_pos_features=48) | sizes
+  module = m.Attention(width, **sizes)
+
+  def ours(w, x):
+    options = module.num_rel_pos_features, "cpu", False, getattr(torch, str(x.dtype))
+    return page().enformer(w, x, m.get_positional_embed(length, *options).numpy())
+
+  return case(module, lambda w, x: module(x), ours, (batch, length, width))
+
+
+def borzoi(batch, length, attention, width=D, **sizes):
+  m = importlib.import_module("borzoi_pytorch.pytorch_borzoi_transformer")
+  sizes = dict(heads=HEADS, dim_key=H, dim_value=48, num_rel_pos_features=32) | sizes
+  module = m.Attention(width, **sizes)
+  features = m.get_positional_embed(length, 4096, sizes["num_rel_pos_features"], "cpu")
+
+  def run(w, x):
+    module.positions = features.to(x.dtype)
+    return module(x)
+
+  def ours(w, x):
+    return page().enformer(w, x, features.numpy().astype(x.dtype))
+
+  return case(module, run, ours, (batch, length, width))
+
+
+def alphagenome(batch, length, attention, width=D, channels=24):
+  random = np.random.default_rng(1)
+  blocks = length // 16
+  pairs = random.standard_normal((batch, blocks, blocks, channels), np.float32)
+
+  def run(w, x):
+    w = dict(w)
+    return apply_original(w, x, w.pop("pairs"))
+
+  def ours(w, x):
+    return page().alphagenome(w, x, w["pairs"])
+
+  parameters = make_parameters(width, channels) | dict(pairs=pairs)
+  return HaikuCase(parameters, run, ours, (batch, length, width))
+
+
 class Row(NamedTuple):
   """A row of the page's table."""
 
   function: str  # of the page
-  make: Callable[..., Case]
+  make: Callable[..., Case | HaikuCase]
   attentions: tuple[str, ...] = (EAGER,)  # that the original has
   # What the original computes in float32 though its weights are in float64; or ALL.
   single: str = ""
+  package: str = "transformers"
 
 
 BOTH = (EAGER, FUSED)
@@ -436,6 +482,11 @@ ROWS = {
   "Swin": Row("swin", swin, BOTH),
   "BEiT": Row("beit", beit, BOTH),
   "SAM": Row("sam", sam, BOTH),
+  "Enformer": Row("enformer", enformer, package="enformer_pytorch"),
+  "Borzoi": Row("enformer", borzoi, package="borzoi_pytorch"),
+  "AlphaGenome": Row(
+    "alphagenome", alphagenome, single=ALL, package="alphagenome_research"
+  ),
 }
 
 
@@ -455,6 +506,13 @@ def with_gradients(ours):
 
 def run_original(case: Case, x, dtype: str):
   """Returns y, its cotangent, and the gradients of the parameters and of x."""
+  if isinstance(case, HaikuCase):
+    for name, values in case.parameters.items():
+      case.parameters[name] = values.astype(dtype)
+    y, backward = jax.vjp(case.run, case.parameters, x)
+    dy = np.random.default_rng(1).standard_normal(y.shape).astype(dtype)
+    gradients, of_x = backward(dy)
+    return y, dy, gradients | {"input x": of_x}
   import torch
 
   for values in case.parameters.values():
@@ -482,21 +540,32 @@ def errors(row: Row, dtype: str) -> tuple[float, float]:
   return float(abs(our_y - y).max() / abs(y).max()), float(max(of_gradients))
 
 
-def memory(row: Row) -> dict[str, int]:
+def output_shape(case: Case | HaikuCase) -> jax.ShapeDtypeStruct:
+  return jax.eval_shape(case.ours, case.arrays(), np.zeros(case.shape, np.float32))
+
+
+def compiled_memory(function, case: Case | HaikuCase) -> int:
+  """Returns the bytes of both passes beyond weights and inputs, by the compiler."""
+  x = np.zeros(case.shape, np.float32)
+  arguments = case.arrays(), x, output_shape(case)
+  program = with_gradients(function).lower(*arguments).compile()
+  used = program.memory_analysis()
+  return used.temp_size_in_bytes + used.output_size_in_bytes
+
+
+def memory(row: Row, length: int = LONG) -> dict[str, int]:
   """Returns the bytes of both passes beyond weights and inputs, by program."""
+  found = row.make(1, length, row.attentions[0])
+  sizes = dict(ours=compiled_memory(found.ours, found))
+  if isinstance(found, HaikuCase):
+    return sizes | {EAGER: compiled_memory(found.run, found)}
   import torch
 
-  found = row.make(1, LONG, row.attentions[0])
-  x = np.zeros(found.shape, np.float32)
-  y = jax.eval_shape(found.ours, found.arrays(), x)
-  program = with_gradients(found.ours).lower(found.arrays(), x, y).compile()
-  used = program.memory_analysis()
-  sizes = dict(ours=used.temp_size_in_bytes + used.output_size_in_bytes)
   for attention in row.attentions:
-    found = row.make(1, LONG, attention)
+    found = row.make(1, length, attention)
     x = torch.zeros(found.shape, requires_grad=True)
-    dy = torch.zeros(tuple(y.shape))
-    causal(LONG, attention, x.dtype)  # models make it once for all layers
+    dy = torch.zeros(output_shape(found).shape)
+    causal(length, attention, x.dtype)  # models make it once for all layers
     with torch.profiler.profile(
       activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profile:
@@ -516,12 +585,18 @@ def record(request):
   yield results
   folder = request.config.option.published_out
   if folder and results:
-    where = environment("torch", "transformers")
-    content = json.dumps({"environment": where, "rows": results}, indent=1) + "\n"
-    file = pathlib.Path(folder, "cpu.json")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, content)
+    where = write_record(folder, "cpu.json", results)
     rewrite_sections(PAGE, {"published": table(where, results)})
+
+
+def write_record(folder: str, name: str, results) -> dict[str, Any]:
+  """Writes results with their environment; returns the environment."""
+  where = environment("torch", "transformers", "dm-haiku")
+  content = json.dumps({"environment": where, "rows": results}, indent=1) + "\n"
+  file = pathlib.Path(folder, name)
+  file.parent.mkdir(parents=True, exist_ok=True)
+  write_whole(file, content)
+  return where
 
 
 HEADER = [
@@ -570,10 +645,10 @@ def table(where, rows) -> str:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_page_computes_what_the_published_module_does(name, record, request):
-  pytest.importorskip(
-    "transformers", reason="needs the extra: pip install -e '.[published]'"
-  )
   row = ROWS[name]
+  pytest.importorskip(
+    row.package, reason="needs the extra: pip install -e '.[published]'"
+  )
   results = {"float32": errors(row, "float32")}
   assert max(results["float32"]) < 3e-5
   if row.single != ALL:
@@ -582,3 +657,81 @@ def test_the_page_computes_what_the_published_module_does(name, record, request)
     assert max(results["float64"]) < (1e-5 if row.single else 1e-12)
   if request.config.option.published_out:
     record[name] = results | {"memory": memory(row)}
+
+
+# Models of DNA
+# --------------------------------------------------------------------------------
+
+
+GENOMICS = PAGE.with_name("genomics.md")
+# Attention at the sizes of the published models, and their numbers of base pairs.
+OF_DNA = {
+  "Enformer": (196_608, 1536, functools.partial(enformer, num_rel_pos_features=192)),
+  "Borzoi": (524_288, 4096, functools.partial(borzoi, num_rel_pos_features=32)),
+  "AlphaGenome": (1_048_576, 8192, functools.partial(alphagenome, channels=128)),
+}
+TRANSFORMER_XL = dict(heads=8, dim_key=64, dim_value=192)
+
+
+@pytest.fixture(scope="module")
+def sizes_of_dna(request):
+  """Returns a dictionary for bytes; it is written if there is --published_out."""
+  results: dict[str, Any] = {}
+  yield results
+  folder = request.config.option.published_out
+  if folder and results:
+    where = write_record(folder, "genomics.json", results)
+    rewrite_sections(GENOMICS, {"memory": table_of_dna(where, results)})
+
+
+def table_of_dna(where, rows) -> str:
+  """Returns the table of docs/genomics.md."""
+  header = ["model", "base pairs", "positions", "MiB, original", "MiB, ours"]
+  cells = []
+  for name, sizes in rows.items():
+    base_pairs, positions, _ = OF_DNA[name]
+    both = (f"{sizes[x] / 2**20:,.0f}" for x in (EAGER, "ours"))
+    cells.append([name, f"{base_pairs:,}", f"{positions:,}", *both])
+  versions = ", ".join(f"{x} {where['packages'][x]}" for x in ("jax", "torch"))
+  source = f"{where['date'][:10]}, {where['cpu']}, {versions}, `{where['command']}`."
+  return f"{markdown_table(header, cells)}\n\n{source}"
+
+
+@pytest.mark.parametrize("name", OF_DNA)
+def test_the_attention_of_a_model_of_dna_takes_less_memory(
+  name, sizes_of_dna, monkeypatch
+):
+  pytest.importorskip(ROWS[name].package)
+  monkeypatch.setitem(page().heads.__globals__, "H", 64)
+  _, positions, make = OF_DNA[name]
+  make = functools.partial(make, width=1536)
+  if name != "AlphaGenome":
+    make = functools.partial(make, **TRANSFORMER_XL)
+  sizes_of_dna[name] = memory(Row("", make), positions)
+  assert sizes_of_dna[name]["ours"] < sizes_of_dna[name][EAGER] / 3
+
+
+@functools.cache
+def features_of_page() -> types.SimpleNamespace:
+  """Returns the functions of docs/genomics.md."""
+  names: dict[str, Any] = {}
+  for block in re.findall(r"(?ms)^```python\n(.*?)^```", GENOMICS.read_text("utf-8")):
+    exec(block, names)
+  return types.SimpleNamespace(**names)
+
+
+@pytest.mark.parametrize("length", [192, 1536])
+def test_the_features_of_enformer(length):
+  m = pytest.importorskip("enformer_pytorch.modeling_enformer")
+  theirs = m.get_positional_embed(length, 192, "cpu", False)
+  ours = features_of_page().enformer_features(length)
+  exponential, central, gamma = np.split(abs(ours - theirs.numpy())[:, :96], 3, axis=1)
+  assert exponential.max() < 1e-6 and not central.any()
+  assert gamma.max() < 1e-2  # both round large exponents
+
+
+@pytest.mark.parametrize("length", [192, 4096])
+def test_the_features_of_borzoi(length):
+  m = pytest.importorskip("borzoi_pytorch.pytorch_borzoi_transformer")
+  theirs = m.get_positional_embed(length, 4096, 32, "cpu")
+  np.testing.assert_array_equal(features_of_page().borzoi_features(length), theirs)

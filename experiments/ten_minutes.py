@@ -1,0 +1,89 @@
+"""Scores a scheme of positions in ten CPU minutes.
+
+  python -m experiments.ten_minutes --scheme=kerple
+
+The scheme is one of `configs/ten_minutes.py`, or your own: NAME for a file
+results/ten_minutes/NAME.py with a class `Scheme`. The command trains a small
+translator from English to German with each seed. Then it prints the mean BLEU and its
+95% interval over the seeds, and rewrites the table of results/ten_minutes.md. What is
+recorded already is not trained again.
+"""
+
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments import command, sweep
+
+FLAGS = dict(
+  scheme=command.Flag(None, "the scheme, such as t5, or the NAME of your file"),
+  seeds=command.Flag(3, "number of seeds", least=2),
+  parallel=command.Flag(
+    2, "number of runs at a time, each with its share of the cores", least=1
+  ),
+  out=command.Flag("runs/sweeps", "folder of the run directories", is_path=True),
+)
+SWEEP = "configs/ten_minutes.py"
+FOLDER = pathlib.Path("results/ten_minutes")
+BASELINE = "relative"
+Record = Mapping[str, Any]
+
+
+def main(scheme: str, seeds: int, parallel: int, out: pathlib.Path) -> None:
+  """Trains a scheme with each seed; prints its score and rewrites the table."""
+  values = command.parse(dict(config=command.SWEEP), [f"--config={SWEEP}"])
+  sweep.main(values["config"], seeds, scheme, out, FOLDER, parallel, dry_run=False)
+  # Imported here because they load JAX.
+  from experiments.evaluation.records import group_records, read_records
+  from experiments.evaluation.tables import mean_and_interval, rewrite_sections
+
+  file = FOLDER / "runs" / "ten-minutes.jsonl"
+  records = group_records(file, read_records(file))
+  rewrite_sections(FOLDER.with_suffix(".md"), {"schemes": make_table(records)})
+  score = mean_and_interval(find_bleu(records[scheme]))
+  print(f"{scheme}: BLEU {score}, {len(records[scheme])} seeds")
+
+
+def find_bleu(runs: Sequence[Record]) -> list[float]:
+  """Returns the sacreBLEU of the test split, by seed."""
+  return [run["scores"]["test"]["sacrebleu"] for run in runs]
+
+
+def make_table(records: Mapping[str, Sequence[Record]]) -> str:
+  """Tabulates the schemes by their mean BLEU, the best first."""
+  from experiments.evaluation.tables import mean_and_interval, row_table
+  from experiments.training.environment import short_commit
+
+  means = {name: statistics.mean(find_bleu(runs)) for name, runs in records.items()}
+  rows = {}
+  for scheme in sorted(records, key=means.__getitem__, reverse=True):
+    runs = records[scheme]
+    speed = statistics.median(run["budget"]["tokens_per_second"] for run in runs)
+    last = max(runs, key=lambda run: run["date"])
+    rows[scheme] = {
+      "seeds": len(runs),
+      "BLEU": mean_and_interval(find_bleu(runs)),
+      f"less `{BASELINE}`'s": "-",
+      "tokens a second": f"{speed:,.0f}",
+      "hardware": last["hardware"],
+      "date": last["date"][:10],
+      "commit": short_commit(last["commit"]),
+    }
+    if scheme != BASELINE:
+      rows[scheme][f"less `{BASELINE}`'s"] = compare(runs, records[BASELINE])
+  return row_table("scheme", rows)
+
+
+def compare(runs: Sequence[Record], baseline: Sequence[Record]) -> str:
+  """Formats the difference of two schemes; bold if its interval excludes zero."""
+  from experiments.evaluation.tables import format_interval, student_interval
+
+  difference = student_interval(find_bleu(runs), find_bleu(baseline))
+  text = format_interval(difference, sign="+")
+  is_clear = difference.half_width and abs(difference.mean) > difference.half_width
+  return f"**{text}**" if is_clear else text
+
+
+if __name__ == "__main__":
+  command.run(main, FLAGS)
