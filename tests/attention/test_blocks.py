@@ -20,6 +20,7 @@ from relpos_jax import (
   RelativePositions,
   dot_product_attention,
 )
+from relpos_jax.attention import band
 
 
 def derivatives(x, relations, name):
@@ -36,7 +37,11 @@ def derivatives(x, relations, name):
   yield lambda: jax.jvp(loss, (x,), (jnp.cos(x),))[1]
 
 
-def test_second_and_forward_derivatives_along_a_band_name_the_remedy():
+@pytest.mark.parametrize("is_one_device", [True, False])
+def test_second_and_forward_derivatives_along_a_band_name_the_remedy(
+  is_one_device, monkeypatch
+):
+  monkeypatch.setattr(band, "is_one_device", lambda: is_one_device)
   x, relations = jnp.ones((1, 300, 1, 4)), RelativePositions(jnp.ones((3, 4)), None)
   for derivative in derivatives(x, relations, "chunked"):
     with pytest.raises(NotImplementedError, match="name implementation='projected'"):

@@ -13,6 +13,8 @@ from relpos_jax.attention import band, blocks, reference
 from relpos_jax.attention.inputs import gather_inputs
 
 BATCH, WIDTH = 2, 4
+# The implementations that take every relation.
+ANY_RELATION = ["reference", "per_position", "projected", "chunked"]
 # Numbers that mask, or nearly.
 LOW = -1e3, -1e9, -1e30, np.finfo(np.float32).min, -np.inf
 
