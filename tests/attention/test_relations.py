@@ -126,20 +126,6 @@ def test_positions_across_the_largest_integer_change_no_bit(name, monkeypatch):
     assert_same(run(shift, np.uint32), wanted)
 
 
-@pytest.mark.parametrize("cap", [None, 3.0])
-@pytest.mark.parametrize("offset", [300, -300, 30_000])
-def test_a_linear_bias_far_away(offset, cap):
-  random = RandomCall(("linear",), 1)
-  arrays = {name: random.arrays[name] for name in ("query", "key", "value")}
-  arrays["more"] = (LinearBias(jnp.full(random.heads, 1e-5)),)
-  options = {"logits_soft_cap": cap}
-  positions = {"query_positions": offset + jnp.arange(random.queries)}
-  wanted = results("reference", arrays, options | positions)
-  for same in (offset, jnp.asarray(offset)):
-    actual = results("chunked", arrays, options | {"query_offset": same})
-    assert_close(actual, wanted)
-
-
 # The axes of relations that are a batch, of three axes if all have one.
 OF_BATCH = {"query": 4, "features": 4, "labels": 3, "of_query": 3, "of_pair": 3}
 

@@ -1,19 +1,15 @@
 """Attention by tiles ("chunked"), so small that every kind of tile occurs."""
 
-import functools
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import CASES, CAUSAL, DROPOUT, MORE_CASES, case, exact_case
 from calls import assert_exact, make_arrays, make_shapes, set_tiles
-from comparing import assert_close
-from compiling import compile_quickly, run_with_gradients
+from compiling import compile_quickly
 
-from relpos_jax import dot_product_attention
-from relpos_jax.attention import band, chunked
+from relpos_jax.attention import chunked
 from relpos_jax.attention.inputs import gather_inputs
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -82,18 +78,3 @@ def test_memory_is_linear_in_length(is_causal):
     return compiled.memory_analysis().temp_size_in_bytes / length
 
   assert bytes_per_token(65536) < 1.1 * bytes_per_token(4096)
-
-
-@pytest.mark.parametrize("is_one", [True, False])
-def test_a_bias_belongs_to_sequences_that_follow_one_another(is_one, monkeypatch):
-  monkeypatch.setattr(band, "is_one_device", lambda: is_one)
-  random = np.random.default_rng(0)
-  query = jnp.asarray(random.normal(size=(3, 2, 20, 4, 8)))
-  bias = jnp.asarray(random.normal(size=(3, 1, 4, 20, 20)))
-
-  def attend(name, query, bias):
-    return dot_product_attention(query, query, query, bias, implementation=name)
-
-  wanted = run_with_gradients(functools.partial(attend, "reference"), query, bias)
-  in_tiles = functools.partial(attend, "chunked")
-  assert_close(run_with_gradients(in_tiles, query, bias), wanted)
