@@ -9,6 +9,7 @@ import pytest
 from comparing import assert_close, assert_same
 from compiling import compile_quickly, make_random
 from flax import linen, nnx
+from flax_layers import check_linen_decoding
 
 import relpos_jax.linen
 from relpos_jax import DistanceBias, attention_weights, dot_product_attention, rotate
@@ -26,14 +27,13 @@ from relpos_jax.nn import (
 B, T, N, H = 2, 6, 3, 4
 D, K, LEFT, RANK = N * H, 3, 2, 16
 # By name: the class, its positional arguments, and its options.
-SCHEMES = {
-  "t5": (T5Positions, (N, 5), {"num_buckets": 8}),
-  "alibi": (AlibiPositions, (N,), {}),
-  "rotary": (RotaryPositions, (), {}),
-  "xl": (TransformerXLPositions, (D, N, H, K), {"left": LEFT}),
-  "content": (ContentPositions, (N, H, K), {"left": LEFT}),
-  "deberta": (DebertaPositions, (N, H, K), {"left": LEFT}),
-}
+SCHEMES = {}
+SCHEMES["t5"] = T5Positions, (N, 5), {"num_buckets": 8}
+SCHEMES["alibi"] = AlibiPositions, (N,), {}
+SCHEMES["rotary"] = RotaryPositions, (), {}
+SCHEMES["xl"] = TransformerXLPositions, (D, N, H, K), {"left": LEFT}
+SCHEMES["content"] = ContentPositions, (N, H, K), {"left": LEFT}
+SCHEMES["deberta"] = DebertaPositions, (N, H, K), {"left": LEFT}
 RANDOM = np.random.default_rng(0)
 X = jnp.asarray(RANDOM.standard_normal((B, T, D), dtype=np.float32))
 Q, KEY, V = jnp.asarray(RANDOM.standard_normal((3, B, T, N, H), dtype=np.float32))
@@ -189,26 +189,11 @@ def test_linen_layers_take_it_and_decode(scheme):
   if "tables" in hook:
     params["attention_fn"] = {"positions": hook["tables"]}
   positions = nnx.bridge.to_linen(kind, *arguments, **options)
-  attention_fn = relpos_jax.linen.RelativeAttention(None, positions=positions)
-  make_linen = functools.partial(
-    linen.MultiHeadDotProductAttention, N, attention_fn=attention_fn
-  )
+  own = relpos_jax.linen.RelativeAttention(None, positions=positions)
+  make = functools.partial(linen.MultiHeadDotProductAttention, N, attention_fn=own)
   causal = linen.make_causal_mask(jnp.ones((B, T)))
-  assert_close(make_linen().apply({"params": params}, X, mask=causal), full, atol=1e-5)
-
-  decoder = make_linen(decode=True)
-  cache = jax.eval_shape(decoder.init, jax.random.key(0), X)["cache"]
-  cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), cache)
-
-  @compile_quickly
-  def step(cache, x):
-    variables = {"params": params, "cache": cache}
-    return decoder.apply(variables, x, mutable=["cache"])
-
-  for t in range(T):
-    y, variables = step(cache, X[:, t : t + 1])
-    assert_close(y[:, 0], full[:, t], atol=1e-4)
-    cache = variables["cache"]
+  assert_close(make().apply({"params": params}, X, mask=causal), full, atol=1e-5)
+  check_linen_decoding(lambda _: make(decode=True), params, X, full, atol=1e-4)
 
 
 def test_t5_has_fewer_buckets_than_asked_where_distances_are_few():
