@@ -200,20 +200,20 @@ def test_what_is_never_drawn_is_not_drawn_whatever_the_options(others):
       assert (drawn[:, 0] > 2).all()
 
 
-WRONG = {
-  "temperature is -1.0; want 0 or more": {"temperature": -1.0},
-  "temperature is nan; want 0 or more": {"temperature": np.nan},
-  "temperature is inf; want 0 or more": {"temperature": jnp.inf},
-  "top_k is 2.5; want an integer": {"top_k": 2.5},
-  "top_p is -0.5; want 0 to 1": {"top_p": np.float32(-0.5)},
-  "top_p is 1.5; want 0 to 1": {"top_p": 1.5},
-  "top_p is nan; want 0 to 1": {"top_p": jnp.array(jnp.nan)},
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_a_wrong_option_is_named(sampler, message):
-  sampling = SamplingParams(**WRONG[message])
+@pytest.mark.parametrize(
+  "option, value, message",
+  [
+    ("temperature", -1.0, "temperature is -1.0; want 0 or more"),
+    ("temperature", np.nan, "temperature is nan; want 0 or more"),
+    ("temperature", jnp.inf, "temperature is inf; want 0 or more"),
+    ("top_k", 2.5, "top_k is 2.5; want an integer"),
+    ("top_p", np.float32(-0.5), "top_p is -0.5; want 0 to 1"),
+    ("top_p", 1.5, "top_p is 1.5; want 0 to 1"),
+    ("top_p", np.array(np.nan), "top_p is nan; want 0 to 1"),
+  ],
+)
+def test_a_wrong_option_is_named(sampler, option, value, message):
+  sampling = SamplingParams(**{option: value})
   start = jnp.full((1, 1), BOS), jnp.ones(1, int), KEY
   options = {"sampling": sampling, "max_length": 1, "eos": EOS, "pad": PAD}
   with pytest.raises(ValueError, match=f"^{message}"):
