@@ -40,16 +40,17 @@ OF_PAIRS = (
   EdgeLabels(integers(-1, 4, *BATCH, LENGTH, LENGTH), normal(4, 3), None),
   FunctionBias(number_of_key, of_query=normal(*BATCH, LENGTH)),
 )
-OPTIONS = {
-  "query_offset": integers(-3, 3, *BATCH),
-  "key_value_seq_lengths": integers(3, 8, *BATCH),
+SEGMENTS = {
   "query_segment_ids": integers(0, 2, *BATCH, LENGTH),
   "key_segment_ids": jnp.arange(LENGTH) % 2,
-  "is_causal": True,
-  "mask": jnp.asarray(RANDOM.random((2, 1, 2, 1, LENGTH, LENGTH)) < 0.8),
-  "dropout_rate": 0.2,
-  "dropout_key": jax.random.key(0),
 }
+OFFSETS = {
+  "query_offset": integers(-3, 3, *BATCH),
+  "key_value_seq_lengths": integers(3, 8, *BATCH),
+}
+MASK = jnp.asarray(RANDOM.random((2, 1, 2, 1, LENGTH, LENGTH)) < 0.8)
+DROPOUT = {"dropout_rate": 0.2, "dropout_key": jax.random.key(0)}
+OPTIONS = {"is_causal": True, "mask": MASK} | SEGMENTS | OFFSETS | DROPOUT
 
 
 def merge_axes(x):
@@ -73,7 +74,7 @@ def test_any_number_of_batch_axes(name, more, heads, shared, monkeypatch):
   set_tiles(monkeypatch, 4, 7, heads)
   bias = jnp.asarray(np.random.default_rng(1).normal(size=(*shared, HEADS, 7, 7)))
   each, pull_back = jax.vjp(lambda x: jnp.broadcast_to(x, (*BATCH, HEADS, 7, 7)), bias)
-  mask = jnp.broadcast_to(OPTIONS["mask"], (*BATCH, 1, LENGTH, LENGTH))
+  mask = jnp.broadcast_to(MASK, (*BATCH, 1, LENGTH, LENGTH))
   arrays = ARRAYS | {"more": more, "bias": bias}
   merged = jax.tree.map(merge_axes, (arrays | {"bias": each}, OPTIONS | {"mask": mask}))
   wanted = results("reference", *merged)

@@ -73,16 +73,21 @@ def make_relation(kind, x):
   """Returns a relation of a kind for tokens x."""
   pairs = x.shape[1], x.shape[1]
   labels = jnp.zeros(pairs, int)
-  relations = {
-    "positions": RelativePositions(TABLE, TABLE),
-    "labels": EdgeLabels(labels, TABLE, TABLE),
-    "features": EdgeFeatures(jnp.ones((*pairs, 5)), TABLE, TABLE),
-    "numbers": LabelBias(labels, TABLE[:, :2]),
-    "function": FunctionBias(number_of_distance, TABLE[:, :2]),
-    "content": ContentBias(x, TABLE),
-    "key": KeyBias(TABLE),
-  }
-  return relations[kind]
+  match kind:
+    case "positions":
+      return RelativePositions(TABLE, TABLE)
+    case "labels":
+      return EdgeLabels(labels, TABLE, TABLE)
+    case "features":
+      return EdgeFeatures(jnp.ones((*pairs, 5)), TABLE, TABLE)
+    case "numbers":
+      return LabelBias(labels, TABLE[:, :2])
+    case "function":
+      return FunctionBias(number_of_distance, TABLE[:, :2])
+    case "content":
+      return ContentBias(x, TABLE)
+    case "key":
+      return KeyBias(TABLE)
 
 
 # A vector of each pair, and the weight of each pair.

@@ -54,19 +54,25 @@ def with_function(table):
   return DistanceBias(table[:, 0]), FunctionBias(distance_decay, table[0, 0])
 
 
-KINDS = {
-  "chunked": (by_distance, "chunked", 64),
-  "in blocks of queries": (with_function, "chunked", 1024),
-  "projected": (by_distance, "projected", 64),
-  "per_position": (by_distance, "per_position", 64),
-  "default": (by_distance, None, 64),
-  "no relation": (lambda table: None, None, 64),
-}
+def no_relation(table):
+  return None
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_later_call_compiles_nothing(kind):
-  relation, implementation, num_tokens = KINDS[kind]
+each_kind = pytest.mark.parametrize(
+  "relation, implementation, num_tokens",
+  [
+    (by_distance, "chunked", 64),
+    (with_function, "chunked", 1024),  # in blocks of queries
+    (by_distance, "projected", 64),
+    (by_distance, "per_position", 64),
+    (by_distance, None, 64),
+    (no_relation, None, 64),
+  ],
+)
+
+
+@each_kind
+def test_a_later_call_compiles_nothing(relation, implementation, num_tokens):
 
   def attend(seed, **options):
     *tensors, table = arrays(seed, num_tokens)
@@ -81,9 +87,8 @@ def test_a_later_call_compiles_nothing(kind):
   assert not compiled
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_later_gradients_compile_nothing(kind):
-  relation, implementation, num_tokens = KINDS[kind]
+@each_kind
+def test_later_gradients_compile_nothing(relation, implementation, num_tokens):
 
   def gradients(seed, scale, offset):
     def loss(query, key, value, table):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
-from calls import ANY_RELATION, make_arrays, results
+from calls import make_arrays, results
 from comparing import assert_close
 from flax import nnx
 
@@ -337,6 +337,7 @@ LAST, FIRST = 2**31 - 5, 5 - 2**31
 ROWS = np.arange(5)
 IDS = np.array([0, 0, 1, 1, 2])
 FAR_IDS = np.where(IDS == 2, FAR, IDS)
+SMALL = {"query_positions": np.uint8(4 + ROWS), "key_positions": np.uint8(ROWS)}
 
 
 def traced(first, **options):
@@ -353,45 +354,56 @@ def segments(ids):
   return {"query_segment_ids": ids, "key_segment_ids": ids}
 
 
-# Integers of a call that may wrap around, and small ones that mean the same.
-FOR_ANY = [
-  (segments(FAR_IDS), segments(IDS)),
-  ({"key_value_seq_lengths": np.array([FAR, FAR + 5])}, {}),
-  ({"query_offset": np.array(FAR)}, {"query_offset": 100}),
-  (traced(LAST), {"query_offset": 100}),
-  (traced(FIRST), {"query_offset": -100}),
-]
-BY_POSITIONS = [
-  ({"query_positions": FAR + ROWS}, {"query_offset": 100}),
-  (
-    {"query_positions": np.uint8(4 + ROWS), "key_positions": np.uint8(ROWS)},
-    {"query_offset": 4},
-  ),
-  (queries_from(LAST), {"query_offset": 100}),
-  (queries_from(FIRST), {"query_offset": -100}),
-  (queries_from(LAST, key_positions=np.int32(LAST + ROWS)), {}),
-  (queries_from(FIRST, key_positions=np.int32(FIRST + ROWS)), {}),
-]
-CALLS = []
-for name in [*ANY_RELATION, "skew"]:
-  CALLS += [(name, *integers) for integers in FOR_ANY]
-  if name not in ("skew", "chunked"):  # they need an offset
-    CALLS += [(name, *integers) for integers in BY_POSITIONS]
+def traced_arrays(options, is_causal):
+  arrays = jax.tree.map(lambda x: x if isinstance(x, int) else jnp.asarray(x), options)
+  return arrays | {"is_causal": is_causal}
 
 
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("implementation, integers, same", CALLS)
-@pytest.mark.parametrize("is_causal", [True, False])
-def test_integers_do_not_wrap_around(implementation, integers, same, is_causal):
+def check_integers(implementation, integers, same, is_causal):
+  """Compares integers that may wrap around with small ones that mean the same."""
   arrays = make_arrays(queries=5, keys=5, width=3)
   actual = results(implementation, arrays, traced_arrays(integers, is_causal))
   wanted = results("reference", arrays, traced_arrays(same, is_causal))
   assert_close(actual, wanted)
 
 
-def traced_arrays(options, is_causal):
-  arrays = jax.tree.map(lambda x: x if isinstance(x, int) else jnp.asarray(x), options)
-  return arrays | {"is_causal": is_causal}
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+  "integers, same",
+  [
+    (segments(FAR_IDS), segments(IDS)),
+    ({"key_value_seq_lengths": np.array([FAR, FAR + 5])}, {}),
+    ({"query_offset": np.array(FAR)}, {"query_offset": 100}),
+    (traced(LAST), {"query_offset": 100}),
+    (traced(FIRST), {"query_offset": -100}),
+  ],
+  ids=["segments", "lengths", "an offset", "the last offset", "the first offset"],
+)
+@pytest.mark.parametrize(
+  "implementation", ["reference", "projected", "skew", "chunked"]
+)
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_integers_do_not_wrap_around(implementation, integers, same, is_causal):
+  check_integers(implementation, integers, same, is_causal)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+  "integers, same",
+  [
+    ({"query_positions": FAR + ROWS}, {"query_offset": 100}),
+    (SMALL, {"query_offset": 4}),
+    (queries_from(LAST), {"query_offset": 100}),
+    (queries_from(FIRST), {"query_offset": -100}),
+    (queries_from(LAST, key_positions=np.int32(LAST + ROWS)), {}),
+    (queries_from(FIRST, key_positions=np.int32(FIRST + ROWS)), {}),
+  ],
+  ids=["far", "8 bits", "last", "first", "all last", "all first"],
+)
+@pytest.mark.parametrize("implementation", ["reference", "projected"])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_positions_do_not_wrap_around(implementation, integers, same, is_causal):
+  check_integers(implementation, integers, same, is_causal)
 
 
 @pytest.mark.parametrize("relations", [None, RELATIONS])

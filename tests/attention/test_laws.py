@@ -49,23 +49,27 @@ LENGTHS = {
   "query_seq_lengths": jnp.int32([6, 3]),
   "key_value_seq_lengths": jnp.int32([5, 7]),
 }
-PLAIN = {
-  "a bias and a mask of pairs": case(
-    queries=4, keys=7, heads=4, bias="BTS", mask=jnp.asarray(PAIR_MASK)
-  ),
-  "a mask of keys, causal": case(
-    queries=7, keys=4, heads=6, mask=jnp.asarray(KEY_MASK), is_causal=True
-  ),
-  "lengths": case(queries=6, keys=7, **LENGTHS),
-  "a window of two sides": case(queries=6, keys=7, local_window_size=(1, 3)),
-  "a window, causal": case(queries=7, keys=7, local_window_size=2, is_causal=True),
-}
+GROUPED = {"queries": 4, "keys": 7, "heads": 4, "bias": "BTS"}
+WINDOW_OF_TWO_SIDES = {"local_window_size": (1, 3)}
+CAUSAL_WINDOW = {"local_window_size": 2, "is_causal": True}
 
 
-@pytest.mark.parametrize("name", PLAIN)
-def test_without_relations_it_is_jax_nn(name):
+@pytest.mark.parametrize(
+  "sizes, options",
+  [
+    (GROUPED, {"mask": jnp.asarray(PAIR_MASK)}),
+    (
+      {"queries": 7, "keys": 4, "heads": 6},
+      {"mask": jnp.asarray(KEY_MASK), "is_causal": True},
+    ),
+    ({"queries": 6, "keys": 7}, LENGTHS),
+    ({"queries": 6, "keys": 7}, WINDOW_OF_TWO_SIDES),
+    ({"queries": 7, "keys": 7}, CAUSAL_WINDOW),
+  ],
+  ids=["bias, mask of pairs", "mask of keys", "lengths", "window", "causal window"],
+)
+def test_without_relations_it_is_jax_nn(sizes, options):
   """Compares in float32, the only dtype of jax.nn's softmax."""
-  sizes, options = PLAIN[name]
   arrays = make_arrays(tables="", **sizes, dtype=np.float32)
   del arrays["more"]
 
