@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from calls import LOW, call, results, set_tiles
+from calls import ANY_RELATION, LOW, call, results, set_tiles
 from comparing import assert_close
 from compiling import run_with_gradients
 
@@ -60,7 +60,7 @@ def test_rows_that_mask_distances_cost_no_digits(
     assert_close(results(name, arrays, options), wanted, name, rtol=2e-6, atol=2e-5)
 
 
-# Two relations that mask the pairs of query 3 and of key 2, and one by distance.
+# Two relations mask the pairs of query 3 and of key 2, and one masks by distance.
 QUERY, KEY = np.ogrid[:7, :7]
 CROSS = (QUERY == 3) | (KEY == 2)
 
@@ -80,19 +80,20 @@ def mask_by_function(low, table):
   return FunctionBias(number, table)
 
 
-# By name: the relation, the pairs that it masks, and the query that it masks fully.
-MASKING = {
-  "distance": (mask_far_left, (KEY - QUERY < -2)[:, :3], 6),
-  "numbers": (mask_labels, CROSS, 3),
-  "function": (mask_by_function, CROSS, 3),
-}
-
-
 @pytest.mark.parametrize("by_products", [False, True])
-@pytest.mark.parametrize("kind", MASKING)
-def test_numbers_of_minus_infinity_mask_as_a_mask_does(kind, by_products, monkeypatch):
+@pytest.mark.parametrize(
+  "relation, is_masked, masked_query",
+  [
+    (mask_far_left, (KEY - QUERY < -2)[:, :3], 6),
+    (mask_labels, CROSS, 3),
+    (mask_by_function, CROSS, 3),
+  ],
+  ids=["distance", "numbers", "function"],
+)
+def test_numbers_of_minus_infinity_mask_as_a_mask_does(
+  relation, is_masked, masked_query, by_products, monkeypatch
+):
   """Masks a query fully, without a mask. Lookups on accelerators are products."""
-  relation, is_masked, masked_query = MASKING[kind]
   set_tiles(monkeypatch, 4)
   if by_products:
     monkeypatch.setattr(lookup, "look_up", lambda x, labels: lookup.multiply(labels, x))
@@ -108,7 +109,7 @@ def test_numbers_of_minus_infinity_mask_as_a_mask_does(kind, by_products, monkey
 
   by_mask = functools.partial(attend, 0.0, ~is_masked, "reference")
   wanted = run_with_gradients(by_mask, x, table)
-  for name in ("reference", "per_position", "projected", "chunked"):
+  for name in ANY_RELATION:
     by_numbers = functools.partial(attend, -jnp.inf, None, name)
     masked = run_with_gradients(by_numbers, x, table)
     assert_close(masked, wanted, name)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from calls import set_tiles
+from calls import ANY_RELATION, set_tiles
 from comparing import assert_close
 from compiling import compile_quickly, run_with_gradients
 
@@ -49,7 +49,7 @@ def test_a_sink_is_one_more_key_without_a_value(monkeypatch):
   without_sinks = *TENSORS, normal(5, 4), TABLE
   arrays = *without_sinks, SINKS
   wanted = run_with_gradients(with_one_more_key, *arrays)
-  for name in ("reference", "per_position", "projected", "chunked"):
+  for name in ANY_RELATION:
     call = functools.partial(with_sinks, name)
     assert_close(run_with_gradients(call, *arrays), wanted, name)
     low, none = call(*without_sinks, np.full(4, -np.inf)), call(*without_sinks, None)

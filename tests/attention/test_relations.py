@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from calls import compiled_results, results, set_tiles
+from calls import ANY_RELATION, compiled_results, results, set_tiles
 from comparing import assert_close, assert_same
 from formula import formula
 from numpy.testing import assert_allclose
@@ -105,7 +105,7 @@ def relative_error(x, wanted):
 
 
 # Law 20.
-@pytest.mark.parametrize("name", ["reference", "projected", "per_position", "chunked"])
+@pytest.mark.parametrize("name", ANY_RELATION)
 def test_positions_across_the_largest_integer_change_no_bit(name, monkeypatch):
   """Traces 32-bit integers that wrap around: their differences do not."""
   set_tiles(monkeypatch, 4)
