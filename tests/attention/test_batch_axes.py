@@ -57,7 +57,7 @@ def merge_axes(x):
   return x.reshape(-1, *x.shape[3:]) if jnp.shape(x)[:3] == BATCH else x
 
 
-@pytest.mark.parametrize("shared", [(1, 3, 1), (1, 1, 2), ()], ids=str)
+@pytest.mark.parametrize("shared", [(1, 3, 1), (1, 1, 2)], ids=str)
 @pytest.mark.parametrize(
   "name, more, heads",
   [

@@ -395,14 +395,11 @@ def check_each_head(actual, wanted, name):
 # Law 12.
 MAPPED = {
   "all": ["query", "key", "value", "k", "v"],
-  "queries": ["query"],
-  "tables": ["k", "v"],
-  "biases": ["bias"],
-  "tables and segments": ["k", "query_segment_ids"],
-  "other relations": ["more"],
-  "offsets": ["key", "query_offset"],
+  "a bias": ["bias"],
+  "tables and segments": ["k", "v", "query_segment_ids"],
+  "relations and offsets": ["more", "query_offset"],
 }
-REFUSED_BY_KERNELS = "biases", "offsets"
+REFUSED_BY_KERNELS = "a bias", "relations and offsets"
 KERNELS_OR_NOT = [False, pytest.param(True, marks=pytest.mark.kernels)]
 
 
@@ -417,7 +414,7 @@ def arguments_to_map(mapped, in_kernels):
   if not in_kernels:
     content = ContentBias(normal(2, 5, 4, 5), normal(3, 5))
     more += content, LinearBias(normal(4)), KeyBias(normal(3, 4, 3))
-  bias = "TS" if mapped == "biases" else None
+  bias = "TS" if mapped == "a bias" else None
   arrays = make_arrays(heads=4, bias=bias, more=more)
   arrays["k"] = arrays["k"][:, None].repeat(4, 1)  # one per head, one shared
   query_ids, key_ids = random.integers(0, 2, (2, 2, 5))
