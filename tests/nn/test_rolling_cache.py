@@ -31,7 +31,7 @@ def tokens(length):
 def read(layer, x, portions, window, first=0):
   """Returns the outputs of tokens read in portions, at positions from `first`."""
   cache = layer.init_rolling_cache(len(x), window)
-  decode, outputs = nnx.jit(layer.decode), []
+  decode, outputs = jax.jit(layer.decode), []
   for rows in np.split(np.arange(x.shape[1]), np.cumsum(portions)[:-1]):
     positions = jnp.broadcast_to(first + rows, (len(x), len(rows)))
     y, cache = decode(x[:, rows], cache, positions)
