@@ -322,74 +322,74 @@ def test_no_intermediate_result_is_nan(implementation):
 
 # Logits of each head have their own magnitude, or a bias as people use it to mask.
 MAGNITUDES = 2.0 ** np.array([0, 10, 20, 24, 27, 30])
-LOWEST = -1e4, -1e7, -1e9, LOWEST_FLOAT32
+LOWEST = np.array([-1e4, -1e7, -1e9, LOWEST_FLOAT32])
+# Near -1e9 float32 holds multiples of 64.
+FACTORS = np.append(MAGNITUDES, [128.0] * len(LOWEST))
+HEADS, LENGTH = len(FACTORS), 40
 
 
-def large_logits(relative, biased, length=40, width=4, rows=5):
+def large_logits(relative):
   """Returns arrays for logits that are exact in float32: integers times powers of 2."""
   random = np.random.default_rng(0)
-  factors = MAGNITUDES
-  if biased:  # near -1e9 float32 holds multiples of 64
-    factors = np.append(MAGNITUDES, [128.0] * len(LOWEST))
-  heads = len(factors)
 
   def integers(*shape):
     return random.integers(-1, 2, shape).astype(np.float32)
 
   arrays = {}
   for name in ("query", "key", "value"):
-    arrays[name] = integers(1, length, heads, width)
-  arrays["query"] *= factors[:, None]
+    arrays[name] = integers(1, LENGTH, HEADS, 4)
+  arrays["query"] *= FACTORS[:, None]
   for name in TABLES * relative:
-    arrays[name] = integers(rows, heads, width)
-  if biased:
-    arrays["bias"] = factors[:, None, None] * integers(1, heads, length, length)
-    low = np.array(LOWEST)[:, None, None] * masked_pairs(length)
-    arrays["bias"][:, len(MAGNITUDES) :] = low
+    arrays[name] = integers(5, HEADS, 4)
+  arrays["bias"] = FACTORS[:, None, None] * integers(1, HEADS, LENGTH, LENGTH)
+  low = LOWEST[:, None, None] * masked_pairs()
+  arrays["bias"][:, len(MAGNITUDES) :] = low
   return jax.tree.map(jnp.float32, arrays)
 
 
-def masked_pairs(length):
+def masked_pairs():
   """Masks a query in four fully, one by half, and one but for a key."""
-  i, j = np.ogrid[:length, :length]
-  half = (i % 4 == 1) & (j < length // 2)
+  i, j = np.ogrid[:LENGTH, :LENGTH]
+  half = (i % 4 == 1) & (j < LENGTH // 2)
   all_but_one = (i % 4 == 2) & (j != i // 2)
   return (i % 4 == 0) | half | all_but_one
 
 
-def error_by_head(x, wanted, axis_of_heads):
-  axes = tuple(axis for axis in range(x.ndim) if axis != axis_of_heads % x.ndim)
-  return np.abs(x - wanted).max(axes) / np.abs(wanted).max(axes)
+def check_each_head(arrays, name, options):
+  """Compares float32 with float64."""
+  exact_arrays = jax.tree.map(jnp.float64, arrays)
+  wanted = results("reference", exact_arrays, {"is_causal": options["is_causal"]})
+  actual = results(name, arrays, options)
+  for array, exact in wanted.items():
+    axis_of_heads = 1 if array == "bias" else exact.ndim - 2
+    axes = tuple({*range(exact.ndim)} - {axis_of_heads})
+    error = np.abs(actual[array] - exact).max(axes) / np.abs(exact).max(axes)
+    assert error.max() < 1e-5, f"{array} of each head errs by {error}"
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("relative", [True, False])
-@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("name", [*ANY_MASK, "in blocks", None])
 def test_gradients_are_exact_however_large_the_logits(
-  biased, relative, is_causal, monkeypatch
+  name, relative, is_causal, monkeypatch
 ):
-  """Compares float32 with float64. The kernels do not support a bias."""
   set_tiles(monkeypatch, 16, 31)
   options = {"is_causal": is_causal}
-  in_blocks = options | {"query_positions": jnp.arange(40)}
-  calls = [(name, options) for name in (ANY_MASK if biased else KERNELS)]
-  if biased:
-    calls.append(("chunked", in_blocks))
-  if biased and not relative:
-    calls.append((None, options))
-  arrays = large_logits(relative, biased)
-  exact_arrays = jax.tree.map(jnp.float64, arrays)
-  wanted = results("reference", exact_arrays, options)
-  for name, options_of_call in calls:
-    actual = results(name, arrays, options_of_call)
-    check_each_head(actual, wanted, name)
+  if name == "in blocks":
+    name, options = "chunked", options | {"query_positions": jnp.arange(LENGTH)}
+  check_each_head(large_logits(relative), name, options)
 
 
-def check_each_head(actual, wanted, name):
-  for array, exact in wanted.items():
-    axis_of_heads = 1 if array == "bias" else -2
-    error = error_by_head(actual[array], exact, axis_of_heads)
-    assert error.max() < 1e-5, f"{name}: {array} of each head errs by {error}"
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("relative", [True, False])
+@pytest.mark.parametrize("name", KERNELS)
+def test_gradients_of_kernels_are_exact_however_large_the_logits(
+  name, relative, is_causal
+):
+  arrays = large_logits(relative)
+  del arrays["bias"]  # they take none, and heads that have low ones are left out
+  arrays = {name: x[..., : len(MAGNITUDES), :] for name, x in arrays.items()}
+  check_each_head(arrays, name, {"is_causal": is_causal})
 
 
 # Law 12.
@@ -434,15 +434,14 @@ def test_vmap_equals_a_call_for_each(mapped, in_kernels):
   if in_kernels and mapped in REFUSED_BY_KERNELS:
     pytest.skip("kernels do not take them")
   arrays, options = arguments_to_map(mapped, in_kernels)
-  arguments = arrays | options
-  chosen = {name: arguments[name] for name in MAPPED[mapped]}
+  chosen = {name: (arrays | options)[name] for name in MAPPED[mapped]}
   several = jax.tree.map(lambda x: jnp.stack([x, 2 * x, x[..., ::-1]]), chosen)
 
   def run(implementation, changes):
-    changed = arguments | changes
-    own_options = {name: changed[name] for name in options}
+    changed = arrays | options | changes
+    own_options = {name: changed.pop(name) for name in options}
     attend = functools.partial(call, **own_options, implementation=implementation)
-    return with_gradients(attend, {name: changed[name] for name in arrays})
+    return with_gradients(attend, changed)
 
   one = compile_quickly(functools.partial(run, "reference"))
   each = [one(jax.tree.map(operator.itemgetter(i), several)) for i in range(3)]
