@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from calls import set_tiles
 from comparing import assert_close
-from compiling import compile_as_users_do
+from compiling import compile_fusing
 
 from relpos_jax import (
   ContentBias,
@@ -119,7 +119,7 @@ def test_neither_a_vector_of_each_pair_is_formed_nor_its_weight(
   def loss(x, relation):
     return dot_product_attention(x, x, x, relations=relation, **options).sum()
 
-  gradient = compile_as_users_do(jax.grad(loss, (0, 1), allow_int=True))
+  gradient = compile_fusing(jax.grad(loss, (0, 1), allow_int=True))
   compiled = gradient.lower(x, make_relation(kind, x)).compile()
   assert not re.search(never_formed, compiled.as_text())
 
@@ -131,7 +131,7 @@ def temporary_bytes(attend, *shapes):
     return jnp.sum(attend(*arrays) ** 2)
 
   arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-  compiled = compile_as_users_do(jax.grad(loss, (0, 1))).lower(*arrays).compile()
+  compiled = compile_fusing(jax.grad(loss, (0, 1))).lower(*arrays).compile()
   return compiled.memory_analysis().temp_size_in_bytes
 
 

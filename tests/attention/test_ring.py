@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import DROPOUT
-from compiling import compile_as_users_do, with_gradients
+from compiling import compile_fusing, with_gradients
 from devices import Devices, attend, attention_by, check_devices_equal_one, shardings
 from jax.sharding import AxisType, PartitionSpec
 
@@ -102,7 +102,7 @@ def test_memory_falls_with_the_number_of_devices_and_keys_travel_in_their_own_dt
     mesh, context = lay_out(num_devices)
     along = {"T": "sequence", "S": "sequence"}
     places = shardings(AXES | {"table": "RH"}, mesh, along)
-    program = compile_as_users_do(
+    program = compile_fusing(
       functools.partial(with_gradients, call), in_shardings=(places,)
     )
     with context, jax.set_mesh(mesh):
