@@ -73,7 +73,8 @@ class TwoSidedDecay(Relation):
 
 
 def two_sided_decay(rates, i, j, *_):
-  return -jnp.where(j < i, rates[0], rates[1]) * abs(j - i)
+  before, after = rates
+  return -jnp.where(j < i, before, after) * abs(j - i)
 
 
 # By name: parameters, the relation of them, and the relation that it equals.

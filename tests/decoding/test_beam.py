@@ -129,7 +129,8 @@ def test_stopping_early_loses_nothing_of_a_search_by_lists(stop, beam_size, alph
     one = take(cache, [i])
     expected = search_by_lists(model, one, limit, beam_size, alpha, stop)[:number]
     for n, (score, hypothesis) in enumerate(expected):
-      assert tokens[i, n].tolist() == hypothesis + [PAD] * (9 - len(hypothesis))
+      padding = [PAD] * (9 - len(hypothesis))
+      assert tokens[i, n].tolist() == hypothesis + padding
       assert_allclose(scores[i, n], score, rtol=1e-5)
     assert np.all(scores[i, len(expected) : number] == -np.inf)
 

@@ -115,9 +115,10 @@ def test_padding_left_right_and_between_and_beams_in_any_order_give_the_full_pas
   # A row that ended reads padding while the others go on.
   order = np.array([1, 2, 0])
   rows, cache = rows[order], jax.tree.map(lambda leaf: leaf[order], cache)
-  y, cache = decode(X[rows, 5:6], cache, np.array([[5], [-1], [5]]))
+  last = X[rows, 5:6]
+  y, cache = decode(last, cache, np.array([[5], [-1], [5]]))
   assert_close(y[::2, 0], expected[rows[::2], 5], atol=1e-5)
-  y, cache = decode(X[rows, 5:6], cache, np.array([[-1], [5], [-1]]))
+  y, cache = decode(last, cache, np.array([[-1], [5], [-1]]))
   assert_close(y[1, 0], expected[rows[1], 5], atol=1e-5)
 
 

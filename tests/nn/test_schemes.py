@@ -57,7 +57,9 @@ def t5_logit(params, q, k, i, j, n):
   """Has 8 buckets: distances 0, 1, 2 and more to the left; 1, 2, more to the right."""
   distance = abs(j - i)
   bucket = min(distance, 2) if distance < 4 else 3
-  return q @ k / H**0.5 + params["buckets"][bucket + 4 * (j > i), n]
+  if j > i:
+    bucket += 4
+  return q @ k / H**0.5 + params["buckets"][bucket, n]
 
 
 def alibi_logit(params, q, k, i, j, n):
@@ -68,7 +70,9 @@ def alibi_logit(params, q, k, i, j, n):
 def turn(x, position):
   """Multiplies the components d and d + H/2, as complex numbers, by the position's."""
   frequencies = 10_000.0 ** (-2 * np.arange(H // 2) / H)
-  return (x[: H // 2] + 1j * x[H // 2 :]) * np.exp(1j * position * frequencies)
+  turns = np.exp(1j * position * frequencies)
+  first, second = np.split(x, 2)
+  return (first + 1j * second) * turns
 
 
 def rotary_logit(params, q, k, i, j, n):
@@ -76,11 +80,13 @@ def rotary_logit(params, q, k, i, j, n):
 
 
 def xl_logit(params, q, k, i, j, n):
-  angles = -clip(j - i) / 10_000 ** (np.arange(D // 2) / (D // 2 - 1))
+  last = D // 2 - 1
+  angles = -clip(j - i) / 10_000 ** (np.arange(last + 1) / last)
   wave = np.concatenate([np.sin(angles), np.cos(angles)])
   r = wave @ params["projection"][:, n]
   u, v = params["u"][n], params["v"][n]
-  return (q @ k + q @ r + u @ k + v @ r) / H**0.5
+  content, position = (q + u) @ k, (q + v) @ r
+  return (content + position) / H**0.5
 
 
 def content_logit(params, q, k, i, j, n):
@@ -113,7 +119,8 @@ def test_each_scheme_is_its_papers_formula(scheme):
   q, k = np.float64(Q), np.float64(KEY)
   logits = np.zeros((B, N, T, T))
   for b, n, i, j in np.ndindex(logits.shape):
-    logits[b, n, i, j] = LOGITS[scheme](params, q[b, i, n], k[b, j, n], i, j, n)
+    pair = q[b, i, n], k[b, j, n]
+    logits[b, n, i, j] = LOGITS[scheme](params, *pair, i, j, n)
   wanted = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
   weights = attention_weights(**module.arguments(Q, KEY))
   assert_close(weights, wanted, atol=2e-6)
