@@ -418,13 +418,11 @@ def arguments_to_map(mapped, in_kernels):
   arrays = make_arrays(heads=4, bias=bias, more=more)
   arrays["k"] = arrays["k"][:, None].repeat(4, 1)  # one per head, one shared
   query_ids, key_ids = random.integers(0, 2, (2, 2, 5))
-  options = {
-    "is_causal": True,
-    "mask": jnp.asarray(random.random((2, 1, 1, 5)) < 0.7),
-    "query_segment_ids": jnp.int32(query_ids),
-    "key_segment_ids": jnp.int32(key_ids),
-    "query_offset": 0 if in_kernels else jnp.array([-1, 2]),
-  }
+  options = {"is_causal": True}
+  options["mask"] = jnp.asarray(random.random((2, 1, 1, 5)) < 0.7)
+  options["query_segment_ids"] = jnp.int32(query_ids)
+  options["key_segment_ids"] = jnp.int32(key_ids)
+  options["query_offset"] = 0 if in_kernels else jnp.array([-1, 2])
   return arrays, options
 
 

@@ -49,11 +49,9 @@ def test_rows_that_mask_distances_cost_no_digits(
 
   table = normal(9, heads).at[jnp.array(rows)].set(jnp.array(numbers))
   arrays = {name: normal(1, 40, heads, 4) for name in ("query", "key", "value")}
-  arrays["more"] = (
-    DistanceBias(table),
-    RelativePositions(normal(5, 4), normal(5, heads, 4)),
-    LinearBias(jnp.linspace(0.1, 0.5, heads)),
-  )
+  positions = RelativePositions(normal(5, 4), normal(5, heads, 4))
+  slopes = jnp.linspace(0.1, 0.5, heads)
+  arrays["more"] = DistanceBias(table), positions, LinearBias(slopes)
   options = options | {"is_causal": is_causal}
   wanted = results("reference", jax.tree.map(jnp.float64, arrays), options)
   for name in ("reference", "skew", "projected", "per_position", "chunked"):
@@ -66,11 +64,13 @@ CROSS = (QUERY == 3) | (KEY == 2)
 
 
 def mask_far_left(low, table):
-  return DistanceBias(jnp.full((7, 2), low).at[1:].set(table[:6]), left=3)
+  low_first = jnp.full((7, 2), low).at[1:].set(table[:6])
+  return DistanceBias(low_first, left=3)
 
 
 def mask_labels(low, table):
-  return LabelBias(np.where(CROSS, 0, 1 + (QUERY + KEY) % 4), table.at[0].set(low))
+  labels = np.where(CROSS, 0, 1 + (QUERY + KEY) % 4)
+  return LabelBias(labels, table.at[0].set(low))
 
 
 def mask_by_function(low, table):

@@ -77,79 +77,87 @@ def two_sided_decay(rates, i, j, *_):
   return -jnp.where(j < i, before, after) * abs(j - i)
 
 
-# By name: parameters, the relation of them, and the relation that it equals.
-PAIRS = {}
-PAIRS["labels of clipped distances"] = (
-  TABLES_PER_HEAD,
-  lambda tables: EdgeLabels(CLIPPED, *tables),
-  lambda tables: RelativePositions(*tables),
+def labels_of_clipped(tables):
+  return EdgeLabels(CLIPPED, *tables)
+
+
+def labels_of_near(tables):
+  return EdgeLabels(OR_NONE, *tables)
+
+
+def zero_beyond(tables):
+  return RelativePositions(*tables, "zero")
+
+
+def one_hot_features(tables):
+  return EdgeFeatures(ONE_HOT, *tables)
+
+
+def random_labels(tables):
+  return EdgeLabels(LABELS, *tables)
+
+
+def function_with_table(table):
+  return FunctionBias(look_up, table)
+
+
+def function_around_table(table):
+  return FunctionBias(lambda _, *pair: look_up(table, *pair))
+
+
+def check_equal(params, relation, other, **options):
+  """Compares the outputs, and the gradients of query, key, value and parameters."""
+
+  def run(make, name):
+    def attend(query, key, value, params):
+      own = {"relations": make(params), "implementation": name}
+      return dot_product_attention(query, key, value, is_causal=True, **own, **options)
+
+    return run_with_gradients(attend, *TOKENS, params)
+
+  wanted = run(other, "reference")
+  for name in ("projected", "chunked"):
+    assert_close(run(relation, name), wanted, name)
+
+
+@pytest.mark.parametrize(
+  "params, relation, other",
+  [
+    (TABLES_PER_HEAD, labels_of_clipped, lambda tables: RelativePositions(*tables)),
+    (TABLES, labels_of_near, zero_beyond),
+    (TABLES_PER_HEAD, one_hot_features, random_labels),
+    (normal(QUERIES + KEYS - 1, HEADS), function_around_table, function_with_table),
+  ],
+  ids=["clipped distances", "near distances", "one-hot features", "code around it"],
 )
-PAIRS["labels of near distances"] = (
-  TABLES,
-  lambda tables: EdgeLabels(OR_NONE, *tables),
-  lambda tables: RelativePositions(*tables, "zero"),
-)
-PAIRS["one-hot features"] = (
-  TABLES_PER_HEAD,
-  lambda tables: EdgeFeatures(ONE_HOT, *tables),
-  lambda tables: EdgeLabels(LABELS, *tables),
-)
-PAIRS["a function with arrays of the code around it"] = (
-  normal(QUERIES + KEYS - 1, HEADS),
-  lambda table: FunctionBias(lambda _, *pair: look_up(table, *pair)),
-  lambda table: FunctionBias(look_up, table),
-)
-BY_DISTANCE = {}
-BY_DISTANCE["a function of a table"] = (
-  normal(5, HEADS),
-  lambda table: FunctionBias(look_up_clipped, table),
-  DistanceBias,
-)
-BY_DISTANCE["a function of slopes"] = (
-  normal(HEADS),
-  lambda slopes: FunctionBias(linear, slopes),
-  LinearBias,
-)
-BY_DISTANCE["a class of one's own"] = (
-  normal(2, HEADS),
-  TwoSidedDecay,
-  lambda rates: FunctionBias(two_sided_decay, rates),
-)
+def test_a_relation_is_what_it_computes(params, relation, other, monkeypatch):
+  set_tiles(monkeypatch, 5)
+  check_equal(params, relation, other)
+
+
 REVERSED = {
   "query_positions": np.arange(QUERIES)[::-1],
   "key_positions": np.arange(KEYS)[::-1],
 }
-PLACES = {"here": {}, "at an offset": {"query_offset": 3}, "reversed": REVERSED}
-CALLS = [(name, "here") for name in PAIRS]
-for name in BY_DISTANCE:
-  CALLS += [(name, "at an offset"), (name, "reversed")]
 
 
-def run(params, make, **options):
-  """Returns the output, and the gradients of query, key, value and parameters."""
-
-  def attend(query, key, value, params):
-    return dot_product_attention(
-      query, key, value, relations=make(params), **options, is_causal=True
-    )
-
-  return run_with_gradients(attend, *TOKENS, params)
-
-
-@functools.cache
-def wanted_results(name, place):
-  """Returns the results of the other relation."""
-  params, _, other = (PAIRS | BY_DISTANCE)[name]
-  return run(params, other, **PLACES[place], implementation="reference")
-
-
-@pytest.mark.parametrize("implementation", ["projected", "chunked"])
-@pytest.mark.parametrize("name, place", CALLS)
-def test_a_relation_is_what_it_computes(name, place, implementation, monkeypatch):
+@pytest.mark.parametrize(
+  "shape, relation, other",
+  [
+    ((5, HEADS), functools.partial(FunctionBias, look_up_clipped), DistanceBias),
+    ((HEADS,), functools.partial(FunctionBias, linear), LinearBias),
+    ((2, HEADS), TwoSidedDecay, functools.partial(FunctionBias, two_sided_decay)),
+  ],
+  ids=["a table", "slopes", "a class of one's own"],
+)
+@pytest.mark.parametrize(
+  "place", [{"query_offset": 3}, REVERSED], ids=["offset", "back"]
+)
+def test_a_relation_by_distance_is_what_it_computes(
+  shape, relation, other, place, monkeypatch
+):
   set_tiles(monkeypatch, 5)
-  params, relation, _ = (PAIRS | BY_DISTANCE)[name]
-  actual = run(params, relation, **PLACES[place], implementation=implementation)
-  assert_close(actual, wanted_results(name, place))
+  check_equal(normal(*shape), relation, other, **place)
 
 
 def test_a_class_of_ones_own_is_checked():

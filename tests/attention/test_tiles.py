@@ -52,7 +52,8 @@ def test_many_blocks_equal_the_reference(name, monkeypatch):
   heads = None
   if number % 2:
     heads = math.gcd(2 ** (number // 2 % 3), sizes.get("heads", 2))
-  set_tiles(monkeypatch, (8, 5, 3)[number % 3], (7, 32, 4)[number // 3 % 3], heads)
+  block, tile = (8, 5, 3)[number % 3], (7, 32, 4)[number // 3 % 3]
+  set_tiles(monkeypatch, block, tile, heads)
   if name in SHARED:
     assert_exact(chunked.attention, *exact_case(name))
   else:

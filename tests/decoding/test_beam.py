@@ -163,8 +163,9 @@ def test_the_search_stops_when_every_sentence_is_decided():
   options = {"beam_size": 4, "max_length": 100} | TOKENS
   tokens, _ = beam_search(decode, cache, length_limits=jnp.full(2, 100), **options)
   jax.effects_barrier()
-  assert tokens[0, 0, :8].tolist() == [5] * 3 + [EOS] + [PAD] * 4
-  assert tokens[1, 0, :8].tolist() == [5] * 6 + [EOS, PAD]
+  best = tokens[:, 0, :8].tolist()
+  assert best[0] == [5, 5, 5, EOS, PAD, PAD, PAD, PAD]
+  assert best[1] == [5, 5, 5, 5, 5, 5, EOS, PAD]
   assert len(steps) == 7
 
 

@@ -40,14 +40,13 @@ EDGES = ((0, 1, 2), (1, 2, 0), (0, 2, 1), (0, 2, 0), (3, 3, 1), (2, 1, 1))
 
 def make_graph(num_nodes=NUM_NODES, edges=EDGES, seed=0):
   random = np.random.default_rng(seed)
-  return Graph.from_edges(
-    random.integers(0, 2, num_nodes),
-    edges,
-    target=0,
-    query=(0, num_nodes - 1),
-    node_features=random.normal(size=(num_nodes, 2)),
-    edge_features=random.normal(size=(len(edges), 1)),
-  )
+  nodes = random.integers(0, 2, num_nodes)
+  features = {
+    "node_features": random.normal(size=(num_nodes, 2)),
+    "edge_features": random.normal(size=(len(edges), 1)),
+  }
+  query = 0, num_nodes - 1
+  return Graph.from_edges(nodes, edges, target=0, query=query, **features)
 
 
 def make_batch(*graphs, longest=NUM_NODES) -> GraphBatch:
@@ -71,11 +70,9 @@ OTHER_WAY = ONE._replace(
 FIRST_FEATURE = np.eye(6, 1, dtype=np.float32)
 OTHER_FEATURE = ONE._replace(edge_features=ONE.edge_features + FIRST_FEATURE)
 NO_EDGE = make_graph(edges=())
-SEVERAL = [
-  ONE,
-  make_graph(3, ((0, 1, 0), (2, 1, 1)), seed=1),
-  make_graph(2, ((1, 0, 2), (1, 0, 1)), seed=2),
-]
+OF_THREE = make_graph(3, ((0, 1, 0), (2, 1, 1)), seed=1)
+OF_TWO = make_graph(2, ((1, 0, 2), (1, 0, 1)), seed=2)
+SEVERAL = [ONE, OF_THREE, OF_TWO]
 
 # The graphs that differ from ONE by a property of their edges.
 OTHERS = {
@@ -154,14 +151,17 @@ def test_a_pairs_features_are_the_mean_of_its_edges_in_each_direction(
 def renumber(graph: Graph, new) -> Graph:
   """Renames node i to new[i] and reverses the order of the edges."""
   new, old = np.int32(new), np.argsort(new)
-  return graph._replace(
+  senders, receivers = new[graph.senders], new[graph.receivers]
+  graph = graph._replace(
     nodes=graph.nodes[old],
-    senders=new[graph.senders[::-1]],
-    receivers=new[graph.receivers[::-1]],
-    labels=graph.labels[::-1],
     node_features=graph.node_features[old],
-    edge_features=graph.edge_features[::-1],
     query=new[graph.query],
+  )
+  return graph._replace(
+    senders=senders[::-1],
+    receivers=receivers[::-1],
+    labels=graph.labels[::-1],
+    edge_features=graph.edge_features[::-1],
   )
 
 
