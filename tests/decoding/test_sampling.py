@@ -139,7 +139,7 @@ def test_frequencies_are_the_models_probabilities():
   sampling = SamplingParams(temperature)
   tokens = sample(decode, (), prompts, limits, KEY, sampling=sampling, **options)
   counts = np.zeros((pad, pad))
-  np.add.at(counts, tuple(tokens.T), 1)
+  np.add.at(counts, tuple(np.asarray(tokens).T), 1)
   share = scipy.special.softmax(logits_of_next[:pad, :pad] / temperature, axis=-1)
   expected = num_rows * share[0][:, None] * share
   assert scipy.stats.chisquare(counts.ravel(), expected.ravel()).pvalue > 1e-3
