@@ -22,13 +22,11 @@ from experiments.data import upstream
 jax.config.update("jax_num_cpu_devices", 8)
 # Commands, here and in processes of their own, neither use nor fill a person's folder.
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
-os.environ["MALLOC_ARENA_MAX"] = (
-  "0"  # the default; commands leave the tests' memory as it is
-)
+# The default: commands leave the tests' memory as it is.
+os.environ["MALLOC_ARENA_MAX"] = "0"
 hypothesis.settings.register_profile("same every time", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("same every time")
-# Collecting garbage more often takes 6% of the time: most of what tracing leaves is in
-# use.
+# Collecting more often takes 6% of the time: most of what tracing leaves is in use.
 gc.set_threshold(20_000)
 
 _STATM = pathlib.Path("/proc/self/statm")  # the second number counts pages in memory
@@ -42,7 +40,10 @@ def pytest_addoption(parser):
 
 
 def pytest_xdist_auto_num_workers(config) -> int:
-  """Returns one worker for each core, and fewer where memory is short: each takes up to 1.6 GB."""
+  """Returns one worker for each core, and fewer where memory is short.
+
+  Each takes up to 1.6 GB.
+  """
   memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
   return max(1, min(os.cpu_count(), int(memory / 2e9)))
 
@@ -56,19 +57,17 @@ class DropPrograms:
       return
     jax.clear_caches()
     gc.collect()
-    if (
-      _STATM.exists()
-    ):  # glibc keeps what is freed: three quarters of a worker's memory
+    if _STATM.exists():
+      # glibc keeps what is freed: three quarters of a worker's memory.
       ctypes.CDLL(None).malloc_trim(0)
 
 
 def _resident_bytes() -> int:
   """Returns the memory of this process, on Linux; elsewhere 0."""
-  return (
-    int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    if _STATM.exists()
-    else 0
-  )
+  if not _STATM.exists():
+    return 0
+  _, pages, *_ = _STATM.read_text().split()
+  return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def pytest_configure(config):
@@ -78,12 +77,10 @@ def pytest_configure(config):
     signal.signal(signal.SIGINT, signal.default_int_handler)
   if "not gpu and not tpu" in config.option.markexpr:
     flags = [f"--{name}={str(value).lower()}" for name, value in QUICK.items()]
-    os.environ["XLA_FLAGS"] = " ".join(
-      [*os.environ.get("XLA_FLAGS", "").split(), *flags]
-    )
-  config.pluginmanager.register(
-    DropPrograms()
-  )  # a hook of this file would miss the doctests
+    before = os.environ.get("XLA_FLAGS", "").split()
+    os.environ["XLA_FLAGS"] = " ".join([*before, *flags])
+  # A hook of this file would miss the doctests.
+  config.pluginmanager.register(DropPrograms())
 
 
 @pytest.fixture

@@ -13,24 +13,18 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 
-# The packages of this project that each package may import besides itself, one layer a line.
-LAYERS = {
+# Layers of the packages of this project, and below what each may import besides itself.
+NN = {"relpos_jax.typing", "relpos_jax.attention", "relpos_jax.nn"}
+MODELS = {"relpos_jax.models", "relpos_jax.decoding"}
+FOUNDATION = {"relpos_jax.typing", "experiments.errors", "experiments.files"}
+FOUNDATION |= {"experiments.config", "experiments.signals"}
+SHARED = {"experiments.data", "experiments.training", "experiments.evaluation"}
+SYSTEMS = {"experiments.translation", "experiments.music", "experiments.graphs"}
+MAY_IMPORT = {
   "relpos_jax.typing": set(),
   "relpos_jax.attention": {"relpos_jax.typing"},
   "relpos_jax": {"relpos_jax.attention"},  # the public names, nothing else
   "relpos_jax.nn": {"relpos_jax.typing", "relpos_jax.attention"},
-}
-NN = {"relpos_jax.typing", "relpos_jax.attention", "relpos_jax.nn"}
-FOUNDATION = {
-  "relpos_jax.typing",
-  "experiments.errors",
-  "experiments.files",
-  "experiments.config",
-}
-FOUNDATION |= {"experiments.signals"}
-SHARED = {"experiments.data", "experiments.training", "experiments.evaluation"}
-SYSTEMS = {"experiments.translation", "experiments.music", "experiments.graphs"}
-MAY_IMPORT = LAYERS | {
   "relpos_jax.linen": NN,
   "relpos_jax.models": NN,
   "relpos_jax.decoding": {"relpos_jax.typing"},
@@ -41,14 +35,10 @@ MAY_IMPORT = LAYERS | {
   "experiments.config": {"configs", "experiments.errors"},
   "experiments.data": FOUNDATION,
   "experiments.evaluation": FOUNDATION | {"experiments.data"},
-  "experiments.training": FOUNDATION
-  | NN
-  | {"experiments.data", "experiments.evaluation"},
-  **dict.fromkeys(
-    sorted(SYSTEMS),
-    FOUNDATION | NN | SHARED | {"relpos_jax.models", "relpos_jax.decoding"},
-  ),
+  "experiments.training": FOUNDATION | NN | SHARED,
 }
+for system in sorted(SYSTEMS):
+  MAY_IMPORT[system] = FOUNDATION | NN | SHARED | MODELS
 COMMANDS = {f"experiments.{name}" for name in ("benchmark", "launch")}
 LIBRARY = {name for name in MAY_IMPORT if name.startswith("relpos_jax")}
 
@@ -61,22 +51,16 @@ def package(name: str) -> str:
 
 
 def modules() -> dict[str, pathlib.Path]:
-  paths = [
-    path
-    for folder in ("relpos_jax", "configs")
-    for path in (ROOT / folder).rglob("*.py")
-  ]
-  paths += (ROOT / "experiments").glob("*/*.py")
-  paths += [
-    ROOT / f"{name.replace('.', '/')}.py"
-    for name in FOUNDATION
-    if "experiments" in name
-  ]
-  names = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts): path
-    for path in sorted(paths)
-  }
-  return {name: path for name, path in names.items() if package(name) not in COMMANDS}
+  paths = [*ROOT.glob("relpos_jax/**/*.py"), *ROOT.glob("configs/**/*.py")]
+  paths += ROOT.glob("experiments/*/*.py")
+  for name in FOUNDATION - LIBRARY:
+    paths.append(ROOT / f"{name.replace('.', '/')}.py")
+  named = {}
+  for path in sorted(paths):
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    if package(name) not in COMMANDS:
+      named[name] = path
+  return named
 
 
 MODULES = modules()
@@ -98,17 +82,15 @@ PROJECT = {"relpos_jax", "configs", "experiments", "tests"}
 IMPORTS = {name: imports(path) for name, path in MODULES.items()}
 
 
+def modules_of(own: str) -> list[str]:
+  return [name for name in MODULES if package(name) == own]
+
+
 @pytest.mark.parametrize("own", MAY_IMPORT)
 def test_imports_point_one_way(own):
-  wrong = {
-    (name, imported)
-    for name in MODULES
-    if package(name) == own
-    for imported in IMPORTS[name]
-    if imported.split(".")[0] in PROJECT
-    and package(imported) not in MAY_IMPORT[own] | {own}
-  }
-  assert not wrong
+  for name in modules_of(own):
+    ours = {x for x in IMPORTS[name] if x.split(".")[0] in PROJECT}
+    assert {*map(package, ours)} <= MAY_IMPORT[own] | {own}, name
 
 
 def test_every_package_is_listed_and_the_library_imports_nothing_that_is_run():
@@ -118,14 +100,11 @@ def test_every_package_is_listed_and_the_library_imports_nothing_that_is_run():
 
 @pytest.mark.parametrize("own", sorted(LIBRARY))
 def test_the_library_needs_four_packages(own):
-  modules = [name for name in MODULES if package(name) == own]
-  tops = {imported.split(".")[0] for name in modules for imported in IMPORTS[name]}
-  assert modules and tops - PROJECT - sys.stdlib_module_names <= {
-    "jax",
-    "flax",
-    "numpy",
-    "jaxtyping",
-  }
+  names = modules_of(own)
+  assert names
+  tops = {imported.split(".")[0] for name in names for imported in IMPORTS[name]}
+  others = tops - PROJECT - sys.stdlib_module_names
+  assert others <= {"jax", "flax", "numpy", "jaxtyping"}
 
 
 def test_the_operator_loads_no_kernels_before_they_are_used():

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparing import assert_close, assert_same
-from compiling import compile_quickly, fill
+from comparing import assert_same
+from compiling import fill
 from flax import linen as nn
 from flax import nnx, traverse_util
+from flax_layers import check_linen_decoding
 
 import relpos_jax.linen
 import relpos_jax.nn
@@ -115,18 +116,7 @@ def test_decoding_equals_the_full_pass(make):
   model = make(False, None)
   params = fill(jax.eval_shape(model.init, KEY, X)["params"])
   full = model.apply({"params": params}, X, mask=CAUSAL)
-  shapes = jax.eval_shape(make(True, None).init, KEY, X)["cache"]
-  cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-
-  @compile_quickly
-  def step(cache, x, at):
-    variables = {"params": params, "cache": cache}
-    return make(True, at).apply(variables, x, mutable=["cache"])
-
-  for t in range(T):
-    y, variables = step(cache, X[:, t : t + 1], jnp.array([t]))
-    assert_close(y[:, 0], full[:, t], atol=1e-5)
-    cache = variables["cache"]
+  check_linen_decoding(functools.partial(make, True), params, X, full)
 
 
 def test_unknown_positions_are_refused():
@@ -136,15 +126,11 @@ def test_unknown_positions_are_refused():
     RelativeAttention(K).init(KEY, query, key, key)
 
 
-def test_a_hook_for_nnx_is_refused():
+def test_hooks_for_the_other_kind_of_layer_are_refused():
   hook = relpos_jax.nn.RelativeAttention(K, H, rngs=nnx.Rngs(0))
-  layer = nn.MultiHeadDotProductAttention(N, attention_fn=hook)
   message = r"not train its tables: give it relpos_jax\.linen\.Rel"
   with pytest.raises(TypeError, match=message):
-    layer.init(KEY, X)
-
-
-def test_an_nnx_layer_is_refused():
+    nn.MultiHeadDotProductAttention(N, attention_fn=hook).init(KEY, X)
   options = {"attention_fn": RelativeAttention(K), "decode": False}
   layer = nnx.MultiHeadAttention(N, D, **options, rngs=nnx.Rngs(0))
   message = r"give an NNX layer relpos_jax\.nn\.RelativeAttention"

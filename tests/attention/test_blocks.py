@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from calls import set_tiles
 from comparing import assert_close
-from compiling import compile_as_users_do
+from compiling import compile_fusing
 
 from relpos_jax import (
   ContentBias,
@@ -20,6 +20,7 @@ from relpos_jax import (
   RelativePositions,
   dot_product_attention,
 )
+from relpos_jax.attention import band
 
 
 def derivatives(x, relations, name):
@@ -36,7 +37,11 @@ def derivatives(x, relations, name):
   yield lambda: jax.jvp(loss, (x,), (jnp.cos(x),))[1]
 
 
-def test_second_and_forward_derivatives_along_a_band_name_the_remedy():
+@pytest.mark.parametrize("is_one_device", [True, False])
+def test_second_and_forward_derivatives_along_a_band_name_the_remedy(
+  is_one_device, monkeypatch
+):
+  monkeypatch.setattr(band, "is_one_device", lambda: is_one_device)
   x, relations = jnp.ones((1, 300, 1, 4)), RelativePositions(jnp.ones((3, 4)), None)
   for derivative in derivatives(x, relations, "chunked"):
     with pytest.raises(NotImplementedError, match="name implementation='projected'"):
@@ -68,16 +73,21 @@ def make_relation(kind, x):
   """Returns a relation of a kind for tokens x."""
   pairs = x.shape[1], x.shape[1]
   labels = jnp.zeros(pairs, int)
-  relations = {
-    "positions": RelativePositions(TABLE, TABLE),
-    "labels": EdgeLabels(labels, TABLE, TABLE),
-    "features": EdgeFeatures(jnp.ones((*pairs, 5)), TABLE, TABLE),
-    "numbers": LabelBias(labels, TABLE[:, :2]),
-    "function": FunctionBias(number_of_distance, TABLE[:, :2]),
-    "content": ContentBias(x, TABLE),
-    "key": KeyBias(TABLE),
-  }
-  return relations[kind]
+  match kind:
+    case "positions":
+      return RelativePositions(TABLE, TABLE)
+    case "labels":
+      return EdgeLabels(labels, TABLE, TABLE)
+    case "features":
+      return EdgeFeatures(jnp.ones((*pairs, 5)), TABLE, TABLE)
+    case "numbers":
+      return LabelBias(labels, TABLE[:, :2])
+    case "function":
+      return FunctionBias(number_of_distance, TABLE[:, :2])
+    case "content":
+      return ContentBias(x, TABLE)
+    case "key":
+      return KeyBias(TABLE)
 
 
 # A vector of each pair, and the weight of each pair.
@@ -109,7 +119,7 @@ def test_neither_a_vector_of_each_pair_is_formed_nor_its_weight(
   def loss(x, relation):
     return dot_product_attention(x, x, x, relations=relation, **options).sum()
 
-  gradient = compile_as_users_do(jax.grad(loss, (0, 1), allow_int=True))
+  gradient = compile_fusing(jax.grad(loss, (0, 1), allow_int=True))
   compiled = gradient.lower(x, make_relation(kind, x)).compile()
   assert not re.search(never_formed, compiled.as_text())
 
@@ -121,7 +131,7 @@ def temporary_bytes(attend, *shapes):
     return jnp.sum(attend(*arrays) ** 2)
 
   arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-  compiled = compile_as_users_do(jax.grad(loss, (0, 1))).lower(*arrays).compile()
+  compiled = compile_fusing(jax.grad(loss, (0, 1))).lower(*arrays).compile()
   return compiled.memory_analysis().temp_size_in_bytes
 
 

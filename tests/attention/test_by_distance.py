@@ -86,3 +86,8 @@ def test_alibi_has_the_slopes_of_the_paper_and_its_code():
   for n in range(1, 40):
     assert_allclose(LinearBias.alibi(n).slopes, alibi_slopes(n), rtol=1e-12)
   assert_allclose(LinearBias.alibi(8).slopes, [2.0**-x for x in range(1, 9)])
+
+
+def test_no_head_has_no_slopes():
+  with pytest.raises(ValueError, match="num_heads is 0; want one or more"):
+    LinearBias.alibi(0)

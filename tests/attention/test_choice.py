@@ -31,54 +31,47 @@ LABELLED = RELATIONS, EdgeLabels(np.arange(35).reshape(5, 7) % 5, TABLE, None)
 WITH_SLOPES = RELATIONS, LinearBias.alibi(4)
 POSITIONS = {"query_positions": np.arange(5)}
 WIDE = np.ones((1, 6, 1, 300), np.float32)
-NAMES = "query", "key", "value"
+MASK = np.ones((1, 1, 5, 1), bool)
 
 
 def call(query=QUERY, key=KEY, value=KEY, relations=RELATIONS, **options):
   return dot_product_attention(query, key, value, relations=relations, **options)
 
 
-BY_SKEW = {
-  "positions are given; if they are consecutive, give query_offset instead": POSITIONS,
-  "it takes no EdgeLabels": {"relations": LABELLED},
-}
-BY_KERNELS = {
-  "heads have width 300": {
-    "query": WIDE,
-    "key": WIDE,
-    "value": WIDE,
-    "relations": None,
-  },
-  "a bias is given": {"bias": np.ones((1, 1, 5, 7))},
-  "mask has shape (1, 1, 5, 1)": {"mask": np.ones((1, 1, 5, 1), bool)},
-  "positions or query_offset are given": POSITIONS,
-  "positions or query_offset are given; it": {"query_offset": np.array([1, 2])},
-  "positions or query_offset are given; it needs": {"query_offset": 3},
-  "it takes no EdgeLabels": {"relations": LABELLED},
-  "it takes no KeyBias": {"relations": KeyBias(TABLE)},
-  "it takes no ContentBias": {"relations": CONTENT},
-  "it takes no LinearBias": {"relations": WITH_SLOPES},
-  "a local window is given": {"local_window_size": 3},
-  "a soft cap is given": {"logits_soft_cap": 1.0},
-  "sinks are given": {"sinks": np.ones(4, np.float32)},
-  "sinks are given, or a residual": {"return_residual": True},
-  "values have width 4; it needs the keys' width, 8": {
-    "value": KEY[..., :4],
-    "relations": RelativePositions(TABLE, None),
-  },
-  "scale is traced": {"scale": np.float32(0.1)},
-}
-REFUSED = [("skew", *refused) for refused in BY_SKEW.items()]
-REFUSED += [("pallas_gpu", *refused) for refused in BY_KERNELS.items()]
+NEEDS_NO_POSITIONS = "positions or query_offset are given; it needs"
+WIDE_HEADS = {"query": WIDE, "key": WIDE, "value": WIDE, "relations": None}
+OTHER_VALUES = {"value": KEY[..., :4], "relations": RelativePositions(TABLE, None)}
 
 
-@pytest.mark.parametrize("name, reason, change", REFUSED)
+@pytest.mark.parametrize(
+  "name, change, reason",
+  [
+    ("skew", POSITIONS, "positions are given; if they are consecutive, give query_o"),
+    ("skew", {"relations": LABELLED}, "it takes no EdgeLabels"),
+    ("pallas_gpu", WIDE_HEADS, "heads have width 300"),
+    ("pallas_gpu", {"bias": np.ones((1, 1, 5, 7))}, "a bias is given"),
+    ("pallas_gpu", {"mask": MASK}, "mask has shape (1, 1, 5, 1)"),
+    ("pallas_gpu", POSITIONS, NEEDS_NO_POSITIONS),
+    ("pallas_gpu", {"query_offset": np.array([1, 2])}, NEEDS_NO_POSITIONS),
+    ("pallas_gpu", {"query_offset": 3}, NEEDS_NO_POSITIONS),
+    ("pallas_gpu", {"relations": LABELLED}, "it takes no EdgeLabels"),
+    ("pallas_gpu", {"relations": KeyBias(TABLE)}, "it takes no KeyBias"),
+    ("pallas_gpu", {"relations": CONTENT}, "it takes no ContentBias"),
+    ("pallas_gpu", {"relations": WITH_SLOPES}, "it takes no LinearBias"),
+    ("pallas_gpu", {"local_window_size": 3}, "a local window is given"),
+    ("pallas_gpu", {"logits_soft_cap": 1.0}, "a soft cap is given"),
+    ("pallas_gpu", {"sinks": np.ones(4, "f4")}, "sinks are given"),
+    ("pallas_gpu", {"return_residual": True}, "sinks are given, or a residual"),
+    ("pallas_gpu", OTHER_VALUES, "values have width 4; it needs the keys' width, 8"),
+    ("pallas_gpu", {"scale": np.float32(0.1)}, "scale is traced"),
+  ],
+)
 def test_what_an_implementation_cannot_do_it_refuses_with_the_reason_that_explain_gives(
-  name, reason, change
+  name, change, reason
 ):
   default = {"query": QUERY, "key": KEY, "value": KEY, "relations": RELATIONS}
   arguments = default | change
-  arrays = [arguments.pop(array) for array in NAMES]
+  arrays = [arguments.pop(array) for array in ("query", "key", "value")]
   static = "local_window_size", "logits_soft_cap", "return_residual", "implementation"
   compiled = jax.jit(call, static_argnames=static)
   message = f"'{name}' cannot .*{re.escape(reason)}"
@@ -95,38 +88,42 @@ def target(platform, kind="chip", devices=8):
   return use_abstract_mesh(mesh)
 
 
-# The platform, the shapes of the query and of tables, and the choice.
-CHOSEN = [
-  ("cpu", (32, 32, 4, 32), (33, 32), "per_position"),
-  ("cpu", (32, 32, 4, 32), (33, 4, 32), "per_position"),
-  ("cpu", (32, 32, 8, 64), (33, 64), "per_position"),
-  ("cpu", (32, 32, 8, 64), (33, 8, 64), "projected"),
-  ("cpu", (16, 96, 8, 64), (33, 64), "chunked"),
-  ("cpu", (1, 2048, 8, 64), (33, 64), "chunked"),
-  ("cpu", (1, 64, 8, 64), None, "jax.nn"),
-  ("cpu", (1, 2048, 8, 64), None, "chunked"),  # rotary positions, which are no relation
-]
-for platform in ("tpu", "gpu", "cuda"):
-  CHOSEN += [
-    (platform, (64, 32, 8, 64), (33, 64), "projected"),
-    (platform, (64, 1024, 8, 64), (33, 64), "projected"),
-    (platform, (64, 2048, 8, 64), (33, 64), "chunked"),
-  ]
-
-
-@pytest.mark.parametrize("platform, shape, table_shape, wanted", CHOSEN)
+@pytest.mark.parametrize(
+  "platform, shape, table_shape, wanted",
+  [
+    ("cpu", (32, 32, 4, 32), (33, 32), "per_position"),
+    ("cpu", (32, 32, 4, 32), (33, 4, 32), "per_position"),
+    ("cpu", (32, 32, 8, 64), (33, 64), "per_position"),
+    ("cpu", (32, 32, 8, 64), (33, 8, 64), "projected"),
+    ("cpu", (16, 96, 8, 64), (33, 64), "chunked"),
+    ("cpu", (1, 2048, 8, 64), (33, 64), "chunked"),
+    ("tpu", (64, 1024, 8, 64), (33, 64), "projected"),
+    ("tpu", (64, 2048, 8, 64), (33, 64), "chunked"),
+    ("gpu", (64, 1024, 8, 64), (33, 64), "projected"),
+    ("gpu", (64, 2048, 8, 64), (33, 64), "chunked"),
+    ("cuda", (64, 32, 8, 64), (33, 64), "projected"),
+    ("cuda", (64, 2048, 8, 64), (33, 64), "chunked"),
+  ],
+)
 def test_the_choice_follows_the_measurements_on_the_platform_of_the_mesh(
   platform, shape, table_shape, wanted
 ):
-  array, relations = jax.ShapeDtypeStruct(shape, jnp.float32), None
-  if table_shape is not None:
-    table = jax.ShapeDtypeStruct(table_shape, jnp.float32)
-    relations = RelativePositions(table, table)
+  array = jax.ShapeDtypeStruct(shape, jnp.float32)
+  table = jax.ShapeDtypeStruct(table_shape, jnp.float32)
+  relations = RelativePositions(table, table)
   with target(platform):
     choice = explain(array, array, array, relations=relations)
   assert choice.implementation == wanted
   may_be_named = "if implementation= names it" in choice.reasons["pallas_gpu"]
   assert may_be_named == (platform in ("gpu", "cuda"))
+
+
+@pytest.mark.parametrize("length, wanted", [(64, "jax.nn"), (2048, "chunked")])
+def test_without_relations_long_sequences_are_in_tiles(length, wanted):
+  """Covers rotary positions, which are no relation."""
+  array = jax.ShapeDtypeStruct((1, length, 8, 64), jnp.float32)
+  with target("cpu"):
+    assert explain(array, array, array).implementation == wanted
 
 
 ONE_MASK = jax.ShapeDtypeStruct((1, 1, 1, 2048), bool)

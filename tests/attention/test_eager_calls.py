@@ -54,19 +54,25 @@ def with_function(table):
   return DistanceBias(table[:, 0]), FunctionBias(distance_decay, table[0, 0])
 
 
-KINDS = {
-  "chunked": (by_distance, "chunked", 64),
-  "in blocks of queries": (with_function, "chunked", 1024),
-  "projected": (by_distance, "projected", 64),
-  "per_position": (by_distance, "per_position", 64),
-  "default": (by_distance, None, 64),
-  "no relation": (lambda table: None, None, 64),
-}
+def no_relation(table):
+  return None
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_later_call_compiles_nothing(kind):
-  relation, implementation, num_tokens = KINDS[kind]
+each_kind = pytest.mark.parametrize(
+  "relation, implementation, num_tokens",
+  [
+    (by_distance, "chunked", 64),
+    (with_function, "chunked", 1024),  # in blocks of queries
+    (by_distance, "projected", 64),
+    (by_distance, "per_position", 64),
+    (by_distance, None, 64),
+    (no_relation, None, 64),
+  ],
+)
+
+
+@each_kind
+def test_a_later_call_compiles_nothing(relation, implementation, num_tokens):
 
   def attend(seed, **options):
     *tensors, table = arrays(seed, num_tokens)
@@ -81,9 +87,8 @@ def test_a_later_call_compiles_nothing(kind):
   assert not compiled
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_later_gradients_compile_nothing(kind):
-  relation, implementation, num_tokens = KINDS[kind]
+@each_kind
+def test_later_gradients_compile_nothing(relation, implementation, num_tokens):
 
   def gradients(seed, scale, offset):
     def loss(query, key, value, table):
@@ -126,27 +131,6 @@ def test_a_function_is_compared_by_its_program():
   assert not compiled
 
 
-def test_what_a_function_reads_around_it_is_read_at_each_call():
-  *tensors, _ = arrays(0)
-  around = {"rate": 0.5, "weights": jnp.ones(3)}
-
-  def function(params, i, j, *_):
-    return -around["rate"] * jnp.abs(i - j) * around["weights"].sum()
-
-  def check():
-    distance = jnp.arange(64)[:, None] - jnp.arange(64)
-    bias = -around["rate"] * jnp.abs(distance) * around["weights"].sum()
-    output = dot_product_attention(*tensors, relations=FunctionBias(function))
-    expected = dot_product_attention(*tensors, bias=bias)
-    assert_allclose(output, expected, atol=1e-5)
-
-  check()
-  around["rate"] = 0.1
-  check()
-  around["weights"] = jnp.full(3, 2.0)
-  check()
-
-
 def test_no_call_keeps_a_tracer():
   *tensors, _ = arrays(0)
   rates = jnp.arange(3.0)
@@ -160,14 +144,10 @@ def test_no_call_keeps_a_tracer():
 
 
 @pytest.mark.parametrize("kind", [float, np.float32, np.array, jnp.float32])
-def test_any_number_is_a_scale(kind):
+@pytest.mark.parametrize("name", ["chunked", "pallas_gpu"])
+def test_any_number_is_a_scale(name, kind):
   *tensors, table = arrays(0)
   options = {"relations": by_distance(table), "is_causal": True}
-  expected = dot_product_attention(
-    *tensors, scale=0.3, implementation="reference", **options
-  )
-  for name in ("chunked", "pallas_gpu"):
-    output = dot_product_attention(
-      *tensors, scale=kind(0.3), implementation=name, **options
-    )
-    assert_allclose(output, expected, atol=1e-5)
+  wanted = dot_product_attention(*tensors, scale=0.3, **options)
+  options |= {"scale": kind(0.3), "implementation": name}
+  assert_allclose(dot_product_attention(*tensors, **options), wanted, atol=1e-5)

@@ -15,32 +15,21 @@ from compiling import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_edges import (
+  HEADS,
+  NODES,
+  NUM_EDGES,
+  NUM_LABELS,
+  SENDERS,
+  Edges,
+  make_tables,
+  make_tensors,
+  normal,
+)
 
 from relpos_jax import EdgeFeatures, EdgeLabels, dot_product_attention, edge_attention
 
 pytestmark = pytest.mark.usefixtures("float64")
-
-NUM_LABELS, NUM_FEATURES, NUM_EDGES = 3, 2, 24  # edges of each graph
-NUM_ROWS = NUM_LABELS + NUM_FEATURES
-NODES, SENDERS = 5, 6
-
-
-def normal(*shape, seed=0):
-  return np.random.default_rng(seed + len(shape)).normal(size=shape)
-
-
-def make_tensors(num_nodes, num_senders, batch=()):
-  """Returns a query, a key and a value."""
-  return [
-    normal(*batch, num_nodes, 4, 3),
-    normal(*batch, num_senders, 2, 3, seed=1),
-    normal(*batch, num_senders, 2, 4, seed=2),
-  ]
-
-
-def make_tables(heads=()):
-  """Returns a table of keys and one of values; labels have the first rows."""
-  return normal(NUM_ROWS, *heads, 3, seed=3), normal(NUM_ROWS, *heads, 4, seed=4)
 
 
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8])
@@ -57,70 +46,52 @@ def test_traced_labels_are_of_any_integer_type(dtype):
   assert_close(attend(labels.astype(dtype)), attend(labels))
 
 
-def random_edges(batch):
-  """Edges, some of them twice or with several labels, to themselves, or padding."""
-  random = np.random.default_rng(0)
-  shape = *batch, NUM_EDGES
-  senders = random.integers(-1, SENDERS, shape)
-  receivers = random.integers(-1, NODES, shape)
-  receivers[receivers == 1] = 0  # node 1 receives no edge
-  return senders, receivers, random.integers(-1, NUM_LABELS, shape)
-
-
-def make_matrix(senders, receivers, labels, features):
-  """Builds the features of each pair of a graph, edge by edge, and the mask."""
-  pairs = np.zeros((NODES, SENDERS, NUM_ROWS))
-  counts = np.zeros((NODES, SENDERS))
-  for sender, receiver, label, x in zip(
-    senders, receivers, labels, features, strict=True
-  ):
-    if sender < 0 or receiver < 0:
-      continue
-    pair = pairs[receiver, sender]
-    if label >= 0:
-      pair[label] = 1
-    pair[NUM_LABELS:] += x
-    counts[receiver, sender] += 1
-  pairs[..., NUM_LABELS:] /= np.maximum(counts, 1)[..., None]
-  return pairs, counts > 0
-
-
 @pytest.mark.parametrize(
   "has_keys, has_values, batch, heads",
-  [(True, True, (2,), (4,)), (True, False, (), (4,)), (False, True, (2,), ())],
+  [(True, True, (2,), (HEADS,)), (True, False, (), (HEADS,)), (False, True, (2,), ())],
   ids=["both", "keys, no batch", "values, shared"],
 )
 def test_a_list_of_edges_is_the_operator_on_the_matrix_of_pairs(
   has_keys, has_values, batch, heads
 ):
-  senders, receivers, labels = random_edges(batch)
-  features = normal(*batch, NUM_EDGES, NUM_FEATURES)
-  edges = senders, receivers, labels, features
-  if not batch:
-    edges = [x[None] for x in edges]
-  graphs = [make_matrix(*graph) for graph in zip(*edges, strict=True)]
-  pairs = np.reshape([x for x, _ in graphs], (*batch, NODES, SENDERS, NUM_ROWS))
-  mask = np.reshape([x for _, x in graphs], (*batch, 1, NODES, SENDERS))
+  edges = Edges.of_graphs(*batch)
+  pairs, mask = edges.of_pairs()
 
   def chosen(key_table, value_table):
     return key_table if has_keys else None, value_table if has_values else None
 
-  def by_list(query, key, value, *tables):
+  def by_list(tensors, *tables):
     of_labels = chosen(*(table[:NUM_LABELS] for table in tables))
     of_features = chosen(*(table[NUM_LABELS:] for table in tables))
-    return edge_attention(
-      *(query, key, value, senders, receivers),
-      labels=EdgeLabels(labels, *of_labels),
-      features=EdgeFeatures(features, *of_features),
-    )
+    labels = EdgeLabels(edges.labels, *of_labels)
+    features = EdgeFeatures(edges.features, *of_features)
+    return edge_attention(*tensors, *edges.ends, labels=labels, features=features)
 
-  def by_matrix(query, key, value, *tables):
+  def by_matrix(tensors, *tables):
     options = {"mask": mask, "implementation": "reference"}
     relations = EdgeFeatures(pairs, *chosen(*tables))
-    return dot_product_attention(query, key, value, relations=relations, **options)
+    return dot_product_attention(*tensors, relations=relations, **options)
 
-  arrays = *make_tensors(NODES, SENDERS, batch), *make_tables(heads)
+  arrays = make_tensors(NODES, SENDERS, batch), *make_tables(heads)
   wanted = run_with_gradients(by_matrix, *arrays)
+  assert_close(run_with_gradients(by_list, *arrays), wanted)
+
+
+@pytest.mark.parametrize("heads", [1, HEADS])
+def test_numbers_of_edges_are_a_bias_of_their_pairs(heads):
+  edges = Edges.of_graphs(2)
+  _, mask = edges.of_pairs()
+
+  def by_list(tensors, numbers):
+    return edge_attention(*tensors, *edges.ends, bias=numbers)
+
+  def by_pairs(tensors, numbers):
+    bias = jnp.einsum("bmn,bmts->bnts", numbers, edges.matrix())
+    options = {"mask": mask, "implementation": "reference"}
+    return dot_product_attention(*tensors, bias, **options)
+
+  arrays = make_tensors(NODES, SENDERS, (2,)), normal(2, NUM_EDGES, heads)
+  wanted = run_with_gradients(by_pairs, *arrays)
   assert_close(run_with_gradients(by_list, *arrays), wanted)
 
 

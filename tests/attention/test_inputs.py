@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
-from calls import ANY_DTYPE, make_arrays, results
+from calls import make_arrays, results
 from comparing import assert_close
 from flax import nnx
 
@@ -31,7 +31,9 @@ TABLE = np.ones((5, 8), np.float32)
 NARROW_TABLE = TABLE[:, :3]
 RELATIONS = RelativePositions(TABLE, TABLE)
 CONTENT = np.ones((2, 5, 4, 3), np.float32)
+PAIRS = np.ones((5, 7))
 LABELS = np.arange(35).reshape(5, 7)
+WANT_NAMES = "want None, which chooses, or one of reference"
 
 
 def call(query=QUERY, key=KEY, value=KEY, relations=RELATIONS, **options):
@@ -50,93 +52,8 @@ def three(*_):
   return jnp.ones(3)
 
 
-# By the start of the message.
-WRONG_RELATIONS = {
-  "relations is of type list; want RelativePositions, EdgeLabels, Ed": [RELATIONS],
-  "relations[0] is float32 of shape (5, 8); want RelativePositions": (TABLE,),
-  "relations is of type RelativePositionTables: call it; want RelativePositions": (
-    RelativePositionTables(2, 8, rngs=nnx.Rngs(0))
-  ),
-  "relations[1].table is float32 of shape (5, 3); want floating numbers of shape [R], "
-  "shared by the heads, or [R, 4]": (RELATIONS, DistanceBias(NARROW_TABLE)),
-  "relations.query has shape (5, 4, 3); want (2, 5, 4, 3)": (
-    ContentBias(CONTENT[0], NARROW_TABLE)
-  ),
-  "relations[1].slopes has shape (3,); want (4,)": (RELATIONS, LinearBias(np.ones(3))),
-  "relations[1] has 4 rows; want an odd number, 2k + 1": (
-    RELATIONS,
-    KeyBias(TABLE[:4]),
-  ),
-  "relations.beyond is 'wrap'; want": ContentBias(CONTENT, NARROW_TABLE, "wrap"),
-  "relations[0] has neither a key nor a value table": (
-    RelativePositions(None, None),
-    RELATIONS,
-  ),
-  "relations.key and relations.value have 5 and 3 rows": (
-    RelativePositions(TABLE, TABLE[:3])
-  ),
-  "relations.labels go from 0 to 34; want 0 to 4, or -1": (
-    EdgeLabels(LABELS, TABLE, None)
-  ),
-  "relations.labels has shape (7, 5); want (2, 5, 7) or (5, 7)": (
-    EdgeLabels(LABELS.T, TABLE, None)
-  ),
-  "relations.function returns float32 of shape (3,); want a number, or [4]": (
-    FunctionBias(three)
-  ),
-  "relations.of_query has an array of shape (4,); want [5, ": (
-    FunctionBias(one, of_query=np.ones(4))
-  ),
-  "relations.of_pair has an array of shape (5,); want [5, 7, ...] or [2, ": (
-    FunctionBias(one, of_pair=np.ones(5))
-  ),
-}
-WRONG_OPTIONS = {
-  "query is int32 of shape (2, 5, 4, 8); want floating": {"query": QUERY.astype(int)},
-  "key has 3 heads; want a divisor of the query's 4 heads": {
-    "key": np.ones((2, 7, 3, 8), "f4")
-  },
-  "value has shape (2, 6, 2, 8); want [2, 7, 2, V] for key of shape (2, 7, 2, 8)": {
-    "value": KEY[:, 1:]
-  },
-  "key and value have dtypes float16 and float32; want": {"key": KEY.astype("f2")},
-  "bias has shape (5, 6); want one that broadcasts to (2, 4, 5, 7)": {
-    "bias": np.ones((5, 6))
-  },
-  "bias is of type RelativePositions; want an array: give relations=": {
-    "bias": RELATIONS
-  },
-  "bias has dtype bool; give it as mask=": {"bias": np.ones((5, 7), bool)},
-  "bias has dtype int32; want floating numbers": {"bias": np.ones((5, 7), "i4")},
-  "bias has dtype complex64; want floating numbers": {"bias": 1j * np.ones((5, 7))},
-  "mask has dtype int32; want bool": {"mask": np.ones((2, 1, 1, 7), "i4")},
-  "mask has dtype key<fry>; want bool": {"mask": jax.random.key(0)},
-  "key_positions has shape (6,); want (2, 7) or (7,)": {"key_positions": np.arange(6)},
-  "query_offset is given with positions; want it or": {
-    "query_offset": 1,
-    "key_positions": np.arange(7),
-  },
-  "query_offset goes from 1073741825 to 1073741825; want -2**30 to 2**30": {
-    "query_offset": 2**30 + 1
-  },
-  "query_offset goes from 4294967296 to 4294967296; want -2**30": {
-    "query_offset": 2**32
-  },
-  "query_offset goes from -1073741825 to 3; want -2**30 to 2**30": {
-    "query_offset": jnp.array([-(2**30) - 1, 3])
-  },
-  "local_window_size is -1; want None, or one or two": {"local_window_size": -1},
-  "want both query_segment_ids and key_segment": {
-    "query_segment_ids": np.ones((2, 5), int)
-  },
-  "logits_soft_cap is 0.0; want a positive number or None": {"logits_soft_cap": 0.0},
-  "dropout_rate is 0.1 and dropout_key is None": {"dropout_rate": 0.1},
-  "implementation is 'flash'; want None, which chooses, or one of reference": {
-    "implementation": "flash"
-  },
-}
-for message, relations in WRONG_RELATIONS.items():
-  WRONG_OPTIONS[message] = {"relations": relations}
+def imaginary(*_):
+  return 1j
 
 
 def check_message(message, function, *args, **options):
@@ -150,9 +67,142 @@ def check_message(message, function, *args, **options):
   assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("message", WRONG_OPTIONS)
-def test_a_wrong_argument_is_named(message):
-  check_message(message, call, **WRONG_OPTIONS[message])
+WANT_ROWS = "want floating numbers of shape [R], shared by the heads, or [R, 4]"
+
+
+@pytest.mark.parametrize(
+  "relations, message",
+  [
+    ([RELATIONS], "relations is of type list; want RelativePositions, EdgeLabels, Ed"),
+    (
+      (TABLE,),
+      "relations[0] is float32 of shape (5, 8); want RelativePositions",
+    ),
+    (
+      RelativePositionTables(2, 8, rngs=nnx.Rngs(0)),
+      "relations is of type RelativePositionTables: call it; want RelativePositions",
+    ),
+    (
+      (RELATIONS, DistanceBias(NARROW_TABLE)),
+      f"relations[1].table is float32 of shape (5, 3); {WANT_ROWS}",
+    ),
+    (
+      ContentBias(CONTENT[0], NARROW_TABLE),
+      "relations.query has shape (5, 4, 3); want (2, 5, 4, 3)",
+    ),
+    (
+      (RELATIONS, LinearBias(np.ones(3))),
+      "relations[1].slopes has shape (3,); want (4,)",
+    ),
+    (
+      (RELATIONS, KeyBias(TABLE[:4])),
+      "relations[1] has 4 rows; want an odd number, 2k + 1",
+    ),
+    (ContentBias(CONTENT, NARROW_TABLE, "wrap"), "relations.beyond is 'wrap'; want"),
+    (
+      (RelativePositions(None, None), RELATIONS),
+      "relations[0] has neither a key nor a value table",
+    ),
+    (
+      RelativePositions(TABLE, TABLE[:3]),
+      "relations.key and relations.value have 5 and 3 rows",
+    ),
+    (
+      EdgeLabels(LABELS, TABLE, None),
+      "relations.labels go from 0 to 34; want 0 to 4, or -1",
+    ),
+    (
+      EdgeLabels(LABELS.T, TABLE, None),
+      "relations.labels has shape (7, 5); want (2, 5, 7) or (5, 7)",
+    ),
+    (
+      FunctionBias(three),
+      "relations.function returns float32 of shape (3,); want a number, or [4]",
+    ),
+    (
+      FunctionBias(imaginary),
+      "relations.function returns complex64 of shape (); want a number, or [4]",
+    ),
+    (
+      FunctionBias(one, of_pair=np.ones(5)),
+      "relations.of_pair has an array of shape (5,); want [5, 7, ...] or [2, ",
+    ),
+  ],
+)
+def test_a_wrong_relation_is_named(relations, message):
+  check_message(message, call, relations=relations)
+
+
+@pytest.mark.parametrize(
+  "name, value, message",
+  [
+    ("query", QUERY.astype(int), "query is int32 of shape (2, 5, 4, 8); want floating"),
+    (
+      "key",
+      np.ones((2, 7, 3, 8), "f4"),
+      "key has 3 heads; want a divisor of the query's 4 heads",
+    ),
+    ("key", KEY.astype("f2"), "key and value have dtypes float16 and float32; want"),
+    (
+      "value",
+      KEY[:, 1:],
+      "value has shape (2, 6, 2, 8); want [2, 7, 2, V] for key of shape (2, 7, 2, 8)",
+    ),
+    (
+      "bias",
+      np.ones((5, 6)),
+      "bias has shape (5, 6); want one that broadcasts to (2, 4, 5, 7)",
+    ),
+    (
+      "bias",
+      RELATIONS,
+      "bias is of type RelativePositions; want an array: give relations=",
+    ),
+    ("bias", PAIRS.astype(bool), "bias has dtype bool; give it as mask="),
+    ("bias", PAIRS.astype(int), "bias has dtype int32; want floating numbers"),
+    ("mask", PAIRS.astype(int), "mask has dtype int32; want bool"),
+    ("mask", jax.random.key(0), "mask has dtype key<fry>; want bool"),
+    (
+      "key_positions",
+      np.arange(6),
+      "key_positions has shape (6,); want (2, 7) or (7,)",
+    ),
+    (
+      "query_offset",
+      2**32,
+      "query_offset goes from 4294967296 to 4294967296; want -2**30",
+    ),
+    (
+      "query_offset",
+      jnp.array([-(2**30) - 1, 3]),
+      "query_offset goes from -1073741825 to 3; want -2**30 to 2**30",
+    ),
+    ("local_window_size", -1, "local_window_size is -1; want None, or one or two"),
+    (
+      "query_segment_ids",
+      np.ones((2, 5), int),
+      "want both query_segment_ids and key_s",
+    ),
+    ("logits_soft_cap", 0.0, "logits_soft_cap is 0.0; want a positive number or None"),
+    ("dropout_rate", 0.1, "dropout_rate is 0.1 and dropout_key is None"),
+    ("implementation", "flash", f"implementation is 'flash'; {WANT_NAMES}"),
+  ],
+)
+def test_a_wrong_option_is_named(name, value, message):
+  check_message(message, call, **{name: value})
+
+
+@pytest.mark.parametrize(
+  "query, key", [(QUERY[..., :0], KEY[..., :0]), (QUERY, KEY[:, :, :0])]
+)
+def test_heads_and_their_width_are_not_zero(query, key):
+  message = f"query and key have shapes {query.shape} and {key.shape}; want heads of"
+  check_message(message, call, query, key, key)
+
+
+def test_an_offset_beside_positions_is_named():
+  options = {"query_offset": 1, "key_positions": np.arange(7)}
+  check_message("query_offset is given with positions; want it or", call, **options)
 
 
 LARGE = jnp.array([3, 2**30 + 2])
@@ -185,33 +235,28 @@ def test_data_that_may_be_shared_or_not_are_refused(field, shape, wanted):
   check_message(message, call, tokens, tokens, tokens, relation)
 
 
-WRONG_TABLES = {
-  "buckets has 3 rows and max_distance is 128; want": (DistanceBias.t5, (3, 8)),
-  "buckets has 10 rows and max_distance is 512; want": (KeyBias.deberta, (10, 4)),
-}
-
-
-@pytest.mark.parametrize("message", WRONG_TABLES)
-def test_a_table_of_too_few_buckets_is_named(message):
-  make, shape = WRONG_TABLES[message]
+@pytest.mark.parametrize(
+  "make, shape, message",
+  [
+    (DistanceBias.t5, (3, 8), "buckets has 3 rows and max_distance is 128; want"),
+    (KeyBias.deberta, (10, 4), "buckets has 10 rows and max_distance is 512; want"),
+  ],
+)
+def test_a_table_of_too_few_buckets_is_named(make, shape, message):
   check_message(message, make, np.ones(shape))
 
 
-WRONG_ROTATIONS = {
-  "x has shape (2, 5, 4, 7); want heads of an even": (QUERY[..., 1:], np.arange(5), {}),
-  "positions has shape (4,); want (2, 5) or (5,)": (QUERY, np.arange(4), {}),
-  "frequencies has shape (5,); want at most (4,)": (
-    QUERY,
-    np.arange(5),
-    {"frequencies": np.ones(5)},
-  ),
-}
-
-
-@pytest.mark.parametrize("message", WRONG_ROTATIONS)
-def test_a_wrong_rotation_is_named(message):
-  x, positions, options = WRONG_ROTATIONS[message]
-  check_message(message, rotate, x, positions, **options)
+@pytest.mark.parametrize(
+  "width, positions, frequencies, message",
+  [
+    (7, 5, None, "x has shape (2, 5, 4, 7); want heads of an even"),
+    (8, 4, None, "positions has shape (4,); want (2, 5) or (5,)"),
+    (8, 5, np.ones(5), "frequencies has shape (5,); want at most (4,)"),
+  ],
+)
+def test_a_wrong_rotation_is_named(width, positions, frequencies, message):
+  options = {"frequencies": frequencies}
+  check_message(message, rotate, QUERY[..., :width], np.arange(positions), **options)
 
 
 def attend_on_edges(
@@ -227,37 +272,44 @@ def attend_on_edges(
   )
 
 
-WRONG_EDGES = {
-  "senders go from 0 to 4; want 0 to 3, or -1": {"senders": [0, 4]},
-  "receivers has shape (3,); want (2,)": {"receivers": [0, 0, 0]},
-  "labels.labels go from 0 to 2; want 0 to 1, or -1": {"labels": [0, 2]},
-  "labels.labels has shape (3,); want (2,)": {"labels": [0, 1, 1]},
-  "features.features has shape (2, 3); want (2, 2)": {"features": np.ones((2, 3))},
-}
-
-
-@pytest.mark.parametrize("message", WRONG_EDGES)
-def test_a_wrong_edge_is_named(message):
-  check_message(message, attend_on_edges, **WRONG_EDGES[message])
+@pytest.mark.parametrize(
+  "name, value, message",
+  [
+    ("senders", [0, 4], "senders go from 0 to 4; want 0 to 3, or -1"),
+    ("receivers", [0, 0, 0], "receivers has shape (3,); want (2,)"),
+    ("labels", [0, 2], "labels.labels go from 0 to 2; want 0 to 1, or -1"),
+    ("labels", [0, 1, 1], "labels.labels has shape (3,); want (2,)"),
+    ("features", np.ones((2, 3)), "features.features has shape (2, 3); want (2, 2)"),
+  ],
+)
+def test_a_wrong_edge_is_named(name, value, message):
+  check_message(message, attend_on_edges, **{name: value})
 
 
 ONE_QUERY = {"query": QUERY[:, :1], "is_causal": True}
-KNOWN_POSITION = {
-  "an offset": {"query_offset": 0},
-  "a position": {"query_positions": np.array([6])},
-  "positions of keys": {"key_positions": np.arange(7)},
-  "no relations": {"relations": None},
-  "one key": {"key": KEY[:, :1], "value": KEY[:, :1]},
-  "all keys": {"is_causal": False},
-}
 
 
 @pytest.mark.parametrize("attend", [call, weights])
 def test_one_causal_query_without_a_position_is_warned_of(attend):
   with pytest.warns(UserWarning, match="the one query is at position 0.*query_offset="):
     attend(**ONE_QUERY)
-  for change in KNOWN_POSITION.values():
-    attend(**ONE_QUERY | change)
+
+
+@pytest.mark.parametrize("attend", [call, weights])
+@pytest.mark.parametrize(
+  "change",
+  [
+    {"query_offset": 0},
+    {"query_positions": np.array([6])},
+    {"key_positions": np.arange(7)},
+    {"relations": None},
+    {"key": KEY[:, :1], "value": KEY[:, :1]},
+    {"is_causal": False},
+  ],
+  ids=str,
+)
+def test_one_query_whose_position_is_known_is_not_warned_of(attend, change):
+  attend(**ONE_QUERY | change)
 
 
 def test_heads_before_tokens_are_a_warning():
@@ -269,52 +321,77 @@ def test_heads_before_tokens_are_a_warning():
 
 FAR = 2**32  # which 32 bits do not hold
 HUGE = 2**31 - 1  # a window as wide as an integer
+LAST, FIRST = 2**31 - 5, 5 - 2**31
+ROWS = np.arange(5)
 IDS = np.array([0, 0, 1, 1, 2])
 FAR_IDS = np.where(IDS == 2, FAR, IDS)
-ROWS = np.arange(5)
-# By name: integers of a call that may wrap around, and small ones that mean the same.
-INTEGERS = {
-  "segments": (
-    {"query_segment_ids": FAR_IDS, "key_segment_ids": FAR_IDS},
-    {"query_segment_ids": IDS, "key_segment_ids": IDS},
-  ),
-  "lengths": ({"key_value_seq_lengths": np.array([FAR, FAR + 5])}, {}),
-  "an offset": ({"query_offset": np.array(FAR)}, {"query_offset": 100}),
-  "positions": ({"query_positions": FAR + ROWS}, {"query_offset": 100}),
-  "positions of 8 bits": (
-    {"query_positions": np.uint8(4 + ROWS), "key_positions": np.uint8(ROWS)},
-    {"query_offset": 4},
-  ),
-}
-for first, offset in ((2**31 - 5, 100), (-(2**31) + 5, -100)):
-  same, positions = {"query_offset": offset}, np.int32(first + ROWS)
-  traced = {"query_offset": np.int32(first), "local_window_size": HUGE}
-  INTEGERS[f"a traced offset of {first}"] = traced, same
-  queries = {"query_positions": positions, "local_window_size": HUGE}
-  INTEGERS[f"queries from {first}"] = queries, same
-  INTEGERS[f"all from {first}"] = queries | {"key_positions": positions}, {}
-CALLS = []
-for implementation in ANY_DTYPE:
-  for name, (integers, _) in INTEGERS.items():
-    needs_offset = implementation in ("skew", "chunked")
-    if needs_offset and "query_positions" in integers:
-      continue
-    if implementation != "pallas_gpu":
-      CALLS.append((name, implementation))
+SMALL = {"query_positions": np.uint8(4 + ROWS), "key_positions": np.uint8(ROWS)}
 
 
-def trace_arrays(options):
-  return jax.tree.map(lambda x: x if isinstance(x, int) else jnp.asarray(x), options)
+def traced(first, **options):
+  offset = np.int32(first)
+  return {"query_offset": offset, "local_window_size": HUGE} | options
+
+
+def queries_from(first, **options):
+  positions = np.int32(first + ROWS)
+  return {"query_positions": positions, "local_window_size": HUGE} | options
+
+
+def segments(ids):
+  return {"query_segment_ids": ids, "key_segment_ids": ids}
+
+
+def traced_arrays(options, is_causal):
+  arrays = jax.tree.map(lambda x: x if isinstance(x, int) else jnp.asarray(x), options)
+  return arrays | {"is_causal": is_causal}
+
+
+def check_integers(implementation, integers, same, is_causal):
+  """Compares integers that may wrap around with small ones that mean the same."""
+  arrays = make_arrays(queries=5, keys=5, width=3)
+  actual = results(implementation, arrays, traced_arrays(integers, is_causal))
+  wanted = results("reference", arrays, traced_arrays(same, is_causal))
+  assert_close(actual, wanted)
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name, implementation", CALLS)
+@pytest.mark.parametrize(
+  "integers, same",
+  [
+    (segments(FAR_IDS), segments(IDS)),
+    ({"key_value_seq_lengths": np.array([FAR, FAR + 5])}, {}),
+    ({"query_offset": np.array(FAR)}, {"query_offset": 100}),
+    (traced(LAST), {"query_offset": 100}),
+    (traced(FIRST), {"query_offset": -100}),
+  ],
+  ids=["segments", "lengths", "an offset", "the last offset", "the first offset"],
+)
+@pytest.mark.parametrize(
+  "implementation", ["reference", "projected", "skew", "chunked"]
+)
 @pytest.mark.parametrize("is_causal", [True, False])
-def test_integers_do_not_wrap_around(name, implementation, is_causal):
-  integers, same = map(trace_arrays, INTEGERS[name])
-  options, arrays = {"is_causal": is_causal}, make_arrays(queries=5, keys=5, width=3)
-  actual = results(implementation, arrays, options | integers)
-  assert_close(actual, results("reference", arrays, options | same))
+def test_integers_do_not_wrap_around(implementation, integers, same, is_causal):
+  check_integers(implementation, integers, same, is_causal)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+  "integers, same",
+  [
+    ({"query_positions": FAR + ROWS}, {"query_offset": 100}),
+    (SMALL, {"query_offset": 4}),
+    (queries_from(LAST), {"query_offset": 100}),
+    (queries_from(FIRST), {"query_offset": -100}),
+    (queries_from(LAST, key_positions=np.int32(LAST + ROWS)), {}),
+    (queries_from(FIRST, key_positions=np.int32(FIRST + ROWS)), {}),
+  ],
+  ids=["far", "8 bits", "last", "first", "all last", "all first"],
+)
+@pytest.mark.parametrize("implementation", ["reference", "projected"])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_positions_do_not_wrap_around(implementation, integers, same, is_causal):
+  check_integers(implementation, integers, same, is_causal)
 
 
 @pytest.mark.parametrize("relations", [None, RELATIONS])

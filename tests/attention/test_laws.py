@@ -55,23 +55,27 @@ LENGTHS = {
   "query_seq_lengths": jnp.int32([6, 3]),
   "key_value_seq_lengths": jnp.int32([5, 7]),
 }
-PLAIN = {
-  "a bias and a mask of pairs": case(
-    queries=4, keys=7, heads=4, bias="BTS", mask=jnp.asarray(PAIR_MASK)
-  ),
-  "a mask of keys, causal": case(
-    queries=7, keys=4, heads=6, mask=jnp.asarray(KEY_MASK), is_causal=True
-  ),
-  "lengths": case(queries=6, keys=7, **LENGTHS),
-  "a window of two sides": case(queries=6, keys=7, local_window_size=(1, 3)),
-  "a window, causal": case(queries=7, keys=7, local_window_size=2, is_causal=True),
-}
+GROUPED = {"queries": 4, "keys": 7, "heads": 4, "bias": "BTS"}
+WINDOW_OF_TWO_SIDES = {"local_window_size": (1, 3)}
+CAUSAL_WINDOW = {"local_window_size": 2, "is_causal": True}
 
 
-@pytest.mark.parametrize("name", PLAIN)
-def test_without_relations_it_is_jax_nn(name):
+@pytest.mark.parametrize(
+  "sizes, options",
+  [
+    (GROUPED, {"mask": jnp.asarray(PAIR_MASK)}),
+    (
+      {"queries": 7, "keys": 4, "heads": 6},
+      {"mask": jnp.asarray(KEY_MASK), "is_causal": True},
+    ),
+    ({"queries": 6, "keys": 7}, LENGTHS),
+    ({"queries": 6, "keys": 7}, WINDOW_OF_TWO_SIDES),
+    ({"queries": 7, "keys": 7}, CAUSAL_WINDOW),
+  ],
+  ids=["bias, mask of pairs", "mask of keys", "lengths", "window", "causal window"],
+)
+def test_without_relations_it_is_jax_nn(sizes, options):
   """Compares in float32, the only dtype of jax.nn's softmax."""
-  sizes, options = PLAIN[name]
   arrays = make_arrays(tables="", **sizes, dtype=np.float32)
   del arrays["more"]
 
@@ -133,24 +137,16 @@ def test_only_distances_count_and_no_order_of_tokens(implementation, sizes, opti
 
 # Law 5. By name: whether query i attends to key j, and the options that say so.
 QUERY, KEY = np.ogrid[:6, :6]
-FIRST_KEYS = KEY < 4
-NOT_QUERY_2 = QUERY != 2
-EVERY_PAIR = np.ones((6, 6), bool)
+FIRST_KEYS = np.broadcast_to(KEY < 4, (6, 6))
+NOT_QUERY_2 = np.broadcast_to(QUERY != 2, (6, 6))
+IDS_OF_KEYS = jnp.asarray(np.arange(6) >= 4, int)
+SEGMENTS = {"query_segment_ids": jnp.zeros(6, int), "key_segment_ids": IDS_OF_KEYS}
 MASKED_QUERY = "a fully masked query"
 ATTENDS = {
   "causal": (KEY <= QUERY, {"is_causal": True}),
-  "mask": (EVERY_PAIR & FIRST_KEYS, {"mask": jnp.asarray(FIRST_KEYS[None, None])}),
-  "segments": (
-    EVERY_PAIR & FIRST_KEYS,
-    {
-      "query_segment_ids": jnp.zeros(6, int),
-      "key_segment_ids": jnp.asarray(~FIRST_KEYS[0], int),
-    },
-  ),
-  MASKED_QUERY: (
-    EVERY_PAIR & NOT_QUERY_2,
-    {"mask": jnp.asarray(NOT_QUERY_2[None, None])},
-  ),
+  "mask": (FIRST_KEYS, {"mask": jnp.asarray(KEY < 4)}),
+  "segments": (FIRST_KEYS, SEGMENTS),
+  MASKED_QUERY: (NOT_QUERY_2, {"mask": jnp.asarray(QUERY != 2)}),
 }
 
 
@@ -159,20 +155,12 @@ def depends(gradients, name):
   return (gradients[name] != 0).any((1, 3, 4))
 
 
-MASKING_CALLS = []
-for way in ATTENDS:
-  MASKING_CALLS.append((way, "", None))  # by jax.nn
-  for name in ANY_MASK:
-    MASKING_CALLS += [(way, TABLES, name), (way, "", name)]
-  for name in KERNELS:
-    if way != MASKED_QUERY:  # they take no such mask
-      for tables in (TABLES, ""):
-        kernel_call = pytest.param(way, tables, name, marks=pytest.mark.kernels)
-        MASKING_CALLS.append(kernel_call)
-
-
-@pytest.mark.parametrize("way, tables, implementation", MASKING_CALLS)
+@pytest.mark.parametrize("implementation", [None, *EACH])
+@pytest.mark.parametrize("tables", [TABLES, ""])
+@pytest.mark.parametrize("way", ATTENDS)
 def test_masked_keys_have_no_effect_and_no_gradient(way, tables, implementation):
+  if way == MASKED_QUERY and implementation in KERNELS:
+    pytest.skip("they take no mask of queries")
   attends, options = ATTENDS[way]
   bias = "BTS" if way == MASKED_QUERY else None
   arrays = make_arrays(queries=6, keys=6, tables=tables, bias=bias)
@@ -340,88 +328,85 @@ def test_no_intermediate_result_is_nan(implementation):
 
 # Logits of each head have their own magnitude, or a bias as people use it to mask.
 MAGNITUDES = 2.0 ** np.array([0, 10, 20, 24, 27, 30])
-LOWEST = -1e4, -1e7, -1e9, LOWEST_FLOAT32
+LOWEST = np.array([-1e4, -1e7, -1e9, LOWEST_FLOAT32])
+# Near -1e9 float32 holds multiples of 64.
+FACTORS = np.append(MAGNITUDES, [128.0] * len(LOWEST))
+HEADS, LENGTH = len(FACTORS), 40
 
 
-def large_logits(relative, biased, length=40, width=4, rows=5):
+def large_logits(relative):
   """Returns arrays for logits that are exact in float32: integers times powers of 2."""
   random = np.random.default_rng(0)
-  factors = MAGNITUDES
-  if biased:  # near -1e9 float32 holds multiples of 64
-    factors = np.append(MAGNITUDES, [128.0] * len(LOWEST))
-  heads = len(factors)
 
   def integers(*shape):
     return random.integers(-1, 2, shape).astype(np.float32)
 
   arrays = {}
   for name in ("query", "key", "value"):
-    arrays[name] = integers(1, length, heads, width)
-  arrays["query"] *= factors[:, None]
+    arrays[name] = integers(1, LENGTH, HEADS, 4)
+  arrays["query"] *= FACTORS[:, None]
   for name in TABLES * relative:
-    arrays[name] = integers(rows, heads, width)
-  if biased:
-    arrays["bias"] = factors[:, None, None] * integers(1, heads, length, length)
-    low = np.array(LOWEST)[:, None, None] * masked_pairs(length)
-    arrays["bias"][:, len(MAGNITUDES) :] = low
+    arrays[name] = integers(5, HEADS, 4)
+  arrays["bias"] = FACTORS[:, None, None] * integers(1, HEADS, LENGTH, LENGTH)
+  low = LOWEST[:, None, None] * masked_pairs()
+  arrays["bias"][:, len(MAGNITUDES) :] = low
   return jax.tree.map(jnp.float32, arrays)
 
 
-def masked_pairs(length):
+def masked_pairs():
   """Masks a query in four fully, one by half, and one but for a key."""
-  i, j = np.ogrid[:length, :length]
-  half = (i % 4 == 1) & (j < length // 2)
+  i, j = np.ogrid[:LENGTH, :LENGTH]
+  half = (i % 4 == 1) & (j < LENGTH // 2)
   all_but_one = (i % 4 == 2) & (j != i // 2)
   return (i % 4 == 0) | half | all_but_one
 
 
-def error_by_head(x, wanted, axis_of_heads):
-  axes = tuple(axis for axis in range(x.ndim) if axis != axis_of_heads % x.ndim)
-  return np.abs(x - wanted).max(axes) / np.abs(wanted).max(axes)
+def check_each_head(arrays, name, options):
+  """Compares float32 with float64."""
+  exact_arrays = jax.tree.map(jnp.float64, arrays)
+  wanted = results("reference", exact_arrays, {"is_causal": options["is_causal"]})
+  actual = results(name, arrays, options)
+  for array, exact in wanted.items():
+    axis_of_heads = 1 if array == "bias" else exact.ndim - 2
+    axes = tuple({*range(exact.ndim)} - {axis_of_heads})
+    error = np.abs(actual[array] - exact).max(axes) / np.abs(exact).max(axes)
+    assert error.max() < 1e-5, f"{array} of each head errs by {error}"
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("relative", [True, False])
-@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("name", [*ANY_MASK, "in blocks", None])
 def test_gradients_are_exact_however_large_the_logits(
-  biased, relative, is_causal, monkeypatch
+  name, relative, is_causal, monkeypatch
 ):
-  """Compares float32 with float64. The kernels do not support a bias."""
   set_tiles(monkeypatch, 16, 31)
   options = {"is_causal": is_causal}
-  in_blocks = options | {"query_positions": jnp.arange(40)}
-  names = ANY_MASK if biased else KERNELS
-  calls = [(name, options) for name in names]
-  if biased and not relative:
-    calls.append((None, options))
-  calls += [("chunked", in_blocks)] * biased
-  arrays = large_logits(relative, biased)
-  exact_arrays = jax.tree.map(jnp.float64, arrays)
-  wanted = results("reference", exact_arrays, options)
-  for name, options_of_call in calls:
-    actual = results(name, arrays, options_of_call)
-    for array, exact in wanted.items():
-      axis_of_heads = 1 if array == "bias" else -2
-      error = error_by_head(actual[array], exact, axis_of_heads)
-      assert error.max() < 1e-5, f"{name}: {array} of each head errs by {error}"
+  if name == "in blocks":
+    name, options = "chunked", options | {"query_positions": jnp.arange(LENGTH)}
+  check_each_head(large_logits(relative), name, options)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("relative", [True, False])
+@pytest.mark.parametrize("name", KERNELS)
+def test_gradients_of_kernels_are_exact_however_large_the_logits(
+  name, relative, is_causal
+):
+  arrays = large_logits(relative)
+  del arrays["bias"]  # they take none, and heads that have low ones are left out
+  arrays = {name: x[..., : len(MAGNITUDES), :] for name, x in arrays.items()}
+  check_each_head(arrays, name, {"is_causal": is_causal})
 
 
 # Law 12.
 MAPPED = {
   "all": ["query", "key", "value", "k", "v"],
-  "queries": ["query"],
-  "tables": ["k", "v"],
-  "biases": ["bias"],
-  "tables and segments": ["k", "query_segment_ids"],
-  "other relations": ["more"],
-  "offsets": ["key", "query_offset"],
+  "a bias": ["bias"],
+  "tables and segments": ["k", "v", "query_segment_ids"],
+  "relations and offsets": ["more", "query_offset"],
 }
-REFUSED_BY_KERNELS = "biases", "offsets"
-MAPPED_CALLS = [("others", mapped) for mapped in MAPPED]
-for mapped in MAPPED:
-  if mapped not in REFUSED_BY_KERNELS:
-    kernel_call = pytest.param("kernels", mapped, marks=pytest.mark.kernels)
-    MAPPED_CALLS.append(kernel_call)
+REFUSED_BY_KERNELS = "a bias", "relations and offsets"
+KERNELS_OR_NOT = [False, pytest.param(True, marks=pytest.mark.kernels)]
 
 
 def arguments_to_map(mapped, in_kernels):
@@ -435,33 +420,32 @@ def arguments_to_map(mapped, in_kernels):
   if not in_kernels:
     content = ContentBias(normal(2, 5, 4, 5), normal(3, 5))
     more += content, LinearBias(normal(4)), KeyBias(normal(3, 4, 3))
-  bias = "TS" if mapped == "biases" else None
+  bias = "TS" if mapped == "a bias" else None
   arrays = make_arrays(heads=4, bias=bias, more=more)
   arrays["k"] = arrays["k"][:, None].repeat(4, 1)  # one per head, one shared
   query_ids, key_ids = random.integers(0, 2, (2, 2, 5))
-  options = {
-    "is_causal": True,
-    "mask": jnp.asarray(random.random((2, 1, 1, 5)) < 0.7),
-    "query_segment_ids": jnp.int32(query_ids),
-    "key_segment_ids": jnp.int32(key_ids),
-    "query_offset": 0 if in_kernels else jnp.array([-1, 2]),
-  }
+  options = {"is_causal": True}
+  options["mask"] = jnp.asarray(random.random((2, 1, 1, 5)) < 0.7)
+  options["query_segment_ids"] = jnp.int32(query_ids)
+  options["key_segment_ids"] = jnp.int32(key_ids)
+  options["query_offset"] = 0 if in_kernels else jnp.array([-1, 2])
   return arrays, options
 
 
-@pytest.mark.parametrize("able, mapped", MAPPED_CALLS)
-def test_vmap_equals_a_call_for_each(able, mapped):
-  in_kernels = able == "kernels"
+@pytest.mark.parametrize("in_kernels", KERNELS_OR_NOT, ids=["others", "kernels"])
+@pytest.mark.parametrize("mapped", MAPPED)
+def test_vmap_equals_a_call_for_each(mapped, in_kernels):
+  if in_kernels and mapped in REFUSED_BY_KERNELS:
+    pytest.skip("kernels do not take them")
   arrays, options = arguments_to_map(mapped, in_kernels)
-  arguments = arrays | options
-  chosen = {name: arguments[name] for name in MAPPED[mapped]}
+  chosen = {name: (arrays | options)[name] for name in MAPPED[mapped]}
   several = jax.tree.map(lambda x: jnp.stack([x, 2 * x, x[..., ::-1]]), chosen)
 
   def run(implementation, changes):
-    changed = arguments | changes
-    own_options = {name: changed[name] for name in options}
+    changed = arrays | options | changes
+    own_options = {name: changed.pop(name) for name in options}
     attend = functools.partial(call, **own_options, implementation=implementation)
-    return with_gradients(attend, {name: changed[name] for name in arrays})
+    return with_gradients(attend, changed)
 
   one = compile_quickly(functools.partial(run, "reference"))
   each = [one(jax.tree.map(operator.itemgetter(i), several)) for i in range(3)]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from calls import LOW, call, results, set_tiles
+from calls import ANY_RELATION, LOW, call, results, set_tiles
 from comparing import assert_close
 from compiling import run_with_gradients
 
@@ -49,28 +49,28 @@ def test_rows_that_mask_distances_cost_no_digits(
 
   table = normal(9, heads).at[jnp.array(rows)].set(jnp.array(numbers))
   arrays = {name: normal(1, 40, heads, 4) for name in ("query", "key", "value")}
-  arrays["more"] = (
-    DistanceBias(table),
-    RelativePositions(normal(5, 4), normal(5, heads, 4)),
-    LinearBias(jnp.linspace(0.1, 0.5, heads)),
-  )
+  positions = RelativePositions(normal(5, 4), normal(5, heads, 4))
+  slopes = jnp.linspace(0.1, 0.5, heads)
+  arrays["more"] = DistanceBias(table), positions, LinearBias(slopes)
   options = options | {"is_causal": is_causal}
   wanted = results("reference", jax.tree.map(jnp.float64, arrays), options)
   for name in ("reference", "skew", "projected", "per_position", "chunked"):
     assert_close(results(name, arrays, options), wanted, name, rtol=2e-6, atol=2e-5)
 
 
-# Two relations that mask the pairs of query 3 and of key 2, and one by distance.
+# Two relations mask the pairs of query 3 and of key 2, and one masks by distance.
 QUERY, KEY = np.ogrid[:7, :7]
 CROSS = (QUERY == 3) | (KEY == 2)
 
 
 def mask_far_left(low, table):
-  return DistanceBias(jnp.full((7, 2), low).at[1:].set(table[:6]), left=3)
+  low_first = jnp.full((7, 2), low).at[1:].set(table[:6])
+  return DistanceBias(low_first, left=3)
 
 
 def mask_labels(low, table):
-  return LabelBias(np.where(CROSS, 0, 1 + (QUERY + KEY) % 4), table.at[0].set(low))
+  labels = np.where(CROSS, 0, 1 + (QUERY + KEY) % 4)
+  return LabelBias(labels, table.at[0].set(low))
 
 
 def mask_by_function(low, table):
@@ -80,19 +80,20 @@ def mask_by_function(low, table):
   return FunctionBias(number, table)
 
 
-# By name: the relation, the pairs that it masks, and the query that it masks fully.
-MASKING = {
-  "distance": (mask_far_left, (KEY - QUERY < -2)[:, :3], 6),
-  "numbers": (mask_labels, CROSS, 3),
-  "function": (mask_by_function, CROSS, 3),
-}
-
-
 @pytest.mark.parametrize("by_products", [False, True])
-@pytest.mark.parametrize("kind", MASKING)
-def test_numbers_of_minus_infinity_mask_as_a_mask_does(kind, by_products, monkeypatch):
+@pytest.mark.parametrize(
+  "relation, is_masked, masked_query",
+  [
+    (mask_far_left, (KEY - QUERY < -2)[:, :3], 6),
+    (mask_labels, CROSS, 3),
+    (mask_by_function, CROSS, 3),
+  ],
+  ids=["distance", "numbers", "function"],
+)
+def test_numbers_of_minus_infinity_mask_as_a_mask_does(
+  relation, is_masked, masked_query, by_products, monkeypatch
+):
   """Masks a query fully, without a mask. Lookups on accelerators are products."""
-  relation, is_masked, masked_query = MASKING[kind]
   set_tiles(monkeypatch, 4)
   if by_products:
     monkeypatch.setattr(lookup, "look_up", lambda x, labels: lookup.multiply(labels, x))
@@ -108,7 +109,7 @@ def test_numbers_of_minus_infinity_mask_as_a_mask_does(kind, by_products, monkey
 
   by_mask = functools.partial(attend, 0.0, ~is_masked, "reference")
   wanted = run_with_gradients(by_mask, x, table)
-  for name in ("reference", "per_position", "projected", "chunked"):
+  for name in ANY_RELATION:
     by_numbers = functools.partial(attend, -jnp.inf, None, name)
     masked = run_with_gradients(by_numbers, x, table)
     assert_close(masked, wanted, name)

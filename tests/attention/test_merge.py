@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from calls import set_tiles
+from calls import ANY_RELATION, set_tiles
 from comparing import assert_close
 from compiling import compile_quickly, run_with_gradients
 
@@ -40,7 +40,8 @@ def test_a_sink_is_one_more_key_without_a_value(monkeypatch):
     return attend(name, LABELS, *arrays, sinks=sinks, mask=attends, **options)
 
   def with_one_more_key(q, k, v, numbers, table, sinks):
-    k, v = (jnp.pad(x, [(0, 0), (0, 1), (0, 0), (0, 0)]) for x in (k, v))
+    axes = (0, 0), (0, 1), (0, 0), (0, 0)
+    k, v = jnp.pad(k, axes), jnp.pad(v, axes)
     labels = np.pad(LABELS, [(0, 0), (0, 1)], constant_values=-1)
     bias = jnp.pad(sinks[:, None, None], [(0, 0), (0, 0), (7, 0)])
     options = {"mask": np.append(attends, True), "bias": bias}
@@ -49,7 +50,7 @@ def test_a_sink_is_one_more_key_without_a_value(monkeypatch):
   without_sinks = *TENSORS, normal(5, 4), TABLE
   arrays = *without_sinks, SINKS
   wanted = run_with_gradients(with_one_more_key, *arrays)
-  for name in ("reference", "per_position", "projected", "chunked"):
+  for name in ANY_RELATION:
     call = functools.partial(with_sinks, name)
     assert_close(run_with_gradients(call, *arrays), wanted, name)
     low, none = call(*without_sinks, np.full(4, -np.inf)), call(*without_sinks, None)
@@ -70,6 +71,9 @@ def run_with_residual(call, *arrays):
     return run(*arrays)
 
 
+KEYS_OF_PARTS = slice(0, 1), slice(1, 4), slice(4, 7)
+
+
 def test_parts_of_the_keys_are_merged_by_their_residuals(monkeypatch):
   """All queries mask one of three parts, another has the sinks; a query is masked."""
   set_tiles(monkeypatch, 4)
@@ -83,11 +87,9 @@ def test_parts_of_the_keys_are_merged_by_their_residuals(monkeypatch):
 
   def merged(name, *arrays):
     *without_sinks, sinks = arrays
-    parts = [
-      part(name, slice(0, 1), *without_sinks, None),
-      part(name, slice(1, 4), *without_sinks, sinks),
-      part(name, slice(4, 7), *without_sinks, None),
-    ]
+    parts = []
+    for keys, own_sinks in zip(KEYS_OF_PARTS, (None, sinks, None), strict=True):
+      parts.append(part(name, keys, *without_sinks, own_sinks))
     return merge(*zip(*parts, strict=True))
 
   arrays = *TENSORS, TABLE, SINKS
@@ -96,6 +98,6 @@ def test_parts_of_the_keys_are_merged_by_their_residuals(monkeypatch):
   for name in ("reference", "projected", "chunked"):
     actual = run_with_residual(functools.partial(merged, name), *arrays)
     assert_close(actual, wanted, name)
-    output, residual = part(name, slice(0, 1), *TENSORS, TABLE, None)
+    output, residual = part(name, KEYS_OF_PARTS[0], *TENSORS, TABLE, None)
     assert not output.any()
     assert np.isneginf(residual).all()

@@ -82,12 +82,12 @@ def test_it_differentiates_forward(implementation):
     attend = functools.partial(call, implementation=implementation)
     return jax.jvp(attend, (arrays,), (steps,))[1]
 
-  slopes = compile_quickly(
-    jax.jacrev(functools.partial(call, implementation="reference"))
-  )
-  changes = jax.tree.map(
-    lambda slope, step: jnp.tensordot(slope, step, step.ndim), slopes(arrays), steps
-  )
+  def change(slope, step):
+    return jnp.tensordot(slope, step, step.ndim)
+
+  by_reference = functools.partial(call, implementation="reference")
+  slopes = compile_quickly(jax.jacrev(by_reference))(arrays)
+  changes = jax.tree.map(change, slopes, steps)
   assert_close(forward(arrays, steps), sum(jax.tree.leaves(changes)))
 
 
@@ -121,43 +121,38 @@ def test_devices_keep_the_precision_of_the_call():
   assert program.count("operand_precision={highest,highest}") == num_products > 5
 
 
-# By name: functions from labels [B, T, S] and ids [B, T] to the options of a call.
-EXPORTED = {
-  "none": lambda labels, ids: {},
-  "positions": lambda labels, ids: {"relations": RELATIONS},
-  "positions beyond zero": lambda labels, ids: {
-    "relations": RelativePositions(TABLE, None, beyond="zero"),
-    "local_window_size": (2, 1),
-  },
-  "positions given": lambda labels, ids: {
-    "relations": RelativePositions(None, TABLE),
-    "query_positions": ids,
-    "key_positions": ids,
-  },
-  "labels": lambda labels, ids: {"relations": EdgeLabels(labels, TABLE, TABLE)},
-  "features": lambda labels, ids: {
-    "relations": EdgeFeatures(jax.nn.one_hot(labels, 5), TABLE, TABLE)
-  },
-  "a sum": lambda labels, ids: {
-    "relations": (
-      DistanceBias(TABLE[:, 0]),
-      KeyBias(TABLE, "zero"),
-      LinearBias.alibi(4),
-    ),
-    "bias": 0.1 * labels[:, None],
-  },
-  "a soft cap": lambda labels, ids: {
-    "logits_soft_cap": 1.0,
-    "query_segment_ids": ids // 5,
-    "key_segment_ids": ids // 5,
-  },
-  "dropout": lambda labels, ids: {
-    "dropout_rate": 0.3,
-    "dropout_key": jax.random.key(0),
-  },
-}
+OPTIONS = ["none", "positions", "zero", "given", "labels", "features", "sum", "capped"]
+
+
+def exported_options(name, labels, ids):
+  """Returns the options of a call from labels [B, T, S] and ids [B, T]."""
+  match name:
+    case "none":
+      return {}
+    case "positions":
+      return {"relations": RELATIONS}
+    case "zero":
+      relations = RelativePositions(TABLE, None, beyond="zero")
+      dropout = {"dropout_rate": 0.3, "dropout_key": jax.random.key(0)}
+      return {"relations": relations, "local_window_size": (2, 1)} | dropout
+    case "given":
+      relations = RelativePositions(None, TABLE)
+      return {"relations": relations, "query_positions": ids, "key_positions": ids}
+    case "labels":
+      return {"relations": EdgeLabels(labels, TABLE, TABLE)}
+    case "features":
+      return {"relations": EdgeFeatures(jax.nn.one_hot(labels, 5), TABLE, TABLE)}
+    case "sum":
+      by_distance = DistanceBias(TABLE[:, 0]), KeyBias(TABLE, "zero")
+      relations = *by_distance, LinearBias.alibi(4)
+      return {"relations": relations, "bias": 0.1 * labels[:, None]}
+    case "capped":
+      segments = {"query_segment_ids": ids // 5, "key_segment_ids": ids // 5}
+      return {"logits_soft_cap": 1.0} | segments
+
+
 # The options, the symbolic shape, and two sizes that it may have.
-SHAPES = [(name, "b, t", [(2, 3), (3, 9)]) for name in EXPORTED]
+SHAPES = [(name, "b, t", [(2, 3), (3, 9)]) for name in OPTIONS]
 SHAPES += [("none", "2, t", [(2, 3), (2, 9)]), ("positions", "b, 4", [(2, 4), (3, 4)])]
 
 
@@ -190,10 +185,9 @@ def test_programs_with_symbolic_shapes_equal_the_operator(
   monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
   def attend(floats, ids, labels, implementation=None):
-    options = EXPORTED[name](labels, ids) | {"mask": labels[:, None] != 3}
-    return dot_product_attention(
-      *floats, is_causal=True, implementation=implementation, **options
-    )
+    options = exported_options(name, labels, ids)
+    options |= {"mask": labels[:, None] != 3, "implementation": implementation}
+    return dot_product_attention(*floats, is_causal=True, **options)
 
   @functools.partial(compile_quickly, static_argnums=0)
   def run(attend, floats, ids, labels):

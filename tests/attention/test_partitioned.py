@@ -91,21 +91,32 @@ A_BIAS = {"bias": "BNTS"}
 
 # By name: the implementation, axes, mesh axes along them, how these are known, and the
 # options.
-CASES = {
-  "explicit": (KERNELS, {}, HEADS_TOO, "explicit", {}),
-  "named": (KERNELS, {}, BATCH_ALONE, "named", {}),
-  "constrained": (CHUNKED, {}, HEADS_TOO, "constrained", {}),
-  "offsets": (in_blocks, {}, HEADS_TOO, "auto", OFFSETS | DROPOUT),
-  "offsets, named": (in_blocks, {}, HEADS_TOO, "named", OFFSETS | DROPOUT),
-  "a bias of pairs": (in_blocks, A_BIAS, HEADS_TOO, "auto", MASK | DROPOUT),
-  "a bias by head": (in_blocks, {"bias": "1NTS"} | ALL_HEADS, HEADS_TOO, "auto", {}),
-  "a bias of all": (in_blocks, {"bias": "11TS"}, BATCH_ALONE, "auto", MASK | DROPOUT),
-  "a sum, projected": (PROJECTED, SUM, HEADS_TOO, "auto", {}),
-  "a sum, skew": (SKEW, SUM, HEADS_TOO, "explicit", {}),
-  "a sum": (in_blocks, SUM, HEADS_TOO, "auto", {}),
-  "a sum along a sequence": (in_blocks, SUM, ALONG_A_SEQUENCE, "auto", {}),
-  "kernels for GPUs": (KERNELS, {"bias_table": "RN"}, HEADS_TOO, "named", IN_KERNELS),
-}
+CASES = {}
+CASES["explicit"] = KERNELS, {}, HEADS_TOO, "explicit", {}
+CASES["named"] = KERNELS, {}, BATCH_ALONE, "named", {}
+CASES["constrained"] = CHUNKED, {}, HEADS_TOO, "constrained", {}
+CASES["offsets"] = in_blocks, {}, HEADS_TOO, "auto", OFFSETS | DROPOUT
+CASES["offsets, named"] = in_blocks, {}, HEADS_TOO, "named", OFFSETS | DROPOUT
+CASES["a bias of pairs"] = in_blocks, A_BIAS, HEADS_TOO, "auto", MASK | DROPOUT
+CASES["a bias by head"] = in_blocks, {"bias": "1NTS"} | ALL_HEADS, HEADS_TOO, "auto", {}
+CASES["a bias of all"] = (
+  in_blocks,
+  {"bias": "11TS"},
+  BATCH_ALONE,
+  "auto",
+  MASK | DROPOUT,
+)
+CASES["a sum, projected"] = PROJECTED, SUM, HEADS_TOO, "auto", {}
+CASES["a sum, skew"] = SKEW, SUM, HEADS_TOO, "explicit", {}
+CASES["a sum"] = in_blocks, SUM, HEADS_TOO, "auto", {}
+CASES["a sum along a sequence"] = in_blocks, SUM, ALONG_A_SEQUENCE, "auto", {}
+CASES["kernels for GPUs"] = (
+  KERNELS,
+  {"bias_table": "RN"},
+  HEADS_TOO,
+  "named",
+  IN_KERNELS,
+)
 
 
 @pytest.mark.parametrize("name", CASES)

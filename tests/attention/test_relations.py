@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from calls import compiled_results, results, set_tiles
+from calls import ANY_RELATION, compiled_results, results, set_tiles
 from comparing import assert_close, assert_same
 from formula import formula
 from numpy.testing import assert_allclose
@@ -105,7 +105,7 @@ def relative_error(x, wanted):
 
 
 # Law 20.
-@pytest.mark.parametrize("name", ["reference", "projected", "per_position", "chunked"])
+@pytest.mark.parametrize("name", ANY_RELATION)
 def test_positions_across_the_largest_integer_change_no_bit(name, monkeypatch):
   """Traces 32-bit integers that wrap around: their differences do not."""
   set_tiles(monkeypatch, 4)
@@ -124,20 +124,6 @@ def test_positions_across_the_largest_integer_change_no_bit(name, monkeypatch):
     assert_same(run(shift, np.int32), wanted)
   for shift in (0, 2**31 + 1, 2 * 10**9):
     assert_same(run(shift, np.uint32), wanted)
-
-
-@pytest.mark.parametrize("cap", [None, 3.0])
-@pytest.mark.parametrize("offset", [300, -300, 30_000])
-def test_a_linear_bias_far_away(offset, cap):
-  random = RandomCall(("linear",), 1)
-  arrays = {name: random.arrays[name] for name in ("query", "key", "value")}
-  arrays["more"] = (LinearBias(jnp.full(random.heads, 1e-5)),)
-  options = {"logits_soft_cap": cap}
-  positions = {"query_positions": offset + jnp.arange(random.queries)}
-  wanted = results("reference", arrays, options | positions)
-  for same in (offset, jnp.asarray(offset)):
-    actual = results("chunked", arrays, options | {"query_offset": same})
-    assert_close(actual, wanted)
 
 
 # The axes of relations that are a batch, of three axes if all have one.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import DROPOUT
-from compiling import compile_as_users_do, with_gradients
+from compiling import compile_fusing, with_gradients
 from devices import Devices, attend, attention_by, check_devices_equal_one, shardings
 from jax.sharding import AxisType, PartitionSpec
 
@@ -52,17 +52,16 @@ OFFSETS = {"query_offset": np.array([5, -9])}
 
 BEFORE = {"query_offset": -7} | CAUSAL
 # By name: the axes of arrays, the mesh, how it is known, and the options.
-RINGS = {
-  "causal": (VECTORS, ALL, "named", CAUSAL),
-  "offsets": (VECTORS, TWO_ROWS, "named", OFFSETS),
-  "sinks, residual": (SINKS, ALL, "named", RESIDUAL | SEGMENTS | DROPOUT),
-  "explicit": (VECTORS, TWO_ROWS, "explicit", CAUSAL),
-  "a bias by head": ({"bias_table": "RN"}, ALL, "named", BEFORE),
-  "a window": ({"bias_table": "R"}, {"sequence": 4, "tensor": 2}, "named", WINDOW),
-  "a soft cap": ({"slopes": "N"}, ALL, "named", CAPPED),
-  "a sum": (SUM, {"data": 2, "sequence": 2, "tensor": 2}, "named", MASK),
-  "three devices": ({}, {"data": 1, "sequence": 3}, "named", CAUSAL),
-}
+RINGS = {}
+RINGS["causal"] = VECTORS, ALL, "named", CAUSAL
+RINGS["offsets"] = VECTORS, TWO_ROWS, "named", OFFSETS
+RINGS["sinks, residual"] = SINKS, ALL, "named", RESIDUAL | SEGMENTS | DROPOUT
+RINGS["explicit"] = VECTORS, TWO_ROWS, "explicit", CAUSAL
+RINGS["a bias by head"] = {"bias_table": "RN"}, ALL, "named", BEFORE
+RINGS["a window"] = {"bias_table": "R"}, {"sequence": 4, "tensor": 2}, "named", WINDOW
+RINGS["a soft cap"] = {"slopes": "N"}, ALL, "named", CAPPED
+RINGS["a sum"] = SUM, {"data": 2, "sequence": 2, "tensor": 2}, "named", MASK
+RINGS["three devices"] = {}, {"data": 1, "sequence": 3}, "named", CAUSAL
 
 
 @pytest.mark.usefixtures("float64")
@@ -103,7 +102,7 @@ def test_memory_falls_with_the_number_of_devices_and_keys_travel_in_their_own_dt
     mesh, context = lay_out(num_devices)
     along = {"T": "sequence", "S": "sequence"}
     places = shardings(AXES | {"table": "RH"}, mesh, along)
-    program = compile_as_users_do(
+    program = compile_fusing(
       functools.partial(with_gradients, call), in_shardings=(places,)
     )
     with context, jax.set_mesh(mesh):
@@ -132,25 +131,35 @@ def test_causal_work_is_the_same_on_all_devices_in_every_round():
 X = jnp.ones((2, 32, 4, 8))
 LABELS = EdgeLabels(jnp.ones((32, 32), int), jnp.ones((3, 8)), None)
 FUNCTION = FunctionBias(lambda params, *_: params, jnp.ones(4))
-REFUSED = {
-  "no FunctionBias": (X, {"relations": FUNCTION}),
-  "no EdgeLabels": (X, {"relations": LABELS}),
-  "bias": (X, {"bias": jnp.ones((1, 1, 32, 32))}),
-  "mask has shape": (X, {"mask": jnp.ones((32, 32), bool)}),
-  "positions": (X, {"key_positions": jnp.arange(32)}),
-  "36 queries": (jnp.ones((2, 36, 4, 8)), {}),
-}
 
 
-@pytest.mark.parametrize("message", REFUSED)
-def test_the_ring_says_what_it_does_not_take_and_gathers_nothing_instead(message):
-  x, options = REFUSED[message]
+def check_refused(x, message, options):
   mesh, context = lay_out(8)
   with context, jax.set_mesh(mesh):
     with pytest.raises(NotImplementedError, match=rf"mesh_axes.*sequence.*{message}"):
       dot_product_attention(x, x, x, **options)
     explanation = explain(x, x, x, implementation="projected", **options)
     assert message in explanation.reasons["chunked"]
+
+
+@pytest.mark.parametrize(
+  "options, message",
+  [
+    ({"relations": FUNCTION}, "no FunctionBias"),
+    ({"relations": LABELS}, "no EdgeLabels"),
+    ({"bias": jnp.ones((1, 1, 32, 32))}, "bias"),
+    ({"mask": jnp.ones((32, 32), bool)}, "mask has shape"),
+    ({"key_positions": jnp.arange(32)}, "positions"),
+  ],
+)
+def test_the_ring_says_what_it_does_not_take_and_gathers_nothing_instead(
+  options, message
+):
+  check_refused(X, message, options)
+
+
+def test_the_ring_says_that_tokens_do_not_divide():
+  check_refused(jnp.ones((2, 36, 4, 8)), "36 queries", {})
 
 
 def test_a_ring_is_chosen_where_a_mesh_shards_the_keys():

@@ -1,4 +1,4 @@
-"""Laws 8 and 13: a relation equals the other one, or the bias, that it computes."""
+"""Laws 8 and 13: a relation equals the other one that it computes."""
 
 import dataclasses
 import functools
@@ -25,7 +25,6 @@ from relpos_jax.attention.arrays import check_array
 from relpos_jax.attention.relation import Relation, distances
 
 pytestmark = pytest.mark.usefixtures("float64")
-EACH = ["reference", "per_position", "projected", "chunked"]
 QUERIES, KEYS, HEADS, WIDTH = 12, 9, 4, 3
 RNG = np.random.default_rng(0)
 
@@ -41,26 +40,6 @@ CLIPPED = np.clip(DISTANCE, -2, 2) + 2
 OR_NONE = np.where(abs(DISTANCE) <= 2, CLIPPED, -1)  # -1 is no label
 LABELS = RNG.integers(-1, 5, (2, QUERIES, KEYS))
 ONE_HOT = np.eye(5)[LABELS] * (LABELS >= 0)[..., None]  # -1 is no feature at all
-TIMES = np.sort(RNG.integers(0, 10_000, QUERIES))
-ELAPSED = np.maximum(1, abs(TIMES[:, None] - TIMES[:KEYS]))
-BUCKET = np.clip(np.log(ELAPSED) // 0.301, 0, 7).astype(int)
-HSTU = {"position": normal(QUERIES + KEYS - 1), "time": normal(8, HEADS)}
-
-
-def hstu(params, i, j, time, key_time, _):
-  """Adds numbers by distance and by logarithm of elapsed time: Zhai et al. 2024."""
-  elapsed = jnp.maximum(1.0, abs(time - key_time))
-  bucket = jnp.clip(jnp.floor(jnp.log(elapsed) / 0.301).astype(int), 0, 7)
-  return params["position"][j - i + QUERIES - 1] + params["time"][bucket]
-
-
-def hstu_relation(params):
-  return FunctionBias(hstu, params, of_query=TIMES, of_key=TIMES[:KEYS])
-
-
-def hstu_bias(params):
-  by_head = jnp.moveaxis(params["time"][BUCKET], -1, 0)
-  return params["position"][DISTANCE + QUERIES - 1] + by_head
 
 
 def look_up(table, i, j, *_):
@@ -73,10 +52,6 @@ def look_up_clipped(table, i, j, *_):
 
 def linear(slopes, i, j, *_):
   return -slopes * abs(j - i)
-
-
-def number_of_pair(params, i, j, of_query, of_key, of_pair):
-  return of_pair
 
 
 @jax.tree_util.register_dataclass
@@ -98,92 +73,92 @@ class TwoSidedDecay(Relation):
 
 
 def two_sided_decay(rates, i, j, *_):
-  return -jnp.where(j < i, rates[0], rates[1]) * abs(j - i)
+  before, after = rates
+  return -jnp.where(j < i, before, after) * abs(j - i)
 
 
-# By name: parameters, the relation of them, and the relation or bias that it equals.
-PAIRS = {
-  "labels of clipped distances": (
-    TABLES_PER_HEAD,
-    lambda tables: EdgeLabels(CLIPPED, *tables),
-    lambda tables: RelativePositions(*tables),
-  ),
-  "labels of near distances": (
-    TABLES,
-    lambda tables: EdgeLabels(OR_NONE, *tables),
-    lambda tables: RelativePositions(*tables, "zero"),
-  ),
-  "one-hot features": (
-    TABLES_PER_HEAD,
-    lambda tables: EdgeFeatures(ONE_HOT, *tables),
-    lambda tables: EdgeLabels(LABELS, *tables),
-  ),
-  "a function of data of all sequences": (HSTU, hstu_relation, hstu_bias),
-  "a function of data of pairs": (
-    normal(2, QUERIES, KEYS),
-    lambda pairs: FunctionBias(number_of_pair, of_pair=pairs),
-    lambda pairs: pairs[:, None],
-  ),
-  "a function with arrays of the code around it": (
-    normal(QUERIES + KEYS - 1, HEADS),
-    lambda table: FunctionBias(lambda _, *pair: look_up(table, *pair)),
-    lambda table: FunctionBias(look_up, table),
-  ),
-}
-BY_DISTANCE = {
-  "a function of a table": (
-    normal(5, HEADS),
-    lambda table: FunctionBias(look_up_clipped, table),
-    DistanceBias,
-  ),
-  "a function of slopes": (
-    normal(HEADS),
-    lambda slopes: FunctionBias(linear, slopes),
-    LinearBias,
-  ),
-  "a class of one's own": (
-    normal(2, HEADS),
-    TwoSidedDecay,
-    lambda rates: FunctionBias(two_sided_decay, rates),
-  ),
-}
+def labels_of_clipped(tables):
+  return EdgeLabels(CLIPPED, *tables)
+
+
+def labels_of_near(tables):
+  return EdgeLabels(OR_NONE, *tables)
+
+
+def zero_beyond(tables):
+  return RelativePositions(*tables, "zero")
+
+
+def one_hot_features(tables):
+  return EdgeFeatures(ONE_HOT, *tables)
+
+
+def random_labels(tables):
+  return EdgeLabels(LABELS, *tables)
+
+
+def function_with_table(table):
+  return FunctionBias(look_up, table)
+
+
+def function_around_table(table):
+  return FunctionBias(lambda _, *pair: look_up(table, *pair))
+
+
+def check_equal(params, relation, other, **options):
+  """Compares the outputs, and the gradients of query, key, value and parameters."""
+
+  def run(make, name):
+    def attend(query, key, value, params):
+      own = {"relations": make(params), "implementation": name}
+      return dot_product_attention(query, key, value, is_causal=True, **own, **options)
+
+    return run_with_gradients(attend, *TOKENS, params)
+
+  wanted = run(other, "reference")
+  for name in ("projected", "chunked"):
+    assert_close(run(relation, name), wanted, name)
+
+
+@pytest.mark.parametrize(
+  "params, relation, other",
+  [
+    (TABLES_PER_HEAD, labels_of_clipped, lambda tables: RelativePositions(*tables)),
+    (TABLES, labels_of_near, zero_beyond),
+    (TABLES_PER_HEAD, one_hot_features, random_labels),
+    (normal(QUERIES + KEYS - 1, HEADS), function_around_table, function_with_table),
+  ],
+  ids=["clipped distances", "near distances", "one-hot features", "code around it"],
+)
+def test_a_relation_is_what_it_computes(params, relation, other, monkeypatch):
+  set_tiles(monkeypatch, 5)
+  check_equal(params, relation, other)
+
+
 REVERSED = {
   "query_positions": np.arange(QUERIES)[::-1],
   "key_positions": np.arange(KEYS)[::-1],
 }
-PLACES = {"here": {}, "at an offset": {"query_offset": 3}, "reversed": REVERSED}
-CALLS = [(name, "here") for name in PAIRS]
-for name in BY_DISTANCE:
-  CALLS += [(name, "at an offset"), (name, "reversed")]
 
 
-def run(params, make, **options):
-  """Returns the output, and the gradients of query, key, value and parameters."""
-
-  def attend(query, key, value, params):
-    made = make(params)
-    field = "relations" if isinstance(made, Relation) else "bias"
-    return dot_product_attention(
-      query, key, value, **{field: made}, **options, is_causal=True
-    )
-
-  return run_with_gradients(attend, *TOKENS, params)
-
-
-@functools.cache
-def wanted_results(name, place):
-  """Returns the results of the other relation or bias."""
-  params, _, other = (PAIRS | BY_DISTANCE)[name]
-  return run(params, other, **PLACES[place], implementation="reference")
-
-
-@pytest.mark.parametrize("implementation", EACH)
-@pytest.mark.parametrize("name, place", CALLS)
-def test_a_relation_is_what_it_computes(name, place, implementation, monkeypatch):
+@pytest.mark.parametrize(
+  "shape, relation, other",
+  [
+    ((5, HEADS), functools.partial(FunctionBias, look_up_clipped), DistanceBias),
+    ((HEADS,), functools.partial(FunctionBias, linear), LinearBias),
+    ((2, HEADS), TwoSidedDecay, functools.partial(FunctionBias, two_sided_decay)),
+  ],
+  ids=["a table", "slopes", "a class of one's own"],
+)
+@pytest.mark.parametrize(
+  "place", [{"query_offset": 3}, REVERSED], ids=["offset", "back"]
+)
+def test_a_relation_by_distance_is_what_it_computes(
+  shape, relation, other, place, monkeypatch
+):
   set_tiles(monkeypatch, 5)
-  params, relation, _ = (PAIRS | BY_DISTANCE)[name]
-  actual = run(params, relation, **PLACES[place], implementation=implementation)
-  assert_close(actual, wanted_results(name, place))
+  params = np.random.default_rng(1).normal(size=shape)
+  check_equal(params, relation, other, **place)
 
 
 def test_a_class_of_ones_own_is_checked():
@@ -195,10 +170,12 @@ def test_a_class_of_ones_own_is_checked():
 def test_gradients_are_the_same_bits_in_every_run(monkeypatch):
   set_tiles(monkeypatch, 5)
 
-  def loss(params):
-    options = {"relations": hstu_relation(params), "implementation": "chunked"}
+  def loss(table):
+    relations = FunctionBias(look_up_clipped, table)
+    options = {"relations": relations, "implementation": "chunked"}
     return dot_product_attention(*TOKENS, **options).sum()
 
-  first, *others = [jax.jit(jax.grad(loss))(HSTU) for _ in range(3)]
+  table = np.random.default_rng(1).normal(size=(5, HEADS))
+  first, *others = [jax.jit(jax.grad(loss))(table) for _ in range(3)]
   for other in others:
     assert_same(other, first)

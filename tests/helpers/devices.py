@@ -22,21 +22,27 @@ from relpos_jax import (
   mesh_axes,
 )
 
-# By the name of an array, the relation of it and others.
-RELATIONS = {
-  "value_table": lambda x: RelativePositions(x["key_table"], x["value_table"]),
-  "bias_table": lambda x: DistanceBias(x["bias_table"], beyond="zero", left=6),
-  "by_key_table": lambda x: KeyBias(x["by_key_table"]),
-  "slopes": lambda x: LinearBias(x["slopes"]),
-  "content": lambda x: ContentBias(x["content"], x["content_table"]),
-}
 TENSORS = "query", "key", "value", "bias", "sinks"
+
+
+def relations_of(arrays):
+  """Yields the relations of the arrays that are there."""
+  if "value_table" in arrays:
+    yield RelativePositions(arrays["key_table"], arrays["value_table"])
+  if "bias_table" in arrays:
+    yield DistanceBias(arrays["bias_table"], beyond="zero", left=6)
+  if "by_key_table" in arrays:
+    yield KeyBias(arrays["by_key_table"])
+  if "slopes" in arrays:
+    yield LinearBias(arrays["slopes"])
+  if "content" in arrays:
+    yield ContentBias(arrays["content"], arrays["content_table"])
 
 
 def attend(attention, arrays, **options):
   """Calls an attention function with arrays, and the relations of those given."""
-  relations = tuple(make(arrays) for name, make in RELATIONS.items() if name in arrays)
   tensors = {name: arrays[name] for name in TENSORS if name in arrays}
+  relations = tuple(relations_of(arrays))
   return attention(**tensors, relations=relations, **options)
 
 
@@ -46,10 +52,10 @@ def attention_by(name):
 
 def shardings(axes, mesh, along):
   """Returns the sharding of each array; `along` has the mesh axes by letter."""
-  found = {}
+  places = {}
   for name, letters in axes.items():
-    found[name] = NamedSharding(mesh, PartitionSpec(*map(along.get, letters)))
-  return found
+    places[name] = NamedSharding(mesh, PartitionSpec(*map(along.get, letters)))
+  return places
 
 
 @dataclasses.dataclass

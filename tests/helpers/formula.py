@@ -158,9 +158,8 @@ def formula(arrays, options):
   """Computes the output for dicts of arrays, with relations as "more", and options."""
   arrays, options = jax.tree.map(np.asarray, (arrays, options))
   query, key, value = arrays["query"], arrays["key"], arrays["value"]
-  batch, num_queries, heads, width = query.shape
+  batch, num_queries, heads, _ = query.shape
   num_keys, key_heads = key.shape[1:3]
-  scale = arrays.get("scale", options.get("scale", width**-0.5))
   distance = pair_distances(options, batch, num_queries, num_keys)
   attends = pair_mask(options, distance)
   output = np.zeros((*query.shape[:3], value.shape[3]))
@@ -170,21 +169,28 @@ def formula(arrays, options):
       of_key = b, j, n * key_heads // heads
       pair = Pair(b, i, j, n, distance[b, i, j], query[b, i, n], key[of_key])
       terms = [TERMS[type(relation)](relation, pair) for relation in arrays["more"]]
-      content = pair.query @ pair.key + sum(x.scaled for x in terms)
-      logit = scale * content + sum(x.unscaled for x in terms)
-      if "bias" in arrays:
-        logit += arrays["bias"][b, 0, i, j]
-      logits.append(logit)
+      logits.append(logit(pair, terms, arrays, options))
       values.append(value[of_key] + sum(x.value for x in terms))
     if logits:
-      output[b, i, n] = average(values, logits, options.get("logits_soft_cap"))
+      weights = weigh(np.array(logits), options, num_keys)
+      output[b, i, n] = weights @ np.array(values)
   return output
 
 
-def average(values, logits, cap):
-  """Weighs values by the softmax of capped logits."""
-  logits = np.array(logits)
-  if cap is not None:
-    logits = cap * np.tanh(logits / cap)
-  weights = np.exp(logits - logits.max())
-  return weights @ np.array(values) / weights.sum()
+def logit(pair, terms, arrays, options):
+  """Computes the logit of a pair, with the terms of its relations."""
+  scale = arrays.get("scale", options.get("scale", len(pair.query) ** -0.5))
+  content = pair.query @ pair.key + sum(x.scaled for x in terms)
+  total = scale * content + sum(x.unscaled for x in terms)
+  if "bias" in arrays:
+    total += arrays["bias"][pair.sequence, 0, pair.i, pair.j]
+  cap = options.get("logits_soft_cap")
+  return total if cap is None else cap * np.tanh(total / cap)
+
+
+def weigh(logits, options, num_keys):
+  """Computes the weights of a query's keys: the softmax, or SiLU over a divisor."""
+  if options.get("weights") == "silu":
+    return logits / (1 + np.exp(-logits)) / (options["divisor"] or num_keys)
+  powers = np.exp(logits - logits.max())
+  return powers / powers.sum()

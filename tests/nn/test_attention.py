@@ -8,38 +8,45 @@ from comparing import assert_close
 from compiling import make_random
 from flax import nnx
 
-from relpos_jax.models.layers import LayersConfig, make_positions
-from relpos_jax.nn.attention import MultiHeadAttention
-from relpos_jax.nn.positions import RelativePositionTables
+from relpos_jax.nn import (
+  DebertaPositions,
+  MultiHeadAttention,
+  RelativePositionTables,
+  RotaryPositions,
+)
 
 B, T, D, N, H = 3, 6, 16, 4, 4
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((B, T, D), dtype=np.float32)
 
 
-def make_layer(*, tables=True, table_heads=N, beyond="clip", scheme=None, **options):
+def tables_of_heads(rngs):
+  return RelativePositionTables(2, H, num_heads=N, rngs=rngs)
+
+
+def make_layer(make_positions=tables_of_heads, **options):
   def make():
     rngs = nnx.Rngs(0)
-    positions = None
-    if scheme is not None:
-      config = LayersConfig(positions=scheme, max_distance=4, width=D, num_heads=N)
-      positions = make_positions(config, is_causal=True, rngs=rngs)
-    elif tables:
-      positions = RelativePositionTables(
-        2, H, num_heads=table_heads, beyond=beyond, rngs=rngs
-      )
+    positions = make_positions(rngs)
     return MultiHeadAttention(D, N, positions=positions, rngs=rngs, **options)
 
   return make_random(make, 0.3)
 
 
-VARIANTS = {
-  "plain": {"tables": False},
-  "relative": {},
-  "grouped": {"num_key_heads": 2, "table_heads": None, "beyond": "zero"},
-}
-for scheme in ("t5", "alibi", "rotary", "xl", "content", "deberta"):
-  VARIANTS[scheme] = {"scheme": scheme}
+def no_positions(rngs):
+  return None
+
+
+def shared_tables(rngs):
+  return RelativePositionTables(2, H, beyond="zero", rngs=rngs)
+
+
+def rotary(rngs):
+  return RotaryPositions()
+
+
+def deberta(rngs):
+  return DebertaPositions(N, H, 4, rngs=rngs)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,9 +55,19 @@ def no_rank_promotion():
     yield
 
 
-@pytest.fixture(scope="module", params=VARIANTS.values(), ids=VARIANTS)
+@pytest.fixture(
+  scope="module",
+  params=[
+    (no_positions, N),
+    (tables_of_heads, N),
+    (shared_tables, 2),
+    (rotary, N),
+    (deberta, N),
+  ],
+)
 def causal(request):
-  layer = make_layer(**request.param)
+  make_positions, num_key_heads = request.param
+  layer = make_layer(make_positions, num_key_heads=num_key_heads)
   return layer, jax.jit(lambda x: layer(x, is_causal=True))(X), jax.jit(layer.decode)
 
 
@@ -98,9 +115,10 @@ def test_padding_left_right_and_between_and_beams_in_any_order_give_the_full_pas
   # A row that ended reads padding while the others go on.
   order = np.array([1, 2, 0])
   rows, cache = rows[order], jax.tree.map(lambda leaf: leaf[order], cache)
-  y, cache = decode(X[rows, 5:6], cache, np.array([[5], [-1], [5]]))
+  last = X[rows, 5:6]
+  y, cache = decode(last, cache, np.array([[5], [-1], [5]]))
   assert_close(y[::2, 0], expected[rows[::2], 5], atol=1e-5)
-  y, cache = decode(X[rows, 5:6], cache, np.array([[-1], [5], [-1]]))
+  y, cache = decode(last, cache, np.array([[-1], [5], [-1]]))
   assert_close(y[1, 0], expected[rows[1], 5], atol=1e-5)
 
 

@@ -57,3 +57,8 @@ def test_sinusoids_are_those_of_tensor2tensor_at_any_positions(positions):
   wanted = tensor2tensor_signal(100, 64)[positions]
   waves = sinusoids(jnp.asarray(positions), 64)
   np.testing.assert_allclose(waves, wanted, atol=1e-5)
+
+
+def test_an_odd_width_has_no_sinusoids():
+  with pytest.raises(ValueError, match="width is 5"):
+    sinusoids(jnp.arange(3), 5)

@@ -9,6 +9,7 @@ import pytest
 from comparing import assert_close, assert_same
 from compiling import compile_quickly, make_random
 from flax import linen, nnx
+from flax_layers import check_linen_decoding
 
 import relpos_jax.linen
 from relpos_jax import DistanceBias, attention_weights, dot_product_attention, rotate
@@ -26,14 +27,13 @@ from relpos_jax.nn import (
 B, T, N, H = 2, 6, 3, 4
 D, K, LEFT, RANK = N * H, 3, 2, 16
 # By name: the class, its positional arguments, and its options.
-SCHEMES = {
-  "t5": (T5Positions, (N, 5), {"num_buckets": 8}),
-  "alibi": (AlibiPositions, (N,), {}),
-  "rotary": (RotaryPositions, (), {}),
-  "xl": (TransformerXLPositions, (D, N, H, K), {"left": LEFT}),
-  "content": (ContentPositions, (N, H, K), {"left": LEFT}),
-  "deberta": (DebertaPositions, (N, H, K), {"left": LEFT}),
-}
+SCHEMES = {}
+SCHEMES["t5"] = T5Positions, (N, 5), {"num_buckets": 8}
+SCHEMES["alibi"] = AlibiPositions, (N,), {}
+SCHEMES["rotary"] = RotaryPositions, (), {}
+SCHEMES["xl"] = TransformerXLPositions, (D, N, H, K), {"left": LEFT}
+SCHEMES["content"] = ContentPositions, (N, H, K), {"left": LEFT}
+SCHEMES["deberta"] = DebertaPositions, (N, H, K), {"left": LEFT}
 RANDOM = np.random.default_rng(0)
 X = jnp.asarray(RANDOM.standard_normal((B, T, D), dtype=np.float32))
 Q, KEY, V = jnp.asarray(RANDOM.standard_normal((3, B, T, N, H), dtype=np.float32))
@@ -57,18 +57,25 @@ def t5_logit(params, q, k, i, j, n):
   """Has 8 buckets: distances 0, 1, 2 and more to the left; 1, 2, more to the right."""
   distance = abs(j - i)
   bucket = min(distance, 2) if distance < 4 else 3
-  return q @ k / H**0.5 + params["buckets"][bucket + 4 * (j > i), n]
+  if j > i:
+    bucket += 4
+  return q @ k / H**0.5 + params["buckets"][bucket, n]
+
+
+SLOPES = 2**-4, 2**-8, 2**-2  # of three heads
 
 
 def alibi_logit(params, q, k, i, j, n):
-  slope = [2**-4, 2**-8, 2**-2][n]
+  slope = SLOPES[n]
   return q @ k / H**0.5 - slope * abs(j - i)
 
 
 def turn(x, position):
   """Multiplies the components d and d + H/2, as complex numbers, by the position's."""
   frequencies = 10_000.0 ** (-2 * np.arange(H // 2) / H)
-  return (x[: H // 2] + 1j * x[H // 2 :]) * np.exp(1j * position * frequencies)
+  turns = np.exp(1j * position * frequencies)
+  first, second = np.split(x, 2)
+  return (first + 1j * second) * turns
 
 
 def rotary_logit(params, q, k, i, j, n):
@@ -76,11 +83,13 @@ def rotary_logit(params, q, k, i, j, n):
 
 
 def xl_logit(params, q, k, i, j, n):
-  angles = -clip(j - i) / 10_000 ** (np.arange(D // 2) / (D // 2 - 1))
+  last = D // 2 - 1
+  angles = -clip(j - i) / 10_000 ** (np.arange(last + 1) / last)
   wave = np.concatenate([np.sin(angles), np.cos(angles)])
   r = wave @ params["projection"][:, n]
   u, v = params["u"][n], params["v"][n]
-  return (q @ k + q @ r + u @ k + v @ r) / H**0.5
+  content, position = (q + u) @ k, (q + v) @ r
+  return (content + position) / H**0.5
 
 
 def content_logit(params, q, k, i, j, n):
@@ -113,7 +122,8 @@ def test_each_scheme_is_its_papers_formula(scheme):
   q, k = np.float64(Q), np.float64(KEY)
   logits = np.zeros((B, N, T, T))
   for b, n, i, j in np.ndindex(logits.shape):
-    logits[b, n, i, j] = LOGITS[scheme](params, q[b, i, n], k[b, j, n], i, j, n)
+    pair = q[b, i, n], k[b, j, n]
+    logits[b, n, i, j] = LOGITS[scheme](params, *pair, i, j, n)
   wanted = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
   weights = attention_weights(**module.arguments(Q, KEY))
   assert_close(weights, wanted, atol=2e-6)
@@ -176,7 +186,8 @@ def test_nnx_layers_take_it_and_decode(scheme):
   layer.init_cache((B, T + 2, D))
   step = nnx.jit(lambda layer, x: layer(x, decode=True))
   for t in range(T):
-    assert_close(step(layer, X[:, t : t + 1])[:, 0], full[:, t], atol=1e-4)
+    y = step(layer, X[:, t : t + 1])
+    assert_close(y[:, 0], full[:, t], atol=1e-4)
 
 
 @each_scheme
@@ -189,26 +200,11 @@ def test_linen_layers_take_it_and_decode(scheme):
   if "tables" in hook:
     params["attention_fn"] = {"positions": hook["tables"]}
   positions = nnx.bridge.to_linen(kind, *arguments, **options)
-  attention_fn = relpos_jax.linen.RelativeAttention(None, positions=positions)
-  make_linen = functools.partial(
-    linen.MultiHeadDotProductAttention, N, attention_fn=attention_fn
-  )
+  own = relpos_jax.linen.RelativeAttention(None, positions=positions)
+  make = functools.partial(linen.MultiHeadDotProductAttention, N, attention_fn=own)
   causal = linen.make_causal_mask(jnp.ones((B, T)))
-  assert_close(make_linen().apply({"params": params}, X, mask=causal), full, atol=1e-5)
-
-  decoder = make_linen(decode=True)
-  cache = jax.eval_shape(decoder.init, jax.random.key(0), X)["cache"]
-  cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), cache)
-
-  @compile_quickly
-  def step(cache, x):
-    variables = {"params": params, "cache": cache}
-    return decoder.apply(variables, x, mutable=["cache"])
-
-  for t in range(T):
-    y, variables = step(cache, X[:, t : t + 1])
-    assert_close(y[:, 0], full[:, t], atol=1e-4)
-    cache = variables["cache"]
+  assert_close(make().apply({"params": params}, X, mask=causal), full, atol=1e-5)
+  check_linen_decoding(lambda _: make(decode=True), params, X, full, atol=1e-4)
 
 
 def test_t5_has_fewer_buckets_than_asked_where_distances_are_few():

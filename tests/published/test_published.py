@@ -456,38 +456,35 @@ class Row(NamedTuple):
 
 BOTH = (EAGER, FUSED)
 ALL = "all"  # of a module that takes no float64
-ROWS = {
-  "BERT, `relative_key`": Row("bert", bert),
-  "BERT, `relative_key_query`": Row("bert", functools.partial(bert, of_keys=True)),
-  "Wav2Vec2-BERT": Row("wav2vec2_bert", wav2vec2_bert, BOTH),
-  "Tensor2Tensor": Row("tensor2tensor", tensor2tensor),
-  "Music Transformer": Row("music_transformer", music_transformer),
-  "DeBERTa v2": Row(
-    "deberta", functools.partial(deberta, is_shared=False), single="scale"
-  ),
-  "DeBERTa v3": Row(
-    "deberta", functools.partial(deberta, is_shared=True), single="scale"
-  ),
-  "Gemma 4's audio encoder": Row("gemma4_audio", gemma4_audio, single=ALL),
-  "Wav2Vec2-Conformer": Row("conformer", conformer, BOTH, "sinusoids"),
-  "XLNet": Row("xlnet", xlnet, single="sinusoids"),
-  "T5, encoder": Row("t5", t5, BOTH),
-  "T5, decoder": Row("t5", functools.partial(t5, is_causal=True), BOTH),
-  "umT5": Row("t5", functools.partial(t5, name="UMT5"), BOTH),
-  "BLOOM": Row("bloom", bloom, single="softmax"),
-  "MPT": Row("mpt", mpt, single="softmax"),
-  "Llama 3.1": Row("llama", llama3, BOTH, "angles"),
-  "Llama with YaRN": Row("llama", yarn, BOTH, "angles"),
-  "GPT-NeoX": Row("gpt_neox", gpt_neox, BOTH, "angles"),
-  "Swin": Row("swin", swin, BOTH),
-  "BEiT": Row("beit", beit, BOTH),
-  "SAM": Row("sam", sam, BOTH),
-  "Enformer": Row("enformer", enformer, package="enformer_pytorch"),
-  "Borzoi": Row("enformer", borzoi, package="borzoi_pytorch"),
-  "AlphaGenome": Row(
-    "alphagenome", alphagenome, single=ALL, package="alphagenome_research"
-  ),
-}
+ROWS = {}
+ROWS["BERT, `relative_key`"] = Row("bert", bert)
+of_keys = functools.partial(bert, of_keys=True)
+ROWS["BERT, `relative_key_query`"] = Row("bert", of_keys)
+ROWS["Wav2Vec2-BERT"] = Row("wav2vec2_bert", wav2vec2_bert, BOTH)
+ROWS["Tensor2Tensor"] = Row("tensor2tensor", tensor2tensor)
+ROWS["Music Transformer"] = Row("music_transformer", music_transformer)
+for version, is_shared in (("v2", False), ("v3", True)):
+  make = functools.partial(deberta, is_shared=is_shared)
+  ROWS[f"DeBERTa {version}"] = Row("deberta", make, single="scale")
+ROWS["Gemma 4's audio encoder"] = Row("gemma4_audio", gemma4_audio, single=ALL)
+ROWS["Wav2Vec2-Conformer"] = Row("conformer", conformer, BOTH, "sinusoids")
+ROWS["XLNet"] = Row("xlnet", xlnet, single="sinusoids")
+ROWS["T5, encoder"] = Row("t5", t5, BOTH)
+ROWS["T5, decoder"] = Row("t5", functools.partial(t5, is_causal=True), BOTH)
+ROWS["umT5"] = Row("t5", functools.partial(t5, name="UMT5"), BOTH)
+ROWS["BLOOM"] = Row("bloom", bloom, single="softmax")
+ROWS["MPT"] = Row("mpt", mpt, single="softmax")
+ROWS["Llama 3.1"] = Row("llama", llama3, BOTH, "angles")
+ROWS["Llama with YaRN"] = Row("llama", yarn, BOTH, "angles")
+ROWS["GPT-NeoX"] = Row("gpt_neox", gpt_neox, BOTH, "angles")
+ROWS["Swin"] = Row("swin", swin, BOTH)
+ROWS["BEiT"] = Row("beit", beit, BOTH)
+ROWS["SAM"] = Row("sam", sam, BOTH)
+ROWS["Enformer"] = Row("enformer", enformer, package="enformer_pytorch")
+ROWS["Borzoi"] = Row("enformer", borzoi, package="borzoi_pytorch")
+ROWS["AlphaGenome"] = Row(
+  "alphagenome", alphagenome, single=ALL, package="alphagenome_research"
+)
 
 
 # Errors and memory
