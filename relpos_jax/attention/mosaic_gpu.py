@@ -9,6 +9,8 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from relpos_jax.attention import band, masks
@@ -43,7 +45,7 @@ def unsupported(inputs: Inputs) -> str | None:
 
   They support what training a Transformer with Shaw's or T5's positions needs.
   """
-  if isinstance(inputs.scale, jax.core.Tracer):
+  if isinstance(inputs.scale, Tracer):
     return "scale is traced; it needs a number"
   if names := axes_of_tokens(inputs.explicit):
     return f"the mesh shards queries over {names}; it needs whole sequences"
@@ -121,7 +123,7 @@ def attention(
   plan = KernelPlan(
     low=low,
     high=high,
-    scale=float(inputs.scale),
+    scale=np.asarray(inputs.scale).item(),
     is_causal=inputs.is_causal,
     dropout_rate=inputs.dropout_rate,
     has_values=value_table is not None,
@@ -196,7 +198,7 @@ def _masks(inputs: Inputs) -> Arrays:
     mask = jnp.ones((1, num_keys), bool) if mask is None else mask[:, 0, 0]
     mask = jnp.broadcast_to(mask, (len(mask), num_keys))
     arrays["key_mask"] = _pad(mask.astype(jnp.int32), 1, TILE)
-  if inputs.query_segment_ids is not None:
+  if inputs.query_segment_ids is not None and inputs.key_segment_ids is not None:
     arrays["query_segments"] = _pad(inputs.query_segment_ids, 1, TILE)
     arrays["key_segments"] = _pad(inputs.key_segment_ids, 1, TILE)
   if inputs.dropout_seeds is not None:
