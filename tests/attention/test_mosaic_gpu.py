@@ -92,16 +92,20 @@ def test_values_of_another_width():
 
 @pytest.mark.mosaic
 @pytest.mark.parametrize(
-  "first, last, queries, keys", [(0, 2, 192, 64), (2, 4, 64, 64), (5, 6, 64, 192)]
+  "first, last, queries, keys, options",
+  [(0, 2, 192, 192, CAUSAL), (2, 4, 64, 64, {}), (5, 6, 64, 192, {})],
+  ids=["left end", "within", "right end"],
 )
-def test_low_rows_of_tables_mask(first, last, queries, keys):
+def test_low_rows_of_tables_mask(first, last, queries, keys, options):
   """Checks rows that mask keys: each head has another number."""
   table = normal(7, len(LOW))
   table[first : last + 1] = LOW
   sizes = {"queries": queries, "keys": keys, "heads": len(LOW), "key_heads": 1}
   more = (DistanceBias(table),)
   arrays = make_arrays(**SIZES | sizes, tables="v", more=more, dtype=jnp.bfloat16)
-  check(arrays, {})
+  for name in ("query", "key", "value"):
+    arrays[name] = arrays[name][:1]  # one sequence is quicker
+  check(arrays, options)
 
 
 @pytest.mark.mosaic
