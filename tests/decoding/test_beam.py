@@ -226,6 +226,7 @@ def test_the_best_of_blocks_are_the_best_of_all_and_of_equals_the_first(
 ):
   first, second = jax.random.split(jax.random.key(vocabulary + pad))
   logits = jnp.round(2 * jax.random.normal(first, (3, 4, vocabulary)))  # many are equal
+  logits = logits.at[0, :, -1].set(9.0)  # the last token of a beam's last block
   scores = jnp.round(jax.random.normal(second, (3, 4))).at[1, 2].set(-jnp.inf)
   find_best = jax.jit(beam._best, static_argnums=(2, 3))
   best, beams, words = find_best(logits, scores, 8, pad)

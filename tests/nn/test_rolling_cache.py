@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparing import assert_close
+from comparing import assert_close, assert_same
 from flax import nnx
 
 from relpos_jax.nn import (
@@ -96,6 +96,8 @@ def test_padding_takes_no_slot_and_rows_have_their_own_lengths():
   y, cache = layer.decode(x[:, 4:], cache, jnp.array([[2, 3], [4, 5]]))
   assert_close(y[0], alone[0, 2:], rtol=1e-5, atol=1e-5)
   np.testing.assert_array_equal(np.sort(cache.positions), [[1, 2, 3], [3, 4, 5]])
+  _, same = layer.decode(x[:, :1], cache, jnp.full((2, 1), -1))
+  assert_same(same, cache)
 
 
 def test_large_positions_keep_exact_distances():
