@@ -320,7 +320,8 @@ def _with_traced_numbers(inputs: Inputs, implementation: str | None) -> Inputs:
     offset = jnp.int32([offset])
   # A kernel is compiled for one scale. None may choose one, except on a CPU.
   may_choose_kernel = implementation is None and target_platform() != "cpu"
-  if implementation != "pallas_gpu" and not may_choose_kernel:
+  names_kernel = implementation in ("pallas_gpu", "mosaic_gpu")
+  if not names_kernel and not may_choose_kernel:
     scale = jnp.asarray(scale)
   elif not isinstance(scale, Tracer):
     scale = np.asarray(scale).item()
