@@ -9,9 +9,9 @@ it gathers the keys and values of the full sequence. With more chips, raise the 
 
 A million events on 256 chips need a ring, because gathered keys do not fit into memory:
 
-  python -m experiments.plan --config=configs/long.py --topology=v5e:16x16 --effort=least \
-    --config.mesh.sequence=256 --config.mesh.ring=True \ --config.batches.tokens=1048576
-    --config.batches.max_length=1048576
+  python -m experiments.plan --config=configs/long.py --topology=v5e:16x16 \
+    --effort=least --config.mesh.sequence=256 --config.mesh.ring=True \
+    --config.batches.tokens=1048576 --config.batches.max_length=1048576
 """
 
 from configs import default

@@ -230,7 +230,7 @@ def replace_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def append_digest(content: bytes) -> bytes:
-  """Appends the SHA-256 of the content."""
+  """Returns the content with its SHA-256 appended."""
   return content + hashlib.sha256(content).digest()
 
 

@@ -62,7 +62,7 @@ Table = dict[str, dict[str, object]]  # cells by configuration and column
 
 
 def make_section(task: str, sweep: str, records: Records, folder: pathlib.Path) -> str:
-  """Returns the section of a sweep for its page; draws its picture in `folder`."""
+  """Returns a sweep's section of the results page; draws its picture in `folder`."""
   config = _first(records)["config"]
   if task == "music":
     return _describe_music(sweep, records, folder)
@@ -441,7 +441,7 @@ def _accuracy(splits: Sequence[str], mask: Any = ...) -> Callable[[Record], floa
 def _draw_exact(
   records: Records, splits: Mapping[str, Sequence[str]], picture: pathlib.Path
 ) -> str:
-  """Draws exact matches over length; leaves out positions in one stack only."""
+  """Draws exact matches over length, without runs with positions in one stack only."""
   records = {name: runs for name, runs in records.items() if not name.endswith(_ONLY)}
   mark = _first(records)["config"]["batches.max_length"] - 0.5, "longest in training"
   panels = []

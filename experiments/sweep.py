@@ -105,6 +105,9 @@ def main(
   runs = plan_runs(config, seeds, out)
   chosen = _choose(runs, only, config.name)
   folder = runs_folder(results)
+  misplaced = record_files(results).get(sweep)
+  if misplaced:
+    raise InputError(f"records are in {folder}: move {misplaced} into {folder}")
   path = record_files(folder).get(sweep, folder / f"{sweep}.jsonl")
   if dry_run:
     waiting = _find_waiting(chosen, find_records(path, runs))
@@ -226,8 +229,8 @@ def find_records(
   """Finds the records of a sweep, by configuration and seed.
 
   They are in its run directories, in its results file, or in the results of another
-  sweep that trained the same config. The names of the last kind are printed. Records of
-  other configurations and seeds in the results file come last.
+  sweep that trained the same config. The names of records from another sweep are
+  printed. Records of other configurations and seeds in the results file come last.
 
   Raises InputError: a file is damaged, or a record is of another config.
   """

@@ -6,7 +6,7 @@ The scheme is one of `configs/ten_minutes.py`, or your own: NAME for a file
 results/ten_minutes/NAME.py with a class `Scheme`. The command trains a small
 translator from English to German with each seed. Then it prints the mean BLEU and its
 95% interval over the seeds, and rewrites the table of results/ten_minutes.md. What is
-recorded already is not trained again.
+recorded already is not trained again: give a changed scheme another NAME.
 """
 
 import pathlib

@@ -20,9 +20,8 @@ def time_rounds(
 ) -> dict[str, list[float]]:
   """Times each function once a round; returns the seconds by name.
 
-  The order changes from round to round. In 2 n rounds, n functions run in n orders and
-  their reverses. So each is equally often first, and equally often before and after
-  its neighbour.
+  The order changes from round to round, so that no function gains by its place: in 2 n
+  rounds, n functions run in n orders and in their reverses, and each is first twice.
   """
   names = list(functions)
   seconds = {name: [] for name in names}

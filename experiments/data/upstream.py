@@ -22,8 +22,7 @@ class Corpus(NamedTuple):
     splits: train, valid and test sets. A split is any random-access sequence, in memory
       or read from disk item by item.
     notes: lines for the log.
-    skipped: for each split, the indices of the pairs that its files have and it leaves
-      out.
+    skipped: for each split, the indices of pairs in its files that were left out.
     bad_files: a line for each file that cannot be used, with the reason.
   """
 

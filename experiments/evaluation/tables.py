@@ -4,6 +4,7 @@ import itertools
 import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,7 +78,8 @@ def text_table(title: str, rows: Mapping[str, Mapping[str, float | int]]) -> str
     cells = [column]
     for numbers in rows.values():
       number = numbers[column]
-      cells.append(f"{number:,.4g}" if isinstance(number, float) else f"{number:,}")
+      is_whole = isinstance(number, Integral)
+      cells.append(f"{number:,}" if is_whole else f"{number:,.4g}")
     width = 3 + max(map(len, cells))
     lines = [line + cell.rjust(width) for line, cell in zip(lines, cells, strict=True)]
   return "\n".join(lines)

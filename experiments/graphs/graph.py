@@ -43,7 +43,8 @@ class Graph(NamedTuple):
   ) -> "Graph":
     """Builds a graph from a list of edges (sender, receiver, label), and features.
 
-    Equal edges with equal features become one edge.
+    Equal edges with equal features become one edge. Raises ValueError for shapes that
+    do not match the number of nodes.
     """
     nodes, target = np.asarray(nodes, np.int32), np.asarray(target, np.int32)
     edges = np.asarray(edges, np.int32).reshape(-1, 3)
@@ -53,6 +54,11 @@ class Graph(NamedTuple):
       edge_features = np.empty((len(edges), 0))
     node_features = np.asarray(node_features, np.float32)
     edge_features = np.asarray(edge_features, np.float32)
+    if not len(nodes) or len(node_features) != len(nodes) or target.shape:
+      raise ValueError(
+        f"{len(nodes)} nodes with node_features {node_features.shape} and target "
+        f"{target.shape}; want a row for each and one target"
+      )
     rows = np.column_stack([edges, edge_features])
     _, first = np.unique(rows, axis=0, return_index=True)
     first.sort()

@@ -49,7 +49,7 @@ class _LastRegular(NamedTuple):
   earlier: Sequence[int]
 
   def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-    """Returns whether each checkpoint is preserved, as a policy of Orbax does."""
+    """Returns whether to keep each checkpoint; implements a policy of Orbax."""
     steps = [checkpoint.step for checkpoint in checkpoints]
     regular = [x for x in steps if x % self.interval == 0 or x in self.earlier]
     return [step in regular[-self.num :] for step in steps]

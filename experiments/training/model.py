@@ -1,7 +1,7 @@
 """Converts `config.model` to the arguments of a model."""
 
 import dataclasses
-import pkgutil
+import importlib
 import re
 from typing import Any, Literal, get_args, get_origin
 
@@ -47,13 +47,17 @@ def load_positions(name: str) -> str | type[Positions]:
   if not re.fullmatch(r"\w+(\.\w+)*:\w+", name):
     known = ", ".join(get_args(PositionsName))
     raise InputError(f"{problem}: choose one of {known}, or give your own module:Class")
+  module_name, _, class_name = name.partition(":")
   try:
-    kind = pkgutil.resolve_name(name)
+    module = importlib.import_module(module_name)
   except ImportError as error:
     remedy = "start the command in the module's folder, or add that to PYTHONPATH"
     raise InputError(f"{problem}: {error}: {remedy}") from error
-  except AttributeError as error:
-    raise InputError(f"{problem}: {error}: give a class of that module") from error
+  kind = getattr(module, class_name, None)
+  if kind is None:
+    raise InputError(
+      f"{problem}: {module_name} has no {class_name}: give a class of it"
+    )
   if not (isinstance(kind, type) and issubclass(kind, Positions)):
     base = "relpos_jax.nn.Positions"
     raise InputError(f"{problem}: it is no subclass of {base}: make it one")

@@ -191,9 +191,10 @@ class StopOnSignal:
 
   @contextlib.contextmanager
   def interruptible(self) -> Iterator[None]:
-    """Lets a signal end the block at once and set `stopping`, in a single process.
+    """Lets a signal end the block immediately, and sets `stopping` then.
 
-    Use it for work that may take long and changes nothing, such as an evaluation.
+    With several processes, signals wait as elsewhere. Use it for work that may take
+    long and changes nothing, such as an evaluation.
     """
     before, self.deferred = self.deferred, False
     try:
@@ -222,10 +223,11 @@ class StopOnSignal:
 
 @contextlib.contextmanager
 def _watch_interrupts() -> Iterator[None]:
-  """Acknowledges a first SIGINT at once, and exits at once after a second.
+  """Acknowledges the first SIGINT immediately, and exits at the second one.
 
   Python calls signal handlers only in the main thread, after a compilation there has
-  ended. But it writes the number of a signal to a pipe at once; a thread reads it.
+  ended. But it writes the number of a signal to a pipe immediately, where a thread
+  reads it.
   """
   reader, writer = os.pipe()
   os.set_blocking(writer, False)

@@ -36,7 +36,7 @@ def print_sizes(run: Run, batches: Any, valid_batches: Any) -> None:
 
 
 def count_steps(config: ConfigDict, num_per_epoch: int) -> int:
-  """Counts the steps of a training; prints a note if the warmup never ends."""
+  """Counts the steps of a training run; prints a note if the warmup never ends."""
   settings = config.training
   num_steps = settings.num_steps or settings.num_epochs * num_per_epoch
   if num_steps <= settings.warmup_steps:

@@ -158,7 +158,10 @@ def read_pairs(files: str) -> tuple[list[tuple[str, str]], list[str]]:
 def _read_table(
   path: pathlib.Path, columns: tuple[int, int] | None = None
 ) -> tuple[list[tuple[str, str]], list[str]]:
-  """Reads two columns of a table; by default it must have two. See `read_pairs`."""
+  """Reads two columns of a table.
+
+  If no columns are given, the table must have exactly two. See `read_pairs`.
+  """
   rows, notes = _read_rows(path)
   source, target = columns or (1, 2)  # counted from 1
   least = max(source, target)

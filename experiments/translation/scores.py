@@ -121,7 +121,7 @@ def translate_tests(run: Run, data: Corpus) -> dict[str, Translated]:
 def score_lines(
   config: ConfigDict, translations: Sequence[str], references: Sequence[str]
 ) -> tuple[dict[str, bleu.Score], Int[np.ndarray, "sentences 7"]]:
-  """Computes the scores in `TITLES` and the `sentence_statistics`, after joining."""
+  """Joins the tokens of each line; computes `TITLES` and `sentence_statistics`."""
   lowercase = config.evaluation.lowercase
   hypotheses = join(config, translations)
   references = join(config, references)

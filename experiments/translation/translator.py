@@ -174,10 +174,10 @@ class Translator:
 def _take_next(
   waiting: list[int], indices: Int[np.ndarray, "D numbers"], new: Int[np.ndarray, "D B"]
 ) -> Int[np.ndarray, "D B"]:
-  """Takes the next waiting sources into `new`; returns their numbers, -1 for none.
+  """Puts the next waiting sources into `new`; returns their numbers.
 
-  A number identifies a sentence on its device. `indices` has the source of each number
-  that is in use.
+  A number identifies a sentence on its device; -1 marks a place in `new` that stays
+  empty. `indices` maps each number in use to the index of its source.
   """
   number = np.full(new.shape, -1, np.int32)
   num_devices, num_rows = new.shape

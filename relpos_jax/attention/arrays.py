@@ -88,7 +88,7 @@ def with_one_batch_axis(x: Array, rank: int) -> Array:
 def slice_queries(
   x: Array | None, start: Int[Array, ""], size: int, axis: int = 1
 ) -> Array | None:
-  """Slices a block of queries; returns x if None or if its axis has size 1."""
+  """Slices a block of queries; returns x unchanged if None or of size 1 there."""
   if x is None or x.shape[axis] == 1:
     return x
   return jax.lax.dynamic_slice_in_dim(x, start, size, axis)

@@ -40,7 +40,7 @@ class Implementation(NamedTuple):
   device: str | None = None
 
   def is_compiled(self) -> bool:
-    """Returns whether it compiles for the target platform."""
+    """Returns whether the target platform runs it compiled, not interpreted."""
     return self.device in (None, target_platform())
 
 
@@ -69,7 +69,11 @@ def _unsupported_by_mosaic_gpu(inputs: Inputs) -> str | None:
 
 
 def _chunked(inputs: Inputs) -> Array | tuple[Array, Array]:
-  """Computes attention in a ring, by blocks and tiles, or by blocks of queries."""
+  """Computes attention in chunks, so that not all weights are in memory.
+
+  If keys are sharded, they go around a ring of devices. Otherwise each block of queries
+  attends to tiles of keys where the call has a band, and else to all keys.
+  """
   names, _ = axes_of_keys()
   if names:
     return ring.attention(inputs)
@@ -82,7 +86,8 @@ def _has_wide_band(inputs: Inputs) -> bool:
   """Returns whether the band would hold more numbers than there are weights.
 
   It holds a number for each query and row, and a table of all distances has more rows
-  than there are keys. Blocks of queries compute these numbers again.
+  than there are keys. Then blocks of queries take less memory: each computes only its
+  own numbers, and computes them again in the backward pass.
   """
   low, high = band.distances(inputs)
   return high - low >= inputs.key.shape[1] and _num_pairs(inputs) >= 2**22
@@ -116,11 +121,12 @@ CUDNN = "cudnn"
 # kind of device. The lengths for CPUs are from times, forward and backward. On other
 # devices little was timed: the choice follows the TPU compiler, results/tpu_costs.md.
 def _is_timed_on_gpu(inputs: Inputs) -> bool:
-  """Returns whether the kernel was timed on calls like this one, and was the fastest.
+  """Returns whether the kernel was the fastest in timings of calls like this one.
 
-  These calls are causal self-attention in bfloat16 on one H200, with head width 64, at
-  1,024 to 4,096 tokens, without relations or with 18 table rows. This function also
-  accepts longer sequences, one row per 16 tokens, and 1 GiB for the band.
+  The timed calls are causal self-attention in bfloat16 on one H200, with head width 64,
+  at 1,024 to 4,096 tokens, without relations or with 18 table rows. This function also
+  accepts longer sequences, up to one table row per 16 tokens, and a band of at most
+  1 GiB.
 
   With relations, forward and backward take 0.54 times as long as jax.nn without
   relations at 1,024 tokens, and 0.40 times at 4,096. Without relations they take 0.29

@@ -154,7 +154,7 @@ def check_ends(
 def take_rows(
   x: Shaped[Array, "T *rest"], rows: Int[Array, " M"]
 ) -> Shaped[Array, "M *rest"]:
-  """Returns rows of x by index; for padding, which is out of range, any row."""
+  """Returns rows of x by index; an index out of range (padding) gives any row."""
   return jnp.take(x, rows, axis=0, mode="clip")
 
 

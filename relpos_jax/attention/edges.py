@@ -189,7 +189,7 @@ def _flatten_nodes(x: Float[Array, "*B T K H"], heads: int) -> Float[Array, "BT 
 
 
 def _take(x: Float[Array, "X ..."], rows: Int[Array, " M"]) -> Float[Array, "M ..."]:
-  """Returns rows of x by index; for padding, which is out of range, any row."""
+  """Returns rows of x by index; an index out of range (padding) gives any row."""
   return jnp.take(x, rows, axis=0, mode="clip")
 
 
@@ -242,10 +242,10 @@ def pair_features(
   """Returns the features of every pair of nodes, for `EdgeFeatures`, and the mask.
 
   The features of a pair are the multi-hot vector of its labels, then the mean of its
-  edges' features. So the kernels are the concatenated tables and kernels of
-  `edge_attention`. For edges without labels use -1, and without features F = 0. Other
-  labels out of range are clamped, or NaN as in `EdgeLabels`. Takes O(T T (E + F))
-  memory.
+  edges' features. For the result of `edge_attention`, the kernel of `EdgeFeatures` is
+  the label table and the feature kernel, concatenated. Label -1 is an edge without a
+  label; without features, F is 0. Other labels out of range are clamped, or NaN as in
+  `EdgeLabels`. Takes O(T T (E + F)) memory.
 
   >>> senders, receivers, labels = jnp.array([[0, 0], [1, 1], [0, 2]])
   >>> features, mask = pair_features(

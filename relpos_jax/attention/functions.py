@@ -207,7 +207,7 @@ class PairProgram:
 def _trace_derivative(
   function: Callable, params: Any, query_position: Any, key_position: Any, *data: Any
 ) -> core.ClosedJaxpr:
-  """Traces the gradients of a function, by the rules of what it calls."""
+  """Traces a function's gradient, with the rules of the functions that it calls."""
 
   def differentiate(params, i, j, *data):
     def of_floats(params, data):

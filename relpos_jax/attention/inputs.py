@@ -352,10 +352,10 @@ def _check_mask(mask: ArrayLike | None, sizes: Sizes) -> Bool[Array, "..."] | No
 
 
 def _check_broadcast(name: str, x: Array, sizes: Sizes) -> Array:
-  """Returns a bias or mask with one batch axis.
+  """Checks a bias or mask, and merges its batch axes into one.
 
-  For a mask its size is 1 or B. For a bias, trailing batch axes of size 1 are dropped,
-  so that a bias shared by many sequences is not copied.
+  The merged axis of a mask has size 1 or B. A bias first drops trailing batch axes of
+  size 1, so that a bias shared by many sequences is not copied.
   """
   logits = (*sizes.batch, sizes.heads, sizes.queries, sizes.keys)
   shape = (1,) * (len(logits) - x.ndim) + x.shape
@@ -381,10 +381,9 @@ def _check_broadcast(name: str, x: Array, sizes: Sizes) -> Array:
 def _check_integers(
   name: str, x: ArrayLike, batch: Shape, *tokens: int
 ) -> Int[Array, "#B *tokens"]:
-  """Returns checked integers, per sequence or shared.
+  """Checks integers, given per sequence or shared, and converts them to int32.
 
-  They become int32. Only traced 64-bit integers stay as they are: their values cannot
-  be checked.
+  Traced 64-bit integers are not converted, because their values cannot be checked.
   """
   x = check_array(name, x, jnp.integer, (*batch, *tokens), tokens)
   is_64_bit = isinstance(x, Tracer) and x.dtype.itemsize == 8

@@ -52,7 +52,7 @@ def sum_by_label(
 def multiply(
   labels: Int[Array, "#B T S"], numbers: Float[Array, "#B N T R"]
 ) -> Float[Array, "#B N T S"]:
-  """Looks up by products with one-hot labels, at the highest precision."""
+  """Looks up table rows by products with one-hot labels, at the highest precision."""
   one_hot = jax.nn.one_hot(labels, numbers.shape[-1], dtype=numbers.dtype)
   highest = jax.lax.Precision.HIGHEST
   return jnp.einsum("BNTR,BTSR->BNTS", numbers, one_hot, precision=highest)

@@ -382,7 +382,8 @@ def _plain(inputs: Inputs) -> Array:
 
 
 def _cudnn(inputs: Inputs) -> Array:
-  """Calls cuDNN by jax.nn, for causal calls without masks."""
+  """Calls cuDNN through jax.nn, for causal calls without masks."""
   arrays = inputs.query, inputs.key, inputs.value
-  options = dict(scale=inputs.scale, is_causal=True, implementation="cudnn")
+  scale = np.asarray(inputs.scale).item()  # jax.nn wants a static number
+  options = dict(scale=scale, is_causal=True, implementation="cudnn")
   return jax.nn.dot_product_attention(*arrays, **options)  # pyright: ignore

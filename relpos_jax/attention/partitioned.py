@@ -51,11 +51,11 @@ def mesh_axes(
       "heads".
     queries: axes that shard the queries. None looks for "sequence", "seq", "sp" and
       "context".
-    keys: None, or the same axes as queries. Then the keys are sharded, too, and go
-      around a ring of devices instead of being gathered.
+    keys: None gathers the keys. The same axes as queries shard the keys, too, and pass
+      them around a ring of devices.
 
-  The mesh must be in context when attention is called. A name that it lacks raises
-  ValueError then.
+  The mesh must be in context when attention is called. The call raises ValueError if
+  the mesh lacks one of the names.
 
   >>> with mesh_axes(batch=("replicas", "zero"), heads="megatron"):
   ...   pass
@@ -162,7 +162,7 @@ def split_arrays(
 ) -> tuple[Callable, dict[int, Any]]:
   """Splits arguments into arrays and the rest.
 
-  Returns a function of the arrays alone, and the arrays by index.
+  Returns a function that takes only the arrays, and a dict of the arrays by index.
   """
   leaves, structure = jax.tree.flatten(arguments)
 

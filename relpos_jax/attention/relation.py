@@ -164,7 +164,7 @@ class TableRelation(Relation):
   def sum_by_row(
     self, weights: Float[Array, "B N T S"], queries: Tokens, keys: Tokens
   ) -> Float[Array, "B N T R"]:
-    """Sums the weights of each query by row: the transpose of `look_up`."""
+    """Sums each query's weights by table row: the transpose of `look_up`."""
     return lookup.sum_by_label(weights, self.rows(queries, keys), self.num_rows)
 
   def gather(

@@ -1,9 +1,10 @@
-"""Huang et al.'s memory-efficient attention: project on the table, then skew.
+"""Computes Huang et al.'s memory-efficient attention by skewing.
 
-Music Transformer, section 3.4.1. Here it also covers later keys. For the values, the
-transpose of a skew sums weights by table row. It copies [B, N, T, T + S] numbers
-instead of looking them up, and needs no [T, S, H] tensor. Relations by distance have a
-number per row for each query, or, in `KeyBias`, for each key.
+See Music Transformer, section 3.4.1; here it also covers keys after the query. Each
+query is multiplied by every table row, which gives a number for each query and row. The
+skew moves each number to the key at that distance. For the values, the transposed skew
+sums the weights by table row. A skew copies an array [B, N, T, T + S] instead of
+gathering, and needs no [T, S, H] tensor. In `KeyBias`, keys take the place of queries.
 """
 
 import dataclasses

@@ -31,7 +31,7 @@ from relpos_jax.typing import Array, Bool, Float, Int
 
 
 class Queries(NamedTuple):
-  """Holds the differentiable arrays of queries; axes of size 1 broadcast."""
+  """Holds the arrays of queries that get gradients; axes of size 1 broadcast."""
 
   vectors: Float[Array, "B T N H"]  # multiplied by the scale
   rows: Float[Array, "#B #T #N R"] | None  # logits of queries by row of the band
@@ -39,7 +39,7 @@ class Queries(NamedTuple):
 
 
 class Keys(NamedTuple):
-  """Holds the differentiable arrays of keys."""
+  """Holds the arrays of keys that get gradients."""
 
   vectors: Float[Array, "B S K H"]
   values: Float[Array, "B S K V"]
@@ -47,7 +47,7 @@ class Keys(NamedTuple):
 
 
 class Marks(NamedTuple):
-  """Holds the other arrays of queries, or of keys: positions, segments, masks.
+  """Holds the positions, segments and masks of queries, or of keys.
 
   Positions are consecutive within a block of queries and within a tile of keys.
   """
@@ -149,9 +149,9 @@ def attend(plan: Plan, floats: Sides, marks: Sides, attend_to=None) -> Results:
 
 
 def default_block(pairs_of_a_query: int, most: int) -> int:
-  """Returns how many queries to put in a block: a power of two, at least 16.
+  """Returns the number of queries in a block: a power of two, at least 16.
 
-  Except with 16 queries, a block has at most `most` pairs.
+  A block has at most `most` pairs, unless 16 queries already have more.
   """
   number = max(16, most // pairs_of_a_query)
   return 1 << (number.bit_length() - 1)
@@ -321,7 +321,7 @@ def _differentiate(plan: Plan, floats: Sides, marks: Sides, cotangents: Sides) -
 
 
 def _parts(plan: Plan, floats: Sides) -> list[tuple[int, int, int]]:
-  """Returns the axes that blocks slice, with the number and the size of slices."""
+  """Returns each axis that is cut into blocks, with their number and their size."""
   groups, members, num_queries, heads, _ = floats.queries.vectors.shape
   parts = [(2, num_queries // plan.block, plan.block)]
   if plan.heads:
@@ -455,7 +455,7 @@ def _attend_tile(plan: Plan, floats: Sides, marks: Sides, sums: Sums) -> Sums:
 def _differentiate_tile(
   plan: Plan, floats: Sides, marks: Sides, cotangents: Sides
 ) -> Sides:
-  """Computes the gradients of a block's queries, a tile's keys and their pairs."""
+  """Computes gradients for a block's queries, a tile's keys and the bias of both."""
   maximum, inverse_total, d_output, d_by_row, delta = cotangents.queries
   vectors, values = floats.keys.vectors, floats.keys.values
   add_terms = functools.partial(_add_terms, plan, marks)

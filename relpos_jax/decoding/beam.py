@@ -245,11 +245,12 @@ def _candidates(
 def _best(
   logits: Array, scores: Array, count: int, pad: int
 ) -> tuple[Array, Array, Array]:
-  """Finds the C best sums of scores [B, W] and log-probabilities.
+  """Finds the C best sums of a beam's score [B, W] and a token's log-probability.
 
-  Returns the sums, their beam indices and their tokens; `pad` is not among them. The C
-  best are in the C + W blocks of tokens with the highest maxima. So it searches the
-  maxima, then these blocks, which is faster than one search in the whole vocabulary.
+  Returns the sums, their beam indices and their tokens, which are never `pad`. The
+  vocabulary is cut into blocks. The C best are in the C + W blocks with the highest
+  maxima: W more, since `pad` may be the maximum of one block of each beam. So it ranks
+  the maxima and searches these blocks, faster than one search in the whole vocabulary.
   """
   num_sentences, beam_size, vocabulary = logits.shape
   sizes = [size for size in _BLOCKS if vocabulary % size == 0]
@@ -284,7 +285,10 @@ def _best(
 
 
 def _add_ended(ended: Hypotheses, new: Hypotheses, is_end, is_last) -> Hypotheses:
-  """Returns the W best that have ended. If none has at the limit, live ones end."""
+  """Returns the W best hypotheses that have ended.
+
+  If a sentence reaches the limit and none has ended, its live ones count as ended.
+  """
   end_scores = jnp.where(is_end, new.scores, _NONE)
   both = jnp.concatenate([ended.scores, end_scores], axis=1)
   has_ended = jnp.any(both > _NONE, axis=1, keepdims=True)

@@ -154,7 +154,7 @@ class GraphEncoder(nnx.Module):
 
 
 class _NodeEmbedding(nnx.Module):
-  """Embeds nodes by their labels, their features, and their place in the query."""
+  """Embeds nodes by their labels, their features, and their place in a queried pair."""
 
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
     embed = functools.partial(

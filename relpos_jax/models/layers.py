@@ -127,9 +127,9 @@ class Memory(NamedTuple):
 class Cache(NamedTuple):
   """Holds the caches of all layers, and the next position in each row.
 
-  In beam search, a row is a sentence. Each step reads W alternatives of the next token
-  at the same position. When hypotheses branch, nothing is copied: `beam_mask` is True
-  for the slots with the tokens of each hypothesis.
+  In beam search, a row is a sentence. Each step reads W candidates for the next token,
+  all at the same position. When hypotheses branch, nothing is copied: `beam_mask` is
+  True for the slots with the tokens of each hypothesis.
   """
 
   layers: tuple[KVCache, ...]

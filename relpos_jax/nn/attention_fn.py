@@ -97,9 +97,10 @@ class RelativeAttention(nnx.Module):
     query_positions: ArrayLike | None = None,
     key_positions: ArrayLike | None = None,
   ) -> None:
-    """Sets positions, for `nnx.view`. Shapes are `[B, T]` or `[T]`, `[B, S]` or `[S]`.
+    """Sets the positions of queries and keys; `nnx.view` calls this.
 
-    Layers stacked for `nnx.scan` get a copy each, along the first axes of their tables.
+    Query positions are `[B, T]` or `[T]`, key positions `[B, S]` or `[S]`. Layers that
+    are stacked for `nnx.scan` get a copy each, along the first axes of their tables.
     """
     smallest = min(self._leaves(), key=jnp.ndim)
     stack = smallest.shape[: smallest.ndim - self.rank]

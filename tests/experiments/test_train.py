@@ -422,7 +422,7 @@ def test_positions_of_ones_own_train_and_resume(
   [
     ("own.gausian:Gaussian", "No module named 'own.gausian' PYTHONPATH"),
     ("own/gaussian.py:Gaussian", "module:Class relative, sinusoidal"),
-    ("own.gaussian:Gausian", "'own.gaussian' has no attribute 'Gausian'"),
+    ("own.gaussian:Gausian", "own.gaussian has no Gausian"),
     ("own.gaussian:number", "no subclass of relpos_jax.nn.Positions"),
     ("own.gaussian:Unbuildable", "'sigma' num_heads, head_width, max_distance"),
   ],
