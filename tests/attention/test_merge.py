@@ -10,7 +10,13 @@ from calls import ANY_RELATION, set_tiles
 from comparing import assert_close
 from compiling import compile_quickly, run_with_gradients
 
-from relpos_jax import EdgeLabels, LabelBias, dot_product_attention, merge
+from relpos_jax import (
+  DistanceBias,
+  EdgeLabels,
+  LabelBias,
+  dot_product_attention,
+  merge,
+)
 
 RANDOM = np.random.default_rng(0)
 LABELS = RANDOM.integers(-1, 5, (7, 7))
@@ -101,3 +107,13 @@ def test_parts_of_the_keys_are_merged_by_their_residuals(monkeypatch):
     output, residual = part(name, KEYS_OF_PARTS[0], *TENSORS, TABLE, None)
     assert not output.any()
     assert np.isneginf(residual).all()
+
+
+@pytest.mark.parametrize("name", ["reference", "skew", "chunked"])
+def test_a_masked_query_along_a_band_has_no_residual(name):
+  mask = np.broadcast_to(np.arange(7)[:, None] != 3, (7, 7))
+  options = {"relations": DistanceBias(TABLE[:, 0]), "implementation": name}
+  _, residual = dot_product_attention(
+    *TENSORS, mask=mask, return_residual=True, **options
+  )
+  np.testing.assert_array_equal(np.isneginf(residual[:, :, 0]), [~mask[:, 0]] * 2)

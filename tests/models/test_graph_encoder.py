@@ -146,6 +146,9 @@ def test_a_pairs_features_are_the_mean_of_its_edges_in_each_direction(
   for pair, numbers in wanted.items():
     expected[pair] = numbers
   assert_near(pairs[..., num_rows:], expected)
+  # Only reverse edges lead from node 2 to node 1; their labels come after the others.
+  reverse = [3, 4] if reverse_edges == "own_label" else []
+  assert np.flatnonzero(pairs[1, 2, :num_rows]).tolist() == reverse
 
 
 def renumber(graph: Graph, new) -> Graph:
