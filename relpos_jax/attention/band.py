@@ -177,9 +177,9 @@ def _marks(inputs: Inputs) -> Sides:
     pairs = None
   if valid is not None:
     valid = valid[:, :, 0].swapaxes(1, 2)
-  seeds = inputs.dropout_seeds
-  if seeds is not None:  # dropout counts rows from the first query of the call
-    seeds = dropout.from_row(seeds, inputs.query_offset)
+  # Dropout counts rows from the first query of the call.
+  seeds = dropout.from_row(inputs.dropout_seeds, inputs.query_offset)
+  if seeds is not None:
     seeds = seeds[:, None]
   queries = inputs.query_positions, inputs.query_segment_ids
   keys = inputs.key_positions, inputs.key_segment_ids

@@ -1,6 +1,7 @@
 """The choice of an implementation: what each supports, and which is fastest."""
 
 import dataclasses
+import importlib
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -44,28 +45,22 @@ class Implementation(NamedTuple):
     return self.device in (None, target_platform())
 
 
-def _pallas_gpu(inputs: Inputs) -> Array:
-  from relpos_jax.attention import pallas_gpu  # Pallas takes long to import
+def _kernel(module_name: str) -> Implementation:
+  """Makes an implementation of a module that is imported when it is first used.
 
-  return pallas_gpu.attention(inputs)
+  Pallas takes long to import.
+  """
 
+  def load() -> Any:
+    return importlib.import_module(f"relpos_jax.attention.{module_name}")
 
-def _unsupported_by_pallas_gpu(inputs: Inputs) -> str | None:
-  from relpos_jax.attention import pallas_gpu  # Pallas takes long to import
+  def attention(inputs: Inputs) -> Array:
+    return load().attention(inputs)
 
-  return pallas_gpu.unsupported(inputs)
+  def unsupported(inputs: Inputs) -> str | None:
+    return load().unsupported(inputs)
 
-
-def _mosaic_gpu(inputs: Inputs) -> Array:
-  from relpos_jax.attention import mosaic_gpu  # Pallas takes long to import
-
-  return mosaic_gpu.attention(inputs)
-
-
-def _unsupported_by_mosaic_gpu(inputs: Inputs) -> str | None:
-  from relpos_jax.attention import mosaic_gpu  # Pallas takes long to import
-
-  return mosaic_gpu.unsupported(inputs)
+  return Implementation(attention, unsupported, device="gpu")
 
 
 def _chunked(inputs: Inputs) -> Array | tuple[Array, Array]:
@@ -108,8 +103,8 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
   "skew": Implementation(skew.attention, skew.unsupported),
   "projected": Implementation(reference.projected),
   "chunked": Implementation(_chunked, _unsupported_by_chunked),
-  "pallas_gpu": Implementation(_pallas_gpu, _unsupported_by_pallas_gpu, device="gpu"),
-  "mosaic_gpu": Implementation(_mosaic_gpu, _unsupported_by_mosaic_gpu, device="gpu"),
+  "pallas_gpu": _kernel("pallas_gpu"),
+  "mosaic_gpu": _kernel("mosaic_gpu"),
 }
 
 # Not names for `implementation=`, since users can call jax.nn themselves.
@@ -147,24 +142,18 @@ def _is_timed_on_gpu(inputs: Inputs) -> bool:
 
 
 def _is_timed_with_cudnn(inputs: Inputs) -> bool:
-  """Returns whether cuDNN was the fastest on calls like this one, by jax.nn.
+  """Returns whether cuDNN was the fastest on calls that `_is_timed_on_gpu` accepts.
 
-  These calls of `_is_timed_on_gpu` have no relations and no masks. Forward and backward
-  cuDNN takes 0.25 and 0.22 times as long as jax.nn at 2,048 and 4,096 tokens, the
-  kernel 0.28 and 0.27 times: results/attention.md.
+  These have no relations, and no option but causality. Forward and backward, cuDNN
+  takes 0.25 and 0.22 times as long as jax.nn at 2,048 and 4,096 tokens, the kernel 0.28
+  and 0.27 times: results/attention.md.
   """
-  if inputs.relations or not _is_plain(inputs) or inputs.query.shape[1] < 2048:
-    return False
   masks = inputs.mask, inputs.query_mask, inputs.key_mask, inputs.query_segment_ids
-  others = inputs.bias, inputs.window
-  is_causal_only = all(option is None for option in (*masks, *others))
-  return is_causal_only and inputs.linear_positions and _has_static_numbers(inputs)
-
-
-def _has_static_numbers(inputs: Inputs) -> bool:
-  offset = inputs.query_offset
-  has_no_offset = isinstance(offset, int) and offset == 0
-  return has_no_offset and not isinstance(inputs.scale, Tracer)
+  options = *masks, inputs.bias, inputs.window
+  is_causal_only = all(option is None for option in options)
+  is_static = inputs.starts_at_zero and not isinstance(inputs.scale, Tracer)
+  is_long = inputs.query.shape[1] >= 2048
+  return is_long and _is_plain(inputs) and is_causal_only and is_static
 
 
 def _num_pairs(inputs: Inputs) -> int:
@@ -284,7 +273,7 @@ def _fastest_on_gpu(inputs: Inputs) -> Choice | None:
     return None
   if _is_timed_with_cudnn(inputs):
     return Choice(CUDNN, "on this GPU it is the fastest without relations and masks")
-  if _unsupported_by_pallas_gpu(inputs):
+  if IMPLEMENTATIONS["pallas_gpu"].unsupported(inputs):
     return None
   reason = "on this GPU it is faster than jax.nn without relations and than chunked"
   return Choice("pallas_gpu", reason)

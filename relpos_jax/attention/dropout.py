@@ -26,9 +26,9 @@ def keep(seeds: Array, rows: Array, columns: Array, rate: float) -> Bool[Array, 
   return number >= round(rate * 2**24)
 
 
-def from_row(seeds: Array, first: int | Int[Array, "*#B"]) -> Array:
+def from_row(seeds: Array | None, first: int | Int[Array, "*#B"]) -> Array | None:
   """Returns seeds [B, N] for rows that count from `first`, for the same dropout."""
-  if isinstance(first, int) and first == 0:
+  if seeds is None or (isinstance(first, int) and first == 0):
     return seeds
   return seeds - jnp.int32(first).reshape(-1, 1) * _WEYL
 

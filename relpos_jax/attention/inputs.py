@@ -93,6 +93,12 @@ class Inputs(NamedTuple):
   def keys(self) -> Tokens:
     return Tokens(self.key, self.key_positions)
 
+  @property
+  def starts_at_zero(self) -> bool:
+    """Returns whether queries and keys are known to be at 0, 1, 2, ..."""
+    has_no_offset = isinstance(self.query_offset, int) and self.query_offset == 0
+    return self.linear_positions and has_no_offset
+
   def pair_mask(self) -> Bool[Array, "#B #N #T #S"] | None:
     """Combines mask, causality, window, lengths and segments; None if all attend."""
     parts = [self.mask, self.key_mask, self.query_mask]
@@ -117,9 +123,6 @@ class Inputs(NamedTuple):
 
   def block(self, start: Int[Array, ""], size: int) -> "Inputs":
     """Returns the inputs for one block of queries, with the positions of the block."""
-    seeds = self.dropout_seeds
-    if seeds is not None:
-      seeds = dropout.from_row(seeds, -start)
     return self._replace(
       query=slice_queries(self.query, start, size),
       bias=slice_queries(self.bias, start, size, axis=2),
@@ -128,7 +131,7 @@ class Inputs(NamedTuple):
       query_positions=slice_queries(self.query_positions, start, size),
       query_mask=slice_queries(self.query_mask, start, size, axis=2),
       query_segment_ids=slice_queries(self.query_segment_ids, start, size),
-      dropout_seeds=seeds,
+      dropout_seeds=dropout.from_row(self.dropout_seeds, -start),
     )
 
 

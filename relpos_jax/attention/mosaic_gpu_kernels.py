@@ -27,6 +27,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from relpos_jax.attention import dropout, masks
 from relpos_jax.attention.band import FAR
+from relpos_jax.attention.pallas_calls import Arrays
 from relpos_jax.attention.partitioned import align_manual_axes, shapes_like
 from relpos_jax.typing import Array, Bool, Float
 
@@ -45,8 +46,6 @@ for _side in ("left", "right"):
     AXES[f"{_name}_{_side}"] = "BNT"
 AXES |= dict.fromkeys(("maximum", "inverse_total", "delta"), "BNT")
 AXES |= dict(key_mask="BS", query_segments="BT", key_segments="BS", seeds="BN")
-
-Arrays = dict[str, Any]
 
 
 class KernelPlan(NamedTuple):

@@ -320,7 +320,8 @@ def _with_traced_numbers(inputs: Inputs, implementation: str | None) -> Inputs:
     offset = jnp.int32([offset])
   # A kernel is compiled for one scale. None may choose one, except on a CPU.
   may_choose_kernel = implementation is None and target_platform() != "cpu"
-  names_kernel = implementation in ("pallas_gpu", "mosaic_gpu")
+  known = IMPLEMENTATIONS.get(implementation or "")
+  names_kernel = known is not None and known.device is not None
   if not names_kernel and not may_choose_kernel:
     scale = jnp.asarray(scale)
   elif not isinstance(scale, Tracer):

@@ -9,27 +9,13 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
-from jax.sharding import PartitionSpec
 
-from relpos_jax.attention import band, masks
+from relpos_jax.attention import band, pallas_calls
 from relpos_jax.attention.arrays import accumulation_dtype
-from relpos_jax.attention.by_distance import DistanceBias, RelativePositions
 from relpos_jax.attention.inputs import Inputs
-from relpos_jax.attention.lookup import product
-from relpos_jax.attention.pallas_gpu_kernels import (
-  AXES,
-  Arrays,
-  KernelPlan,
-  backward,
-  forward,
-)
-from relpos_jax.attention.partitioned import (
-  axes_of_heads,
-  axes_of_tokens,
-  on_shards,
-  target_platform,
-)
+from relpos_jax.attention.pallas_calls import Arrays, pad, sum_over_groups
+from relpos_jax.attention.pallas_gpu_kernels import AXES, KernelPlan, backward, forward
+from relpos_jax.attention.partitioned import target_platform
 from relpos_jax.typing import Array, Float
 
 _MIN_TILE = 16  # the smallest matrix side that tensor cores multiply
@@ -37,10 +23,7 @@ _MAX_WIDTH = 256  # the largest head width for which tiles fit in shared memory
 
 
 def unsupported(inputs: Inputs) -> str | None:
-  """Returns the reason why the kernels cannot run the call, or None if they can.
-
-  They support what training a Transformer with Shaw's or T5's positions needs.
-  """
+  """Returns the reason why the kernels cannot run the call, or None if they can."""
   width, value_width = inputs.query.shape[3], inputs.value.shape[3]
   if width > _MAX_WIDTH:
     return f"heads have width {width}; it needs {_MAX_WIDTH} or less"
@@ -48,41 +31,7 @@ def unsupported(inputs: Inputs) -> str | None:
     return "query is float64; on a GPU it needs float32 or narrower"
   if value_width != width:
     return f"values have width {value_width}; it needs the keys' width, {width}"
-  if isinstance(inputs.scale, Tracer):
-    return "scale is traced; it needs a number"
-  if names := axes_of_tokens(inputs.explicit):
-    return f"the mesh shards queries over {names}; it needs whole sequences"
-  for relation in inputs.relations:
-    if not isinstance(relation, RelativePositions | DistanceBias):
-      return f"it takes no {type(relation).__name__}"
-  if inputs.silu_divisor is not None:
-    return "weights are silu; it needs a softmax"
-  return _unsupported_option(inputs) or _unsupported_mask(inputs)
-
-
-def _unsupported_option(inputs: Inputs) -> str | None:
-  if inputs.bias is not None:
-    return "a bias is given"
-  if inputs.soft_cap is not None:
-    return "a soft cap is given"
-  if inputs.window is not None:
-    return "a local window is given"
-  if inputs.sinks is not None or inputs.return_residual:
-    return "sinks are given, or a residual is asked for"
-  has_offset = not isinstance(inputs.query_offset, int) or inputs.query_offset != 0
-  if has_offset or not inputs.linear_positions:
-    return "positions or query_offset are given; it needs 0, 1, 2, ..."
-  return band.unsupported(inputs)
-
-
-def _unsupported_mask(inputs: Inputs) -> str | None:
-  if inputs.mask is not None and inputs.mask.shape[1:3] != (1, 1):
-    shape = inputs.mask.shape
-    return f"mask has shape {shape}; it needs [B or 1, 1, 1, S], a mask of keys"
-  for segments in (inputs.query_segment_ids, inputs.key_segment_ids):
-    if segments is not None and segments.dtype != jnp.int32:
-      return f"segment ids are {segments.dtype}; it needs int32"
-  return None
+  return pallas_calls.unsupported(inputs)
 
 
 def attention(
@@ -96,14 +45,11 @@ def attention(
     block: the numbers of queries and keys in a tile, powers of 2, on a GPU at least 16.
       The default was not tuned.
   """
-  length, width = inputs.query.shape[1], inputs.query.shape[3]
   if block is None:
     most = 64 if inputs.query.dtype.itemsize <= 2 else 32
-    block = min(most, _power_of_2(length)), min(32, _power_of_2(inputs.key.shape[1]))
-  value_table = band.value_table(inputs)
-  low, high = band.distances(inputs)
-  if not inputs.relations and not inputs.is_causal:
-    low, high = band.FAR, band.FAR  # then all keys are left of the band
+    length, num_keys = inputs.query.shape[1], inputs.key.shape[1]
+    block = min(most, _power_of_2(length)), min(32, _power_of_2(num_keys))
+  low, high = pallas_calls.distances(inputs)
   plan = KernelPlan(
     block=block,
     low=low,
@@ -111,44 +57,19 @@ def attention(
     scale=np.asarray(inputs.scale).item(),
     is_causal=inputs.is_causal,
     dropout_rate=inputs.dropout_rate,
-    has_values=value_table is not None,
+    has_values=band.value_table(inputs) is not None,
     interpret=target_platform() != "gpu" if interpret is None else interpret,
     precision=jax.config.jax_default_matmul_precision,  # pyright: ignore
   )
-  operands = _floats(inputs, block), _masks(inputs, *block)
-  output, weights = _on_devices(plan, inputs, *operands)
-  output = output[:, :length, :, :width]
-  if value_table is not None:
-    output += product("BNTR,RNH->BTNH", weights[:, :, :length], value_table)
-  if inputs.query_mask is not None:
-    output = jnp.where(jnp.moveaxis(inputs.query_mask, 1, 2), output, 0)
-  return output.astype(inputs.value.dtype)
-
-
-def _on_devices(plan: KernelPlan, inputs: Inputs, floats: Arrays, key_masks: Arrays):
-  """Runs the kernels on each device with its sequences and heads.
-
-  XLA cannot partition a kernel. Without a mesh in context, it gathers the arrays.
-  """
-  batch_axes, head_axes = axes = axes_of_heads(inputs.explicit, inputs.key.shape)
-  names = dict(B=batch_axes, N=head_axes, K=head_axes)
-
-  def spec(name: str, shape: tuple[int, ...] | None) -> PartitionSpec:
-    letters = AXES[name]
-    sizes = shape or (2,) * len(letters)  # results have no axis of size 1
-    parts = [
-      names.get(x) if n > 1 else None for x, n in zip(letters, sizes, strict=True)
-    ]
-    return PartitionSpec(*parts)
-
-  in_specs = tuple(
-    {name: spec(name, x.shape) for name, x in arrays.items()}
-    for arrays in (floats, key_masks)
+  output, weights = pallas_calls.on_devices(
+    functools.partial(_attend, plan),
+    inputs,
+    _floats(inputs, block),
+    pallas_calls.prepare_masks(inputs, *block),
+    axes_of=AXES,
+    weights=("band_weights",) if plan.has_values else (),
   )
-  weights = spec("band_weights", None) if plan.has_values else None
-  out_specs = spec("output", None), weights
-  attend = functools.partial(_attend, plan)
-  return on_shards(attend, axes, in_specs, out_specs)(floats, key_masks)
+  return pallas_calls.finish(inputs, output, weights.get("band_weights"))
 
 
 def _power_of_2(size: int) -> int:
@@ -165,44 +86,17 @@ def _floats(inputs: Inputs, block: tuple[int, int]) -> Arrays:
   )
   floats = {}
   for name, (x, size) in arrays.items():
-    floats[name] = _pad(_pad(x, 1, size), 3, _power_of_2(x.shape[3]))
+    floats[name] = pad(pad(x, 1, size), 3, _power_of_2(x.shape[3]))
   rows = band.logits_by_row(inputs)
   if rows is not None:
-    floats["band_logits"] = rows if rows.shape[2] == 1 else _pad(rows, 2, block[0])
+    floats["band_logits"] = rows if rows.shape[2] == 1 else pad(rows, 2, block[0])
   return floats
-
-
-def _masks(inputs: Inputs, queries: int, keys: int) -> Arrays:
-  """Returns segments [#B, T] and [#B, S], seeds, and a mask of keys [#B, S].
-
-  They are padded to whole tiles. Masked keys and padding are 0 in the mask.
-  """
-  arrays, num_keys = {}, inputs.key.shape[1]
-  mask = masks.combine(inputs.mask, inputs.key_mask)
-  if mask is not None or num_keys % keys:
-    mask = jnp.ones((1, num_keys), bool) if mask is None else mask[:, 0, 0]
-    mask = jnp.broadcast_to(mask, (len(mask), num_keys))
-    arrays["key_mask"] = _pad(mask.astype(jnp.int32), 1, keys)
-  if inputs.query_segment_ids is not None and inputs.key_segment_ids is not None:
-    arrays["query_segments"] = _pad(inputs.query_segment_ids, 1, queries)
-    arrays["key_segments"] = _pad(inputs.key_segment_ids, 1, keys)
-  if inputs.dropout_seeds is not None:
-    arrays["seeds"] = inputs.dropout_seeds
-  return arrays
-
-
-def _pad(x: Array, axis: int, block: int) -> Array:
-  """Pads an axis with zeros to a multiple of `block`."""
-  missing = -x.shape[axis] % block
-  if not missing:
-    return x
-  return jnp.pad(x, [(0, missing if a == axis else 0) for a in range(x.ndim)])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(
   plan: KernelPlan, floats: Arrays, key_masks: Arrays
-) -> tuple[Array, Array | None]:
+) -> tuple[Array, Arrays]:
   """Computes the output without the value table, and the weights by table row."""
   return _attend_forward(plan, floats, key_masks)[0]
 
@@ -213,7 +107,10 @@ def _attend_forward(plan: KernelPlan, floats: Arrays, key_masks: Arrays) -> tupl
   )
   with jax.default_matmul_precision(plan.precision):
     outputs = forward(plan, operands)
-  return (outputs["output"], outputs.get("band_weights")), (operands, outputs)
+  weights = {}
+  if plan.has_values:
+    weights["band_weights"] = outputs["band_weights"]
+  return (outputs["output"], weights), (operands, outputs)
 
 
 def _attend_backward(
@@ -227,18 +124,14 @@ def _attend_backward(
     "BTNH,BTNH->BNT", d_output, outputs["output"], precision=plan.precision
   )
   if plan.has_values:
-    delta += (d_weights * outputs["band_weights"]).sum(-1)
-    operands = operands | dict(d_band_weights=d_weights)
+    d_band_weights = d_weights["band_weights"]
+    delta += (d_band_weights * outputs["band_weights"]).sum(-1)
+    operands = operands | dict(d_band_weights=d_band_weights)
   operands = operands | {name: outputs[name] for name in ("maximum", "inverse_total")}
   operands |= dict(d_output=d_output.astype(operands["value"].dtype), delta=delta)
   with jax.default_matmul_precision(plan.precision):
     gradients = backward(plan, operands)
-  gradients = {name.removeprefix("d_"): x for name, x in gradients.items()}
-  for name in ("key", "value"):  # sums over the query heads that share a key head
-    batch, num_keys, key_heads, width = operands[name].shape
-    x = gradients[name].reshape(batch, num_keys, key_heads, -1, width)
-    gradients[name] = x.sum(3).astype(operands[name].dtype)
-  return gradients, None
+  return sum_over_groups(operands, gradients), None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)

@@ -28,6 +28,7 @@ from jax.experimental.pallas import triton as plgpu
 from relpos_jax.attention import dropout, masks
 from relpos_jax.attention.arrays import accumulation_dtype
 from relpos_jax.attention.band import FAR
+from relpos_jax.attention.pallas_calls import Arrays
 from relpos_jax.attention.partitioned import align_manual_axes, shapes_like
 from relpos_jax.typing import Array, Int
 
@@ -39,8 +40,6 @@ AXES |= dict.fromkeys(("band_logits", "d_band_logits"), "BNtr")  # may have size
 AXES |= dict.fromkeys(("band_weights", "d_band_weights"), "BNtr")  # after dropout
 AXES |= dict(key_mask="BS", query_segments="Bt", key_segments="BS", seeds="BN")
 AXES |= dict.fromkeys(("maximum", "inverse_total", "delta"), "BNt")
-
-Arrays = dict[str, Any]
 
 
 class KernelPlan(NamedTuple):
