@@ -71,7 +71,7 @@ class EdgeList(Relation):
 
   def _checked(self, name: str, sizes: Sizes) -> "EdgeList":
     ends = self.senders, self.receivers
-    senders, receivers = check_ends(f"{name}.", *ends, sizes)
+    senders, receivers = check_ends(*ends, sizes, prefix=f"{name}.")
     terms = self.terms.checked_edges(name, sizes, senders.shape[1])
     shares = terms.shares(senders, receivers, sizes.accumulation_dtype)
     return EdgeList(senders, receivers, terms, shares)
@@ -89,7 +89,7 @@ class EdgeList(Relation):
     if vectors is None:
       numbers_BMN = rows
     else:
-      query_BMNH = take_rows(vectors, self.receivers).astype(rows.dtype)
+      query_BMNH = jax.vmap(take)(vectors, self.receivers).astype(rows.dtype)
       numbers_BMN = jnp.sum(query_BMNH * rows, axis=-1)
     numbers_BMN *= self.shares[..., None].astype(rows.dtype)
     num_queries, num_keys = queries.vectors.shape[1], keys.vectors.shape[1]
@@ -117,7 +117,12 @@ class EdgeList(Relation):
     weights_BMN = jax.vmap(gather)(weights, self.receivers, self.senders).astype(dtype)
     weights_BMN *= self.shares[..., None].astype(dtype)
     messages = weights_BMN[..., None] * rows_BMNV
-    return sum_by_row(messages, self.receivers, weights.shape[2])
+    num_queries = weights.shape[2]
+
+    def add_up(messages_MNV, receivers):
+      return jax.ops.segment_sum(messages_MNV, receivers, num_queries)
+
+    return jax.vmap(add_up)(messages, self.receivers)
 
 
 def is_edge(
@@ -130,11 +135,11 @@ def is_edge(
 
 
 def check_ends(
-  prefix: str, senders: ArrayLike, receivers: ArrayLike, sizes: Sizes
+  senders: ArrayLike, receivers: ArrayLike, sizes: Sizes, prefix: str = ""
 ) -> tuple[Int[Array, "B M"], Int[Array, "B M"]]:
   """Returns checked indices of keys and of queries; padding becomes `_NOWHERE`.
 
-  The prefix is for the names in errors.
+  Errors name them with the prefix, such as "relations.".
   """
   shape = *sizes.batch, *jnp.shape(senders)[-1:]
   senders = check_array(f"{prefix}senders", senders, jnp.integer, shape)
@@ -147,29 +152,27 @@ def check_ends(
   return with_one_batch_axis(senders, 1), with_one_batch_axis(receivers, 1)
 
 
-# Rows and groups of the edges of each sequence.
+# Rows and groups of edges, of one sequence.
 
 
-@jax.vmap
-def take_rows(
-  x: Shaped[Array, "T *rest"], rows: Int[Array, " M"]
-) -> Shaped[Array, "M *rest"]:
+def take(x: Shaped[Array, "X *rest"], rows: Int[Array, " M"]) -> Shaped[Array, "M ..."]:
   """Returns rows of x by index; an index out of range (padding) gives any row."""
   return jnp.take(x, rows, axis=0, mode="clip")
 
 
-def sum_by_row(
-  x: Float[Array, "B M *rest"], rows: Int[Array, "B M"], number: int
-) -> Float[Array, "B {number} *rest"]:
-  """Sums x by row; rows out of range are dropped."""
-  return jax.vmap(lambda x, rows: jax.ops.segment_sum(x, rows, number))(x, rows)
+def sum_groups(
+  x: Float[Array, "M *rest"], groups: Int[Array, " M"]
+) -> Float[Array, "M *rest"]:
+  """Sums x, for every edge, over all edges of its group."""
+  return take(jax.ops.segment_sum(x, groups, len(x)), groups)
 
 
 @jax.vmap
 def group_edges(*kinds: Int[Array, " M"]) -> tuple[Int[Array, " M"], Bool[Array, " M"]]:
   """Groups edges that are equal in all kinds, such as senders and receivers.
 
-  Returns the index of each edge's group, and whether it is the first of its group.
+  Takes kinds [B, M]. Returns the index of each edge's group in its sequence, and
+  whether it is the first of its group.
   """
   order = jnp.lexsort(kinds)
   is_new = jnp.arange(len(order)) == 0
@@ -178,10 +181,3 @@ def group_edges(*kinds: Int[Array, " M"]) -> tuple[Int[Array, " M"], Bool[Array,
     is_new |= values != jnp.roll(values, 1)
   group = jnp.cumsum(is_new) - 1
   return jnp.zeros_like(group).at[order].set(group), is_new.at[order].set(is_new)
-
-
-def sum_groups(
-  x: Float[Array, "B M *rest"], groups: Int[Array, "B M"]
-) -> Float[Array, "B M *rest"]:
-  """Sums x, for every edge, over all edges of its group."""
-  return take_rows(sum_by_row(x, groups, x.shape[1]), groups)

@@ -8,7 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention.arrays import check_array, describe
-from relpos_jax.attention.edge_list import EdgeTerms, check_ends, group_edges, is_edge
+from relpos_jax.attention.edge_list import (
+  EdgeTerms,
+  check_ends,
+  group_edges,
+  is_edge,
+  sum_groups,
+  take,
+)
 from relpos_jax.attention.features import EdgeFeatures
 from relpos_jax.attention.inputs import call_sizes, check_numbers, check_tensors
 from relpos_jax.attention.labels import EdgeLabels, clamp, nan_if_clamped
@@ -102,11 +109,13 @@ def _edge_attention(
   dtype = sizes.accumulation_dtype
   # Groups concrete edges now: XLA takes minutes to fold a sort of constants.
   with jax.ensure_compile_time_eval():
-    senders, receivers = check_ends("", senders, receivers, sizes)
+    senders, receivers = check_ends(senders, receivers, sizes)
     num_edges = senders.shape[1]
     terms = _check_terms(labels, features, sizes, num_edges)
     shares = [term.shares(senders, receivers, dtype) for term in terms]
     pairs, is_first = group_edges(senders, receivers)
+    # From here on, M are the edges of all sequences: with more than three axes, XLA's
+    # CPU compiler takes twenty times as long for a product summed over H.
     senders = _flatten_rows(senders, sizes.keys)
     receivers = _flatten_rows(receivers, sizes.queries)
     pairs = _flatten_rows(pairs, num_edges)
@@ -118,26 +127,21 @@ def _edge_attention(
   if not query.size or not key.size or not senders.size:
     return jnp.zeros(shape, value.dtype)
 
-  # From here on, M edges are those of all sequences: with more than three axes, XLA's
-  # CPU compiler takes twenty times as long for a product summed over H.
-  def sum_of_pair(x_MN):
-    return _take(jax.ops.segment_sum(x_MN, pairs, len(pairs)), pairs)
-
-  query_MNH = _take(_flatten_nodes(query, sizes.heads), receivers).astype(dtype)
-  key_MNH = _take(_flatten_nodes(key, sizes.heads), senders)
+  query_MNH = take(_flatten_nodes(query, sizes.heads), receivers).astype(dtype)
+  key_MNH = take(_flatten_nodes(key, sizes.heads), senders)
   logits_MN = jnp.sum(query_MNH * key_MNH, -1)
   for a_MNH, share_M1 in _vectors("key", terms, shares):
-    logits_MN += sum_of_pair(share_M1 * jnp.sum(query_MNH * a_MNH, -1))
+    logits_MN += sum_groups(share_M1 * jnp.sum(query_MNH * a_MNH, -1), pairs)
   logits_MN *= jnp.asarray(scale, dtype)
   if bias_MN is not None:
-    logits_MN += sum_of_pair(bias_MN)
+    logits_MN += sum_groups(bias_MN, pairs)
   num_queries = math.prod(query.shape[:-2])
   weights_MN = _softmax(logits_MN, receivers, is_first, num_queries)
   if dropout_rate:
     keeps = jax.random.bernoulli(dropout_key, 1 - dropout_rate, weights_MN.shape)
     weights_MN = jnp.where(keeps[pairs], weights_MN / (1 - dropout_rate), 0)
 
-  value_MNV = _take(_flatten_nodes(value, sizes.heads), senders)
+  value_MNV = take(_flatten_nodes(value, sizes.heads), senders)
   messages_MNV = jnp.where(is_first, weights_MN, 0)[..., None] * value_MNV
   for a_MNV, share_M1 in _vectors("value", terms, shares):
     messages_MNV += (weights_MN * share_M1)[..., None] * a_MNV
@@ -188,11 +192,6 @@ def _flatten_nodes(x: Float[Array, "*B T K H"], heads: int) -> Float[Array, "BT 
   return x.reshape(-1, key_heads, width).repeat(heads // key_heads, axis=1)
 
 
-def _take(x: Float[Array, "X ..."], rows: Int[Array, " M"]) -> Float[Array, "M ..."]:
-  """Returns rows of x by index; an index out of range (padding) gives any row."""
-  return jnp.take(x, rows, axis=0, mode="clip")
-
-
 def _vectors(
   name: str, terms: list[EdgeTerms], shares: list[Float[Array, "B M"]]
 ) -> Iterator[tuple[Float[Array, "BM #N H"], Float[Array, "BM 1"]]]:
@@ -217,12 +216,12 @@ def _softmax(
   constants = jax.lax.stop_gradient(logits)
   highest = jax.ops.segment_max(constants, receivers, num_queries)
   is_padding = receivers >= num_queries
-  logits = logits - _take(highest, receivers)
+  logits = logits - take(highest, receivers)
   powers = jnp.exp(jnp.where(is_padding[:, None], -jnp.inf, logits))
   pair_powers = jnp.where(is_first, powers, 0)
   totals = jax.ops.segment_sum(pair_powers, receivers, num_queries)
   totals = jnp.where(totals > 0, totals, 1)
-  return powers / _take(totals, receivers)
+  return powers / take(totals, receivers)
 
 
 def _check_kind(name: str, relation: object, kind: type) -> None:

@@ -69,7 +69,7 @@ class EdgeFeatures(EdgeTerms, VectorRelation):
   ) -> Float[Array, "B M"]:
     """Returns 1 / n for each of a pair's n edges."""
     pairs, _ = group_edges(senders, receivers)
-    return 1 / sum_groups(jnp.ones(pairs.shape, dtype), pairs)
+    return 1 / jax.vmap(sum_groups)(jnp.ones(pairs.shape, dtype), pairs)
 
   def edge_rows(self, table: Float[Array, "R #N H"]) -> Float[Array, "B M #N H"]:
     return jnp.einsum("BMR,RNH->BMNH", self.features, table)

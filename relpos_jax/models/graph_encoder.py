@@ -297,7 +297,6 @@ def complete(
     terms = terms.at[:, num_edges + num_nodes :, 1].set(features)
   terms = terms.reshape(*senders.shape, -1)
   pairs, _ = group_edges(senders, receivers)
-  sums = sum_groups(terms, pairs)
-  sums = sums.reshape(shape)
+  sums = jax.vmap(sum_groups)(terms, pairs).reshape(shape)
   means = sums[..., :-1] / jnp.maximum(sums[..., -1:], 1)
   return senders, receivers, labels, means.reshape(*senders.shape, -1)
