@@ -193,8 +193,6 @@ class MultiHeadAttention(nnx.Module):
     """
     query = self.query(x)
     options |= dict(query=query, key=key)
-    if rngs is not None and self.dropout_rate:
-      options |= dict(dropout_rate=self.dropout_rate, dropout_key=rngs.dropout())
     if self.tables is not None:
       for name in {"relations", "senders"} & options.keys():
         raise ValueError(
@@ -202,10 +200,13 @@ class MultiHeadAttention(nnx.Module):
         )
       names = "query_positions", "key_positions", "query_offset"
       options |= self.tables.arguments(query, key, *map(options.get, names))
-    if "senders" in options:
-      return self.out(edge_attention(value=value, **options))
-    if self.sow_weights:
+    is_of_edges = "senders" in options
+    if self.sow_weights and not is_of_edges:
       self.sow(nnx.Intermediate, "weights", attention_weights(**options))
+    if rngs is not None and self.dropout_rate:
+      options |= dict(dropout_rate=self.dropout_rate, dropout_key=rngs.dropout())
+    if is_of_edges:
+      return self.out(edge_attention(value=value, **options))
     options |= dict(value=value, implementation=self.implementation)
     return self.out(dot_product_attention(**options))
 

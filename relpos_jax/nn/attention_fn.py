@@ -210,13 +210,13 @@ def attend_as_flax(
     key_positions=key_positions,
     query_offset=query_offset,
   )
-  if not deterministic:
-    options |= dict(dropout_rate=dropout_rate, dropout_key=dropout_rng)
   with jax.default_matmul_precision(_precision_name(precision)):
     options |= arguments(query, key, query_positions, key_positions, query_offset)
     if module is not None:
       weights = attention_weights(**options).astype(query.dtype)
       module.sow(collection, "attention_weights", weights)
+    if not deterministic:
+      options |= dict(dropout_rate=dropout_rate, dropout_key=dropout_rng)
     options |= dict(value=value, implementation=hook.implementation)
     return dot_product_attention(**options)
 
