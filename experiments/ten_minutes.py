@@ -46,7 +46,7 @@ def main(scheme: str, seeds: int, parallel: int, out: pathlib.Path) -> None:
 
 
 def find_bleu(runs: Sequence[Record]) -> list[float]:
-  """Returns the sacreBLEU of the test split, by seed."""
+  """Returns the sacreBLEU of the test split, in the order of the runs."""
   return [run["scores"]["test"]["sacrebleu"] for run in runs]
 
 
@@ -61,17 +61,16 @@ def make_table(records: Mapping[str, Sequence[Record]]) -> str:
     runs = records[scheme]
     speed = statistics.median(run["budget"]["tokens_per_second"] for run in runs)
     last = max(runs, key=lambda run: run["date"])
+    difference = "-" if scheme == BASELINE else compare(runs, records[BASELINE])
     rows[scheme] = {
       "seeds": len(runs),
       "BLEU": mean_and_interval(find_bleu(runs)),
-      f"less `{BASELINE}`'s": "-",
+      f"less `{BASELINE}`'s": difference,
       "tokens a second": f"{speed:,.0f}",
       "hardware": last["hardware"],
       "date": last["date"][:10],
       "commit": short_commit(last["commit"]),
     }
-    if scheme != BASELINE:
-      rows[scheme][f"less `{BASELINE}`'s"] = compare(runs, records[BASELINE])
   return row_table("scheme", rows)
 
 

@@ -575,15 +575,20 @@ def memory(row: Row, length: int = LONG) -> dict[str, int]:
   return sizes
 
 
+def record_rows(request, name, page, section, make_table):
+  """Yields a dictionary for rows; they are written if there is --published_out."""
+  rows: dict[str, Any] = {}
+  yield rows
+  folder = request.config.option.published_out
+  if folder and rows:
+    where = write_record(folder, name, rows)
+    rewrite_sections(page, {section: make_table(where, rows)})
+
+
 @pytest.fixture(scope="module")
 def record(request):
-  """Returns a dictionary for results; it is written if there is --published_out."""
-  results: dict[str, Any] = {}
-  yield results
-  folder = request.config.option.published_out
-  if folder and results:
-    where = write_record(folder, "cpu.json", results)
-    rewrite_sections(PAGE, {"published": table(where, results)})
+  """Returns a dictionary for results."""
+  yield from record_rows(request, "cpu.json", PAGE, "published", table)
 
 
 def write_record(folder: str, name: str, results) -> dict[str, Any]:
@@ -672,13 +677,8 @@ TRANSFORMER_XL = dict(heads=8, dim_key=64, dim_value=192)
 
 @pytest.fixture(scope="module")
 def sizes_of_dna(request):
-  """Returns a dictionary for bytes; it is written if there is --published_out."""
-  results: dict[str, Any] = {}
-  yield results
-  folder = request.config.option.published_out
-  if folder and results:
-    where = write_record(folder, "genomics.json", results)
-    rewrite_sections(GENOMICS, {"memory": table_of_dna(where, results)})
+  """Returns a dictionary for bytes."""
+  yield from record_rows(request, "genomics.json", GENOMICS, "memory", table_of_dna)
 
 
 def table_of_dna(where, rows) -> str:
