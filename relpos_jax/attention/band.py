@@ -14,6 +14,7 @@ in the order of distances: the left side, one row per diagonal, the right side.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,7 @@ from relpos_jax.attention.tiles import (
   Queries,
   Results,
   Sides,
+  Tables,
   default_block,
 )
 from relpos_jax.typing import Array, Float
@@ -90,18 +92,51 @@ def distances(inputs: Inputs) -> tuple[int, int]:
 
 
 def logits_by_row(
-  inputs: Inputs, by_key: bool = False
+  inputs: Inputs, by_key: bool = False, with_vectors: bool = True
 ) -> Float[Array, "#B #N #T R"] | None:
-  """Computes the logits by row, per query or per key; None if no relation has any."""
+  """Computes the logits by row, per query or per key; None if no relation has any.
+
+  Without `with_vectors`, only for tables of numbers.
+  """
   terms = []
   for relation in _by_distance(inputs):
-    if relation.is_by_key != by_key:
+    vectors, _ = relation.content(inputs.queries, inputs.keys)
+    if relation.is_by_key != by_key or not (with_vectors or vectors is None):
       continue
     numbers = _align_rows(inputs, relation).project(inputs.queries, inputs.keys)
     if numbers is not None and relation.is_scaled:
       numbers *= jnp.asarray(inputs.scale, numbers.dtype)
     terms.append(numbers)
   return _sum(terms)
+
+
+def _has_wide_tables(inputs: Inputs, distances_of_tile: int) -> bool:
+  """Returns whether the band has more rows than a tile has distances.
+
+  Then each tile multiplies its own rows. It takes less time than to compute the logits
+  of all rows first. And with a row for every distance, these would take more memory
+  than the weights.
+  """
+  low, high = distances(inputs)
+  has_one_offset = len(inputs.query_positions) == len(inputs.key_positions) == 1
+  return has_one_offset and high - low >= distances_of_tile
+
+
+def _factors(
+  inputs: Inputs, margin: int, by_key: bool = False
+) -> tuple[tuple[Float[Array, "B T N P"], ...], tuple[Float[Array, "1 R #N P"], ...]]:
+  """Returns the vectors of queries or keys that tables multiply, and the tables."""
+  factors, tables = (), ()
+  for relation in _by_distance(inputs):
+    aligned = _align_rows(inputs, relation, margin)
+    vectors, table = aligned.content(inputs.queries, inputs.keys)
+    if relation.is_by_key != by_key or vectors is None or table is None:
+      continue
+    vectors = vectors.astype(table.dtype)
+    if relation.is_scaled:
+      vectors *= jnp.asarray(inputs.scale, vectors.dtype)
+    factors, tables = (*factors, vectors), (*tables, table[None])
+  return factors, tables
 
 
 def slopes(inputs: Inputs) -> Float[Array, "1 1 N"] | None:
@@ -126,11 +161,15 @@ def _by_distance(inputs: Inputs) -> list[ByDistance]:
   return [x for x in inputs.relations if isinstance(x, ByDistance)]
 
 
-def _align_rows(inputs: Inputs, relation: ByDistance) -> ByDistance:
-  """Selects table rows, so that the tables have the rows of the band."""
+def _align_rows(inputs: Inputs, relation: ByDistance, margin: int = 0) -> ByDistance:
+  """Selects table rows, so that the tables have the rows of the band.
+
+  Repeats the first and the last row as often as `margin` says.
+  """
   low, high = distances(inputs)
-  labels = relation.labels(jnp.zeros(1, jnp.int32), jnp.arange(low, high + 1))
-  return relation.with_rows(labels[0], left=-low)
+  row_distances = jnp.arange(low - margin, high + margin + 1)
+  labels = relation.labels(jnp.zeros(1, jnp.int32), row_distances)
+  return relation.with_rows(labels[0], left=margin - low)
 
 
 # From the inputs of a call to the arrays of tiles.py, and back.
@@ -144,11 +183,18 @@ def prepare(inputs: Inputs) -> tuple[Plan, Sides, Sides]:
   if inputs.is_causal:
     right = 0
   block, tile, heads = _choose_sizes(inputs)
+  is_wide = _has_wide_tables(inputs, block + tile)
+  if is_wide and not heads:
+    # A key has a row for each distance of its tile: square tiles have the fewest.
+    log_size = math.isqrt(block * tile).bit_length() - 1
+    block = tile = 2**log_size
+  margin = block + tile + 1
   plan = Plan(
     block=block,
     tile=tile,
     heads=heads,
     band=Band(low + 1, high - low - 1, has_right=high <= right),
+    first_row=low - margin,
     has_values=value_table(inputs) is not None,
     soft_cap=inputs.soft_cap,
     reach=(left, right),
@@ -156,11 +202,19 @@ def prepare(inputs: Inputs) -> tuple[Plan, Sides, Sides]:
     precision=jax.config.jax_default_matmul_precision,  # pyright: ignore
   )
   query = inputs.query.astype(dtype) * jnp.asarray(inputs.scale, dtype)
-  query_rows, key_rows = (logits_by_row(inputs, by_key=x) for x in (False, True))
+  query_rows = logits_by_row(inputs, with_vectors=not is_wide)
+  key_rows = logits_by_row(inputs, by_key=True, with_vectors=not is_wide)
   queries = Queries(query, _swap_heads(query_rows), slopes(inputs))
   keys = Keys(inputs.key, inputs.value, _swap_heads(key_rows))
+  tables = Tables()
+  if is_wide:
+    query_factors, query_tables = _factors(inputs, margin)
+    key_factors, key_tables = _factors(inputs, margin, by_key=True)
+    queries = queries._replace(factors=query_factors)
+    keys = keys._replace(factors=key_factors)
+    tables = Tables(query_tables, key_tables)
   bias = None if inputs.bias is None else inputs.bias.astype(dtype)
-  return plan, Sides(queries, keys, bias), _marks(inputs)
+  return plan, Sides(queries, keys, bias, tables), _marks(inputs)
 
 
 def _swap_heads(x: Array | None) -> Array | None:
@@ -231,11 +285,12 @@ def attend_on_devices(
     return jax.tree.map(spec, tree)
 
   in_specs = []
-  for queries, keys, pairs in (floats, marks):
+  for queries, keys, pairs, tables in (floats, marks):
     query_specs = specs(queries, batch_axes, names, head_axes)
     key_specs = specs(keys, batch_axes, names_of_keys, head_axes)
     pair_specs = specs(pairs, batch_axes, head_axes, names)
-    in_specs.append(Sides(query_specs, key_specs, pair_specs))
+    table_specs = specs(tables, (), (), head_axes)
+    in_specs.append(Sides(query_specs, key_specs, pair_specs, table_specs))
   attend = functools.partial(attend, plan)
   out_specs = PartitionSpec(batch_axes, names, head_axes)
   axes = batch_axes, head_axes, names

@@ -72,20 +72,9 @@ def _chunked(inputs: Inputs) -> Array | tuple[Array, Array]:
   names, _ = axes_of_keys()
   if names:
     return ring.attention(inputs)
-  if band.unsupported(inputs) or _has_wide_band(inputs):
+  if band.unsupported(inputs):
     return blocks.attention(inputs)
   return chunked.attention(inputs)
-
-
-def _has_wide_band(inputs: Inputs) -> bool:
-  """Returns whether the band would hold more numbers than there are weights.
-
-  It holds a number for each query and row, and a table of all distances has more rows
-  than there are keys. Then blocks of queries take less memory: each computes only its
-  own numbers, and computes them again in the backward pass.
-  """
-  low, high = band.distances(inputs)
-  return high - low >= inputs.key.shape[1] and _num_pairs(inputs) >= 2**22
 
 
 def _unsupported_by_chunked(inputs: Inputs) -> str | None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.typing import Array, Bool, Float, Int
+from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 
 class Band(NamedTuple):
@@ -58,7 +58,7 @@ def _add_rows(
   def add_side(x: Array) -> Array:
     return x + jnp.where(is_left, left, right)
 
-  is_left, is_right = _find_side(x, offset, band)
+  is_left, is_right = find_side(x.shape, offset, band)
   return jax.lax.cond(is_left | is_right, add_side, add_all, x)
 
 
@@ -82,7 +82,7 @@ def _sum_by_row(
     rows = jnp.zeros((len(total), band.num_rows), x.dtype)
     return rows.at[:, jnp.where(is_left, 0, -1)].set(total)
 
-  is_left, is_right = _find_side(x, offset, band)
+  is_left, is_right = find_side(x.shape, offset, band)
   return jax.lax.cond(is_left | is_right, set_side, sum_all, x)
 
 
@@ -93,9 +93,10 @@ def _add_rows_forward(
 
 
 def _add_rows_backward(
-  band: Band, by_key: bool, offset: Array, d_x: Array
+  band: Band, by_key: bool, offset: ArrayLike, d_x: Array
 ) -> tuple[Array, Array, None]:
-  return d_x, _sum_by_row(d_x, offset, band, by_key), None
+  # JAX makes a NumPy array of a constant offset.
+  return d_x, _sum_by_row(d_x, jnp.asarray(offset), band, by_key), None
 
 
 _add_rows.defvjp(_add_rows_forward, _add_rows_backward)
@@ -105,12 +106,13 @@ add_rows = jnp.vectorize(_add_rows, excluded={3, 4}, signature="(s,t),(q,r),()->
 sum_by_row = jnp.vectorize(_sum_by_row, excluded={2, 3}, signature="(s,t),()->(q,r)")
 
 
-def _find_side(
-  x: Float[Array, "S T"], offset: Int[Array, ""], band: Band
+def find_side(
+  tile: tuple[int, ...], offset: Int[Array, ""], band: Band
 ) -> tuple[Bool[Array, ""], Bool[Array, ""]]:
-  """Returns whether all pairs are left of the band, and whether all are right."""
-  num_keys, num_queries = x.shape
-  return num_keys - 1 - offset < band.first, 1 - num_queries - offset >= band.end
+  """Returns whether all pairs of a tile are left of the band, and whether right."""
+  num_keys, num_queries = tile
+  # Distances of padding may not fit in 32 bits, so offsets are compared.
+  return offset > num_keys - 1 - band.first, offset <= 1 - num_queries - band.end
 
 
 def _distances(x: Float[Array, "S T"], offset: Int[Array, ""]) -> Int[Array, "S T"]:

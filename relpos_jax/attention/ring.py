@@ -63,7 +63,9 @@ def _attend(
   if not (is_causal and has_halves):
     return tiles.attend(plan, floats, marks, attend_in_ring)
   plan = plan._replace(block=block, tile=tile)
-  floats, marks = _exchange_halves(names, (floats, marks))
+  tables = floats.tables
+  floats, marks = _exchange_halves(names, (floats._replace(tables=()), marks))
+  floats = floats._replace(tables=tables)
   return _exchange_halves(names, tiles.attend(plan, floats, marks, attend_in_ring))
 
 
@@ -108,9 +110,9 @@ def _backward(
     # after the last round.
     pair = _with_keys(floats, marks, (jax.tree.map(promote, keys), key_marks))
     gradients = tiles.differentiate(plan, *pair, cotangents)
-    queries, d_keys, _ = jax.tree.map(jnp.add, totals, gradients)
-    keys, d_keys = _pass_on(names, ((keys, key_marks), d_keys))
-    return keys, Sides(queries, d_keys, None)
+    totals = jax.tree.map(jnp.add, totals, gradients)
+    keys, d_keys = _pass_on(names, ((keys, key_marks), totals.keys))
+    return keys, totals._replace(keys=d_keys)
 
   empty = jax.tree.map(lambda x: zeros(x.shape, promote(x)), floats)
   carry = (floats.keys, marks.keys), empty

@@ -1,8 +1,9 @@
 """Attention by blocks of queries and tiles of keys, without a [T, S] tensor.
 
 It takes logits by table row (band.py) and returns weights by table row. The products
-with tables are in the caller, where JAX differentiates them. The derivative of a block
-is written by hand, since it recomputes the weights.
+with tables are in the caller, where JAX differentiates them. Only rows of wide tables
+are multiplied here, tile by tile. The derivative of a block is written by hand, since
+it recomputes the weights.
 
 On one CPU, a block has a few heads of one sequence, so that it stays in the cache. On
 other devices it has all heads and sequences, and XLA partitions the products.
@@ -36,6 +37,7 @@ class Queries(NamedTuple):
   vectors: Float[Array, "B T N H"]  # multiplied by the scale
   rows: Float[Array, "#B #T #N R"] | None  # logits of queries by row of the band
   slopes: Float[Array, "1 1 N"] | None
+  factors: tuple[Float[Array, "B T N P"], ...] = ()  # multiplied by rows of `Tables`
 
 
 class Keys(NamedTuple):
@@ -44,6 +46,18 @@ class Keys(NamedTuple):
   vectors: Float[Array, "B S K H"]
   values: Float[Array, "B S K V"]
   rows: Float[Array, "B S N R"] | None  # logits of keys by row of the band
+  factors: tuple[Float[Array, "B S N P"], ...] = ()  # multiplied by rows of `Tables`
+
+
+class Tables(NamedTuple):
+  """Holds wide tables, for the factors of queries and for the factors of keys.
+
+  A tile multiplies its factors by its own rows only. So logits by row, which would be
+  more than the weights, are never in memory.
+  """
+
+  queries: tuple[Float[Array, "1 R #N P"], ...] = ()
+  keys: tuple[Float[Array, "1 R #N P"], ...] = ()
 
 
 class Marks(NamedTuple):
@@ -59,17 +73,18 @@ class Marks(NamedTuple):
 
 
 class Sides(NamedTuple):
-  """Holds arrays of queries, of keys and of pairs.
+  """Holds arrays of queries, of keys and of pairs, and tables.
 
-  Queries are [B, T, N, ...], keys [B, S, N, ...], pairs [A, N, T, S]. Axes of size 1
-  broadcast. B / A consecutive sequences share each of A biases, so this file splits B
-  into two axes, [A, B / A], and A into [A, 1]. Slices of a block have heads before
-  tokens; slices of pairs are [T, N, S].
+  Queries are [B, T, N, ...], keys [B, S, N, ...], pairs [A, N, T, S], tables
+  [1, R, N, ...]. Axes of size 1 broadcast. B / A consecutive sequences share each of A
+  biases, so this file splits B into two axes, [A, B / A], and A into [A, 1]. Slices of
+  a block have heads before tokens; slices of pairs are [T, N, S].
   """
 
   queries: Any
   keys: Any = ()
   pairs: Any = ()
+  tables: Any = ()
 
 
 class Results(NamedTuple):
@@ -110,6 +125,7 @@ class Plan(NamedTuple):
   tile: int  # keys in a tile
   heads: int | None  # heads in a block, of one sequence; None: all, of all sequences
   band: Band
+  first_row: int  # the distance j - i of the first row of wide tables
   has_values: bool  # whether there is a value table, which needs weights by row
   soft_cap: float | None
   reach: tuple[int, int]  # keys farther to the left or right are masked
@@ -170,6 +186,7 @@ def _pad(sides: Sides, queries: int, keys: int) -> Sides:
     _pad_axis(sides.queries, 2, queries),
     _pad_axis(sides.keys, 2, keys),
     _pad_axis(_pad_axis(sides.pairs, 3, queries), 4, keys),
+    sides.tables,
   )
 
 
@@ -286,7 +303,7 @@ def _sum_over_keys(plan: Plan, floats: Sides, marks: Sides) -> Sums:
     block_marks = _take(plan, marks, Sides(block_slices))
 
     def run_tile(tile: Int[Array, ""], part: Sums) -> Sums:
-      tile_slices = _slice_tile(plan, block_slices, tile)
+      tile_slices = _slice_tile(plan, block_marks, block_slices, tile)
       tile_floats = _take(plan, block_floats, tile_slices)
       tile_marks = _take(plan, block_marks, tile_slices)
       return _attend_tile(plan, tile_floats, tile_marks, part)
@@ -306,7 +323,7 @@ def _differentiate(plan: Plan, floats: Sides, marks: Sides, cotangents: Sides) -
     block = [_take(plan, x, Sides(block_slices)) for x in (floats, marks, cotangents)]
 
     def run_tile(tile: Int[Array, ""], part: Sides) -> Sides:
-      tile_slices = _slice_tile(plan, block_slices, tile)
+      tile_slices = _slice_tile(plan, block[1], block_slices, tile)
       operands = [_take(plan, x, tile_slices) for x in block]
       gradients = _differentiate_tile(plan, *operands)
       total = jax.tree.map(jnp.add, _take(plan, part, tile_slices), gradients)
@@ -342,14 +359,24 @@ def _slice_block(plan: Plan, floats: Sides, index: Int[Array, ""]) -> Slices:
   return tuple(slices)
 
 
-def _slice_tile(plan: Plan, block_slices: Slices, tile: Int[Array, ""]) -> Sides:
-  """Returns the slices of keys and of pairs for a tile of a block."""
+def _slice_tile(
+  plan: Plan, block_marks: Sides, block_slices: Slices, tile: Int[Array, ""]
+) -> Sides:
+  """Returns the slices of keys, of pairs and of tables for a tile of a block."""
   (_, *queries), *others = block_slices
   keys = tile * plan.tile, plan.tile
   pairs = [(3, *queries), (4, *keys)]  # in pairs, heads come before tokens
   for axis, *part in others:
     pairs.append((2 if axis == 3 else axis, *part))
-  return Sides((), ((2, *keys), *others), tuple(pairs))
+  # One row more on each side, as a band has. Slices beyond the table are clamped: there
+  # all its rows are equal. With wide tables, all sequences have the same positions.
+  first_query = block_marks.queries.positions.reshape(-1)[0]
+  first_key = block_marks.keys.positions[0, 0, tile * plan.tile, 0]
+  offset = _clip_offsets(first_query - first_key)
+  first_row = jnp.maximum(-offset - plan.block - plan.first_row, 0)
+  first_row = first_row.astype(tile.dtype)
+  rows = first_row, plan.block + plan.tile + 1
+  return Sides((), ((2, *keys), *others), tuple(pairs), ((2, *rows), *others))
 
 
 def _take(plan: Plan, sides: Sides, slices: Sides) -> Sides:
@@ -404,14 +431,18 @@ def _needed_tiles(plan: Plan, marks: Sides) -> tuple[Any, Any]:
   left, right = plan.reach
   if left == right == masks.UNLIMITED:
     return 0, len(starts)
-  # Clipped, so that sums fit in 32 bits.
   offsets = marks.queries.positions[..., 0].reshape(-1, 1) - starts[None]
-  offsets = jnp.clip(offsets, -(2**30), 2**30)
+  offsets = _clip_offsets(offsets)
   lowest, highest = 1 - plan.block - offsets.max(0), plan.tile - 1 - offsets.min(0)
   is_needed = (lowest <= right) & (highest >= -left)
   tile = jnp.arange(len(starts))
   first = jnp.where(is_needed, tile, len(starts)).min()
   return first, jnp.where(is_needed, tile + 1, 0).max()
+
+
+def _clip_offsets(offsets: Int[Array, "..."]) -> Int[Array, "..."]:
+  """Clips offsets, so that sums fit in 32 bits."""
+  return jnp.clip(offsets, -(2**30), 2**30)
 
 
 # The arithmetic of a block of queries and a tile of keys.
@@ -473,11 +504,9 @@ def _differentiate_tile(
   d_query_HT = jnp.einsum("...SH,...ST->...HT", vectors, d_content)
   d_key = jnp.einsum("...TH,...ST->...SH", floats.queries.vectors, d_content)
   d_query = d_query_HT.swapaxes(-1, -2)
-  return Sides(
-    gradients.queries._replace(vectors=d_query),
-    gradients.keys._replace(vectors=d_key, values=d_values),
-    gradients.pairs,
-  )
+  d_queries = gradients.queries._replace(vectors=d_query)
+  d_keys = gradients.keys._replace(vectors=d_key, values=d_values)
+  return gradients._replace(queries=d_queries, keys=d_keys)
 
 
 def _content(floats: Sides) -> Float[Array, "*B S T"]:
@@ -490,7 +519,11 @@ def _add_terms(
   plan: Plan, marks: Sides, logits: Float[Array, "*B S T"], floats: Sides
 ) -> Float[Array, "*B S T"]:
   """Adds the relations and the bias to the products, then caps the logits."""
-  queries, keys, bias = floats
+  queries, keys, bias, tables = floats
+  if tables.queries:
+    logits = _add_products(plan, marks, logits, queries.factors, tables.queries)
+  if tables.keys:
+    logits = _add_products(plan, marks, logits, keys.factors, tables.keys, by_key=True)
   if queries.rows is not None:
     logits = _add_rows(plan, marks, logits, queries.rows)
   if keys.rows is not None:
@@ -511,6 +544,37 @@ def _add_rows(
   return diagonals.add_rows(x, rows, _offsets(marks), plan.band, by_key)
 
 
+def _add_products(
+  plan: Plan,
+  marks: Sides,
+  x: Float[Array, "*B S T"],
+  factors: tuple[Array, ...],
+  tables: tuple[Array, ...],
+  by_key: bool = False,
+) -> Float[Array, "*B S T"]:
+  """Adds to x[s, t] the products of a token's factors and the pair's table rows."""
+
+  def project(tables: tuple[Array, ...]) -> Float[Array, "*B _ R"]:
+    products = [
+      jnp.einsum("...TP,...RP->...TR", *pair)
+      for pair in zip(factors, tables, strict=True)
+    ]
+    return functools.reduce(jnp.add, products)
+
+  def add_rows(x: Array) -> Array:
+    band = Band(1 - plan.block, plan.block + plan.tile - 1, has_right=False)
+    no_offset = jnp.zeros((), jnp.int32)
+    return diagonals.add_rows(x, project(tables), no_offset, band, by_key)
+
+  def add_one_row(x: Array) -> Array:
+    one_row = project(tuple(table[..., 1:2, :] for table in tables))
+    return x + (one_row if by_key else one_row.swapaxes(-1, -2))
+
+  offset = _offsets(marks).reshape(-1)[0]
+  is_left, is_right = diagonals.find_side(x.shape[-2:], offset, plan.band)
+  return jax.lax.cond(is_left | is_right, add_one_row, add_rows, x)
+
+
 def _offsets(marks: Sides) -> Int[Array, "*#B 1"]:
   """Returns the position of a block's first query less that of a tile's first key."""
   return marks.queries.positions[..., 0] - marks.keys.positions[..., 0]
@@ -522,7 +586,7 @@ def _distances(marks: Sides) -> Int[Array, "*#B 1 S T"]:
 
 def _mask(plan: Plan, marks: Sides, logits: Array) -> Float[Array, "*B S T"]:
   """Sets the logits of masked pairs to `masks.LOWEST`."""
-  queries, keys, mask = marks
+  queries, keys, mask, _ = marks
   left, right = plan.reach
   parts = [None if mask is None else jnp.moveaxis(mask, -3, -1)]
   if keys.valid is not None:

@@ -5,10 +5,20 @@ import math
 import jax
 import numpy as np
 import pytest
-from attention_cases import CASES, CAUSAL, DROPOUT, MORE_CASES, case, exact_case
-from calls import assert_exact, make_arrays, make_shapes, set_tiles
+from attention_cases import (
+  CASES,
+  CAUSAL,
+  CONTENTS,
+  DROPOUT,
+  KEY_MASK,
+  MORE_CASES,
+  case,
+  exact_case,
+)
+from calls import WIDTH, assert_exact, make_arrays, make_shapes, normal, set_tiles
 from compiling import compile_quickly
 
+from relpos_jax import DistanceBias, KeyBias
 from relpos_jax.attention import chunked
 from relpos_jax.attention.inputs import gather_inputs
 
@@ -58,6 +68,29 @@ def test_many_blocks_equal_the_reference(name, monkeypatch):
     assert_exact(chunked.attention, *exact_case(name))
   else:
     assert_exact(chunked.attention, make_arrays(**sizes), options)
+
+
+# Each tile multiplies its own rows of these tables; some tiles lie beside the band.
+SEVEN_LEFT = {"beyond": "zero", "left": 7}
+BY_KEY = (KeyBias(normal(13, 2, WIDTH), "zero"), KeyBias(normal(29, WIDTH)))
+ALL_FACTORS = (*CONTENTS, DistanceBias(normal(17)), *BY_KEY)
+WIDE_CASES = {}
+WIDE_CASES["all distances"] = case(rows=39, per_head="kv")
+WIDE_CASES["causal, zero"] = case(rows=23, tables="k", **SEVEN_LEFT, **CAUSAL)
+WIDE_CASES["grouped heads, traced offset"] = case(
+  rows=15, keys=33, key_heads=1, query_offset=np.array(13), **DROPOUT
+)
+WIDE_CASES["by key, more keys"] = case(tables="v", keys=37, more=BY_KEY)
+WIDE_CASES["a sum"] = case(rows=21, more=ALL_FACTORS, scale=-0.7, mask=KEY_MASK)
+WIDE_CASES["an offset of each sequence"] = case(rows=25, query_offset=np.array([3, -9]))
+
+
+@pytest.mark.parametrize("heads", [None, 1, 2])
+@pytest.mark.parametrize("name", WIDE_CASES)
+def test_wide_tables_equal_the_reference(name, heads, monkeypatch):
+  set_tiles(monkeypatch, 3, 4, heads)
+  sizes, options = WIDE_CASES[name]
+  assert_exact(chunked.attention, make_arrays(**sizes), options)
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
