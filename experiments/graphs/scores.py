@@ -28,11 +28,7 @@ from relpos_jax.typing import PyTree
 
 # Accuracy (%) by length of Conditional Theorem Provers (Minervini et al. 2020), trained
 # on chains of 2, 3 and 4 relations. From the README of github.com/uclnlp/ctp, one seed.
-CTP = dict(
-  zip(
-    range(2, 11), (100.0, 72.0, 74.0, 97.8, 96.2, 98.1, 97.8, 94.4, 89.3), strict=True
-  )
-)
+CTP = dict(enumerate((100.0, 72.0, 74.0, 97.8, 96.2, 98.1, 97.8, 94.4, 89.3), start=2))
 NAME = "CTP, published"
 LONGEST_TRAINED = 4  # relations in the longest training chains
 
@@ -75,18 +71,19 @@ def evaluate(run: Run, data: GraphData, workdir: Path) -> Evaluation | None:
   scores, results, rows = {}, {}, {}
   start = 0
   for split, graphs in splits.items():
-    stop = start + len(graphs)
+    part = slice(start, start + len(graphs))
+    start = part.stop
     targets = np.array([graph.target for graph in graphs])
-    is_right = answers[start:stop] == targets
+    is_right = answers[part] == targets
+    num_frequent = int(np.sum(targets == most_frequent))
     scores[split] = dict(
-      accuracy=100 * statistics.fmean(is_right.tolist()),
-      loss=statistics.fmean(nats[start:stop].tolist()),
-      majority=100 * int(np.sum(targets == most_frequent)) / len(targets),
+      accuracy=100 * float(is_right.mean()),
+      loss=statistics.fmean(nats[part]),
+      majority=100 * num_frequent / len(graphs),
     )
     results[split] = {"graphs": len(graphs)} | scores[split]
     sizes = [len(graph.senders if is_chain else graph.nodes) for graph in graphs]
     rows[split] = np.column_stack([sizes, is_right]).tolist()
-    start = stop
   pictures = (_draw_own_lengths(run, scores, workdir),) if is_chain else ()
   text = text_table("split", results)
   return Evaluation(text, results, scores, rows, pictures)

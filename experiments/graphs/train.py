@@ -14,7 +14,7 @@ from experiments.errors import InputError
 from experiments.files import Path
 from experiments.graphs import graph as graph_module
 from experiments.graphs import scores
-from experiments.graphs.data import SOURCES, load_data
+from experiments.graphs.data import HEADS, load_data
 from experiments.graphs.graph import GraphBatch, GraphBatches, GraphData, GraphNames
 from experiments.graphs.names import check_names, learn_names, load_names, save_names
 from experiments.training import loop, processes, results, start
@@ -56,12 +56,12 @@ def train(
     run = Run(config, names, mesh, steps.graphdef, steps.shapes.params)
     batches, valid_batches = make_batches(config, data, mesh)
     start.print_sizes(run, batches, valid_batches)
-    num_steps = start.count_steps(config, batches.num_per_epoch)
+    num_steps = start.count_steps(config.training, batches.num_per_epoch)
     digests = training_digest(batches.examples)
     digests |= data_digests(data.splits)
     start.check_inputs(workdir, digests)
 
-    with start.open_checkpoints(config, workdir) as checkpoints:
+    with start.open_checkpoints(config.training, workdir) as checkpoints:
       state = start.restore(checkpoints, steps.shapes, workdir)
       save = functools.partial(save_names, names, workdir)
       start.write_start(run, workdir, num_steps, digests, save)
@@ -122,14 +122,16 @@ def empty_batch(shape: tuple[int, ...]) -> GraphBatch:
 
 def build(config: ConfigDict, names: GraphNames, mesh: AnyMesh) -> Steps:
   """Builds model, optimizer and steps on a mesh, without computing or compiling."""
-  schedule = learning_rate(config)
+  schedule = learning_rate(config.training, config.model.width)
   return make_steps(
-    config,
     functools.partial(make_model, config, names),
     functools.partial(loss, smoothing=config.training.label_smoothing),
     optax.adam(schedule, b2=0.98, eps=1e-9),  # Shaw et al. 2018
     schedule,
     mesh,
+    seed=config.seed,
+    num_microbatches=config.training.num_microbatches,
+    ring=config.mesh.ring,
   )
 
 
@@ -141,8 +143,8 @@ def make_model(config: ConfigDict, names: GraphNames, rngs: nnx.Rngs) -> GraphEn
     num_classes=len(names.classes),
     num_node_features=names.num_node_features,
     num_edge_features=names.num_edge_features,
-    head=SOURCES[config.data.source].head,
-    **model_values(config, GraphEncoderConfig),
+    head=HEADS[config.data.source],
+    **model_values(config.model, GraphEncoderConfig),
   )
   return GraphEncoder(values, rngs=rngs)
 

@@ -84,12 +84,8 @@ def read_score(path: str | os.PathLike) -> Score:
   no notes.
   """
   file = _open(path)
-  tracks = []
-  for track in file.tracks:
-    ticks = itertools.accumulate(message.time for message in track)
-    tracks.append([*zip(ticks, track, strict=True)])
-  messages = [*itertools.chain.from_iterable(tracks)]
-  messages.sort(key=lambda message: message[0])  # stable: order within a tick stays
+  tracks = [_add_ticks(track) for track in file.tracks]
+  messages = _add_ticks(mido.merge_tracks(file.tracks, skip_checks=True))
   pedals = _read_pedals(messages)
   parts = []
   for track in tracks:
@@ -105,6 +101,11 @@ def read_score(path: str | os.PathLike) -> Score:
       f"{path} lasts more than {_LONGEST:,} seconds or quarter notes: divide it"
     )
   return score
+
+
+def _add_ticks(track: mido.MidiTrack) -> _Messages:
+  ticks = itertools.accumulate(message.time for message in track)
+  return [*zip(ticks, track, strict=True)]
 
 
 def _open(path: str | os.PathLike) -> mido.MidiFile:
@@ -199,9 +200,8 @@ def _read_parts(track: _Messages, pedals: Mapping[int, _Pedal]) -> Iterator[Part
 def _read_notes(messages: _Messages, last_tick: int) -> list[Note]:
   """Reads the notes of one channel; notes of one pitch end in order of beginning."""
   notes: list[Note] = []
-  sounding = collections.defaultdict(
-    collections.deque
-  )  # by pitch: ticks and velocities
+  # By pitch: ticks and velocities.
+  sounding = collections.defaultdict(collections.deque)
   for tick, message in messages:
     pitch = message.note
     if message.type == "note_on" and message.velocity:

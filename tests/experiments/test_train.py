@@ -114,7 +114,8 @@ def test_a_step_has_its_rate_and_is_logged_and_profiled(
 
   assert (first.status, second.status) == (0, 0), first.err
   lines = [line for line in read_metrics(tmp_path) if "loss" in line]
-  rates = learning_rate(load_config(tmp_path))
+  config = load_config(tmp_path)
+  rates = learning_rate(config.training, config.model.width)
   for line in lines:
     rate = rates(line["step"] - 1)
     np.testing.assert_allclose(line["learning_rate"], rate, rtol=1e-6)
