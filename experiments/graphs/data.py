@@ -102,7 +102,7 @@ def _read_clutrr(path: str) -> Iterator[tuple[str, Graph]]:
 
 def _make_chain(edges: Any, labels: Sequence[str], query: Any, target: str) -> Graph:
   """Makes a graph of a chain of kinship."""
-  relations = [RELATIONS.index(label) for label in labels]
+  relations = list(map(RELATIONS.index, labels))
   nodes = [0] * (int(np.max(edges)) + 1)
   rows = np.column_stack([edges, relations])
   return Graph.from_edges(nodes, rows, target=ANSWERS.index(target), query=query)
@@ -111,7 +111,7 @@ def _make_chain(edges: Any, labels: Sequence[str], query: Any, target: str) -> G
 def _hash_graph(graph: Graph) -> float:
   """Hashes a graph to a number in [0, 1); copies of a graph have the same hash."""
   parts = graph.senders, graph.receivers, graph.labels, graph.query
-  text = json.dumps([part.tolist() for part in parts])
+  text = json.dumps(list(map(np.ndarray.tolist, parts)))
   digest = hashlib.sha256(text.encode()).digest()
   return int.from_bytes(digest[:8], "big") / 2**64
 
@@ -368,7 +368,7 @@ def read_lines(file: pathlib.Path) -> GraphData:
   for place, row in _read_objects(file):
     first = len(node_labels)
     try:
-      node_labels += [_to_label(label) for label in row["nodes"]]
+      node_labels += map(_to_label, row["nodes"])
       num_nodes = len(node_labels) - first
       for start, end, label in _parse_edges(row["edges"], num_nodes):
         edges.append((first + start, first + end))

@@ -43,18 +43,12 @@ class Graph(NamedTuple):
   ) -> "Graph":
     """Builds a graph from a list of edges (sender, receiver, label), and features.
 
-    Equal edges with equal features become one edge. Raises ValueError for shapes that
-    do not match the number of nodes.
+    Equal edges with equal features become one edge.
     """
     nodes, target, query = (np.asarray(x, np.int32) for x in (nodes, target, query))
     edges = np.asarray(edges, np.int32).reshape(-1, 3)
     node_features = _to_features(node_features, len(nodes))
     edge_features = _to_features(edge_features, len(edges))
-    if not len(nodes) or len(node_features) != len(nodes) or target.shape:
-      raise ValueError(
-        f"{len(nodes)} nodes with node_features {node_features.shape} and target "
-        f"{target.shape}; want a row for each and one target"
-      )
     rows = np.column_stack([edges, edge_features])
     _, first = np.unique(rows, axis=0, return_index=True)
     first.sort()

@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from experiments.graphs.graph import (
   num_nodes,
 )
 from experiments.training.batches import configure_batches, load_batches
+from experiments.training.loop import Score
 from experiments.training.processes import is_first
 from experiments.training.results import Evaluation
 from experiments.training.run import Run, copy_to_process
@@ -33,9 +34,7 @@ NAME = "CTP, published"
 LONGEST_TRAINED = 4  # relations in the longest training chains
 
 
-def make_score(
-  run: Run, batches: GraphBatches
-) -> Callable[[PyTree], tuple[dict[str, float], str]]:
+def make_score(run: Run, batches: GraphBatches) -> Score:
   """Makes a function that computes the accuracy of parameters on batches."""
 
   @jax.jit
@@ -44,7 +43,7 @@ def make_score(
     is_target = batch.target >= 0
     return jnp.sum((answers == batch.target) & is_target), jnp.sum(is_target)
 
-  def score(params: PyTree) -> tuple[dict[str, float], str]:
+  def score(params: PyTree):
     num_right = num_targets = 0
     for batch in load_batches(batches, run.mesh, 0, batches.num_per_epoch):
       right, targets = count(params, batch)

@@ -13,7 +13,7 @@ import numpy as np
 from experiments.data.tokenizer import EOS, Ragged
 from experiments.data.upstream import Corpus, Upstream
 from experiments.errors import InputError
-from experiments.files import Path, write_whole
+from experiments.files import Path, write_lines
 from experiments.music import performance, voices
 from experiments.music.midi_files import Codec
 from relpos_jax.typing import Int
@@ -88,7 +88,7 @@ def write_skipped(lines: Sequence[str], workdir: Path) -> None:
   """Lists the skipped files in a run directory, if there are any."""
   (workdir / _SKIPPED).unlink(missing_ok=True)  # left by an earlier start of the run
   if lines:
-    write_whole(workdir / _SKIPPED, "".join(f"{line}\n" for line in lines))
+    write_lines(workdir / _SKIPPED, lines)
 
 
 def _check_folder(path: str) -> pathlib.Path:

@@ -3,6 +3,7 @@
 import bisect
 import collections
 import itertools
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -48,6 +49,11 @@ class Score(NamedTuple):
   ticks_per_quarter: int
   tempi: list[tuple[int, float]]
 
+  @property
+  def notes(self) -> list[Note]:
+    """Returns the notes of all parts."""
+    return list(itertools.chain.from_iterable(part.notes for part in self.parts))
+
   def seconds(self, ticks: Sequence[int] | np.ndarray) -> Float[np.ndarray, "*n"]:
     """Converts ticks to seconds.
 
@@ -84,8 +90,9 @@ def read_score(path: str | os.PathLike) -> Score:
   no notes.
   """
   file = _open(path)
-  tracks = [_add_ticks(track) for track in file.tracks]
-  messages = _add_ticks(mido.merge_tracks(file.tracks, skip_checks=True))
+  tracks = list(map(_add_ticks, file.tracks))
+  messages = list(itertools.chain.from_iterable(tracks))
+  messages.sort(key=operator.itemgetter(0))  # stable: order within a tick stays
   pedals = _read_pedals(messages)
   parts = []
   for track in tracks:
@@ -95,7 +102,7 @@ def read_score(path: str | os.PathLike) -> Score:
       f"no notes in {path}: give a MIDI file with notes other than drums"
     )
   score = Score(parts, file.ticks_per_beat, _read_tempi(messages))
-  last = max(note.end for part in parts for note in part.notes)
+  last = max(note.end for note in score.notes)
   if max(last / file.ticks_per_beat, score.seconds([last])[0]) > _LONGEST:
     raise InputError(
       f"{path} lasts more than {_LONGEST:,} seconds or quarter notes: divide it"
@@ -104,6 +111,7 @@ def read_score(path: str | os.PathLike) -> Score:
 
 
 def _add_ticks(track: mido.MidiTrack) -> _Messages:
+  """Returns the messages of a track with their ticks."""
   ticks = itertools.accumulate(message.time for message in track)
   return [*zip(ticks, track, strict=True)]
 

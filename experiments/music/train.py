@@ -64,8 +64,7 @@ def train(
     batches, valid_batches = make_batches(config, data, codec, mesh)
     start.print_sizes(run, batches, valid_batches)
     num_steps = start.count_steps(config.training, batches.num_per_epoch)
-    digests = training_digest(batches.examples)
-    digests |= data_digests(data.splits)
+    digests = training_digest(batches.examples) | data_digests(data.splits)
     start.check_inputs(workdir, digests)
 
     with start.open_checkpoints(config.training, workdir) as checkpoints:

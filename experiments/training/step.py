@@ -155,7 +155,7 @@ def _sum_over_microbatches(gradient, params, batch, key, num_microbatches: int):
 
   parts = jax.tree.map(split, batch), jax.random.split(key, num_microbatches)
   shapes = jax.eval_shape(gradient, params, *jax.tree.map(lambda x: x[0], parts))
-  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+  zeros = jax.tree.map(jnp.zeros_like, shapes)
 
   def add(total, part):
     return (jax.tree.map(jnp.add, total, gradient(params, *part)), None)

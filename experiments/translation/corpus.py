@@ -184,12 +184,12 @@ def _read_table(
   return pairs, notes
 
 
-def _read_rows(path: pathlib.Path) -> tuple[list[list[str]], list[str]]:
+def _read_rows(path: pathlib.Path) -> tuple[list[Sequence[str]], list[str]]:
   """Reads the cells of each line; returns them, and a note if quotes were removed."""
   lines = read_lines(path)
   text = "\n".join(lines)
   if text.startswith("IN: ") and "\t" not in lines[0]:
-    return [_split_scan(line) for line in lines], []
+    return list(map(_split_scan, lines)), []
   if not _is_csv(text):
     return [line.split("\t") for line in lines], []
   rows = []
@@ -368,9 +368,9 @@ def _read_scan(name: str, path: str) -> list[tuple[str, ...]]:
   """Reads the pairs of a file; sorts them by their hashes, which is a random order."""
   lines = SCAN.read(name, path).decode().splitlines()
   lines.sort(key=lambda line: hashlib.sha256(line.encode()).digest())
-  return [tuple(_split_scan(line)) for line in lines]
+  return list(map(_split_scan, lines))
 
 
-def _split_scan(line: str) -> list[str]:
+def _split_scan(line: str) -> tuple[str, ...]:
   """Splits a line such as "IN: jump OUT: I_JUMP" into command and actions."""
-  return line.removeprefix("IN: ").split(" OUT: ")
+  return tuple(line.removeprefix("IN: ").split(" OUT: "))

@@ -4,7 +4,7 @@ import functools
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,8 @@ from experiments.data.tokenizer import BOS, encode, encode_pairs, pieces
 from experiments.evaluation import bleu
 from experiments.evaluation.pictures import Panel, attention_heatmap
 from experiments.evaluation.tables import text_table
-from experiments.files import Path, write_whole
+from experiments.files import Path, write_lines
+from experiments.training.loop import Score
 from experiments.training.metrics import track
 from experiments.training.processes import is_first
 from experiments.training.results import Evaluation
@@ -51,9 +52,7 @@ class Translated(NamedTuple):
   skipped: Sequence[int] = ()
 
 
-def make_score(
-  run: Run, data: Corpus
-) -> Callable[[PyTree], tuple[dict[str, float], str]]:
+def make_score(run: Run, data: Corpus) -> Score:
   """Makes a function of parameters that scores greedy translations, and shows a few.
 
   It translates a sample of each split. Validation pairs are no longer than in training.
@@ -61,20 +60,18 @@ def make_score(
   """
   settings, mark = run.config.training, run.config.evaluation.subword_mark
   translate = make_translator(run, beam_size=1)
-  splits = ["valid"]
-  if settings.score_tests:
-    splits += list_tests(data)
+  tests = list_tests(data) if settings.score_tests else []
   samples = {}
-  for split in splits:
+  for split in ("valid", *tests):
     lengths = pair_lengths(*encode_pairs(run.vocabulary, data.splits[split]))
     is_short = lengths <= run.config.batches.max_length
-    chosen = is_short if split == "valid" else ~is_short
-    if not chosen.any():
-      chosen = ~chosen
-    pairs = itertools.compress(data.splits[split], chosen)
+    is_chosen = is_short == (split == "valid")
+    if not is_chosen.any():
+      is_chosen = ~is_chosen
+    pairs = itertools.compress(data.splits[split], is_chosen)
     samples[split] = list(itertools.islice(pairs, settings.num_samples))
 
-  def score(params: PyTree) -> tuple[dict[str, float], str]:
+  def score(params: PyTree):
     values, text = {}, ""
     for split, pairs in samples.items():
       sources, references = zip(*pairs, strict=True)
@@ -95,9 +92,7 @@ def translate_tests(run: Run, data: Corpus) -> dict[str, Translated]:
   if is_first():
     progress["track"] = functools.partial(track, what="sentences")
   translated = {}
-  for is_given in (False, True):
-    if is_given and not run.config.evaluation.given_lengths:
-      continue
+  for is_given in sorted({False, run.config.evaluation.given_lengths}):
     translate = make_translator(run, never_ends=is_given, **progress)
     for split in list_tests(data):
       pairs = data.splits[split]
@@ -127,12 +122,12 @@ def score_lines(
   options = dict(tokenize=config.evaluation.tokenize, lowercase=lowercase)
   counts = bleu.sentence_statistics(*texts, **options)
   percent_exact = 100 * float(counts[:, -1].mean())
-  scores = dict(
-    sacrebleu=bleu.corpus_bleu(*texts, **options),
-    paper_bleu=bleu.paper_bleu(*texts, language, tokenized=is_tokenized),
-    chrf=bleu.corpus_chrf(*texts, lowercase=lowercase),
-    exact=bleu.Score(percent_exact, f"case:{'lc' if lowercase else 'mixed'}"),
-  )
+  case = "lc" if lowercase else "mixed"
+  scores = {}
+  scores["sacrebleu"] = bleu.corpus_bleu(*texts, **options)
+  scores["paper_bleu"] = bleu.paper_bleu(*texts, language, tokenized=is_tokenized)
+  scores["chrf"] = bleu.corpus_chrf(*texts, lowercase=lowercase)
+  scores["exact"] = bleu.Score(percent_exact, f"case:{case}")
   return scores, counts
 
 
@@ -164,7 +159,9 @@ def evaluate(
   rows, results, scores, sentences = {}, {}, {}, {}
   for split, (pairs, translations, seconds, skipped) in splits.items():
     lines = join(translations, mark)
-    _write_lines(workdir / f"{split}.translations.txt", lines, skipped)
+    for index in skipped:  # in increasing order
+      lines.insert(index, "")
+    write_lines(workdir / f"{split}.translations.txt", lines)
     references = [target for _, target in pairs]
     named_scores, counts = score_lines(run.config, translations, references)
     rows[split] = {"sentences": len(pairs)} | named_scores
@@ -186,12 +183,6 @@ def evaluate(
   picture = draw_attention(run, source, translation, workdir / "attention.png")
   text = f"{score_table(rows)}\n\n{samples}"
   return Evaluation(text, results, scores, sentences, (picture,))
-
-
-def _write_lines(path: Path, lines: list[str], skipped: Sequence[int]) -> None:
-  for index in skipped:  # in increasing order
-    lines.insert(index, "")
-  write_whole(path, "".join(f"{line}\n" for line in lines))
 
 
 def score_table(rows: Mapping[str, Mapping[str, Any]]) -> str:

@@ -96,7 +96,7 @@ class Translator:
     """
     if params is None:
       params = self.params
-    sources = encode(self.tokenizer, [line.strip() for line in lines])
+    sources = encode(self.tokenizer, map(str.strip, lines))
     if limits is None:
       limits = sources.lengths + self._extra_length
     # Long ones first: a long search that began last would run alone in the end.
