@@ -139,10 +139,6 @@ def test_a_config_of_another_form_is_refused(config, words, tmp_path):
   assert words in refusal(load_config, tmp_path)
 
 
-KEYS_OF_POSITIONS = {"name", "model.positions", "model.relative_values"}
-KEYS_OF_POSITIONS |= {"model.beyond", "model.max_distance"}
-
-
 @pytest.mark.parametrize("argument", ["brief,published", "relative,none", "mine"])
 def test_wrong_arguments_are_refused(argument):
   with pytest.raises(InputError, match=r"unknown|exclude"):
