@@ -133,18 +133,20 @@ def num_nodes(graphs: Sequence[Graph]) -> Int[np.ndarray, "graphs"]:
 def empty_batch(shape: tuple[int, ...], widths: tuple[int, int] = (0, 0)) -> GraphBatch:
   """Returns a batch of padding with shape (rows, nodes, edges), one graph in a row.
 
-  `widths` are the numbers of features of nodes and of edges.
+  A shape (rows, nodes) has as many edges as nodes. `widths` are the numbers of features
+  of nodes and of edges.
   """
-  rows, num_nodes, num_edges = shape
-  senders, receivers, labels = np.full((3, rows, num_edges), PAD, np.int32)
+  rows, nodes, *others = shape
+  edges = others[0] if others else nodes
   node_width, edge_width = widths
+  senders, receivers, labels = np.full((3, rows, edges), PAD, np.int32)
   return GraphBatch(
-    nodes=np.full((rows, num_nodes), PAD, np.int32),
-    node_features=np.zeros((rows, num_nodes, node_width), np.float32),
+    nodes=np.full((rows, nodes), PAD, np.int32),
+    node_features=np.zeros((rows, nodes, node_width), np.float32),
     senders=senders,
     receivers=receivers,
     labels=labels,
-    edge_features=np.zeros((rows, num_edges, edge_width), np.float32),
+    edge_features=np.zeros((rows, edges, edge_width), np.float32),
     query=np.full((rows, 2), PAD, np.int32),
     target=np.full(rows, PAD, np.int32),
   )

@@ -12,10 +12,17 @@ from ml_collections import ConfigDict
 
 from experiments.errors import InputError
 from experiments.files import Path
-from experiments.graphs import graph as graph_module
 from experiments.graphs import scores
 from experiments.graphs.data import HEADS, load_data
-from experiments.graphs.graph import GraphBatch, GraphBatches, GraphData, GraphNames
+from experiments.graphs.graph import (
+  PAD,
+  GraphBatch,
+  GraphBatches,
+  GraphData,
+  GraphNames,
+  empty_batch,
+  num_nodes,
+)
 from experiments.graphs.names import check_names, learn_names, load_names, save_names
 from experiments.training import loop, processes, results, start
 from experiments.training.batches import configure_batches
@@ -30,6 +37,8 @@ from experiments.training.workdir import (
   training_digest,
 )
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
+
+__all__ = ["empty_batch"]  # commands call it, besides the functions below
 
 
 def train(
@@ -108,15 +117,9 @@ def make_batches(
 ) -> tuple[GraphBatches, GraphBatches]:
   """Makes batches: shuffled ones for training, and ordered ones for validation."""
   train, valid = data.splits["train"], data.splits["valid"]
-  sizes = graph_module.num_nodes([*train, *valid])
+  sizes = num_nodes([*train, *valid])
   make = configure_batches(config, sizes, mesh, kind=GraphBatches)
   return make(train, seed=config.seed), make(valid, seed=None)
-
-
-def empty_batch(shape: tuple[int, ...]) -> GraphBatch:
-  """Returns a batch of padding with shape (rows, nodes) or (rows, nodes, edges)."""
-  rows, nodes, *edges = shape
-  return graph_module.empty_batch((rows, nodes, *(edges or [nodes])))
 
 
 def build(config: ConfigDict, names: GraphNames, mesh: AnyMesh) -> Steps:
@@ -156,7 +159,7 @@ def loss(
 ) -> Loss:
   """Sums the cross-entropy over targets: graphs, or pairs of nodes."""
   logits = model(batch, rngs)
-  return cross_entropy(logits, batch.target, smoothing=smoothing, pad=graph_module.PAD)
+  return cross_entropy(logits, batch.target, smoothing=smoothing, pad=PAD)
 
 
 def load_run(config: ConfigDict, workdir: Path) -> Run:

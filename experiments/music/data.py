@@ -187,9 +187,11 @@ def _depth_of_pieces(names: Sequence[tuple[str, ...]]) -> int | None:
 
 def _count(split: str, files: Sequence[MidiFile]) -> str:
   """Describes how many files a split has, and how many pieces if they are fewer."""
+  count = f"{len(files):,} {split}"
   num_pieces = len({file.piece for file in files})
-  pieces = f" ({num_pieces:,} pieces)" if num_pieces < len(files) else ""
-  return f"{len(files):,} {split}{pieces}"
+  if num_pieces < len(files):
+    count += f" ({num_pieces:,} pieces)"
+  return count
 
 
 def choose_split(name: str) -> str:
