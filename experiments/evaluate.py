@@ -73,7 +73,7 @@ def _score_pairs(workdir: Path, pairs: str, average_checkpoints: int) -> None:
   folder.mkdir(exist_ok=True)
   for note in corpus.notes:
     print(note)
-  translated = translate_tests(run, normalize(config, corpus))
+  translated = translate_tests(run, normalize(config.data, corpus))
   print_scores(evaluate(run, translated, folder), run, folder)
 
 
@@ -101,7 +101,7 @@ def _score_hypotheses(workdir: Path, pairs: str, hypotheses: Path) -> str:
   for note in corpus.notes:
     print(note)
   config = load_config(workdir, "translation")
-  references = [target for _, target in normalize(config, corpus).splits["pairs"]]
+  references = [target for _, target in normalize(config.data, corpus).splits["pairs"]]
   scores, _ = score_lines(config, lines, references)
   return score_table(dict(pairs=dict(sentences=len(lines)) | scores))
 

@@ -19,7 +19,7 @@ import textwrap
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 import fsspec
@@ -27,8 +27,13 @@ from etils import epath
 
 from experiments.errors import InputError
 
-_GZIP, _XZ, _ZIP = b"\x1f\x8b", b"\xfd7zXZ", b"PK\x03\x04"
-_BZIP2 = re.compile(rb"BZh[1-9]1AY&SY")
+_ZIP = b"PK\x03\x04"
+# How content is decompressed, by a pattern of its start.
+_DECOMPRESS = {
+  rb"\x1f\x8b": gzip.decompress,
+  rb"\xfd7zXZ": lzma.decompress,
+  rb"BZh[1-9]1AY&SY": bz2.decompress,
+}
 _PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}  # fsspec's package for each scheme
 _FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 _RENEW_SECONDS = 10.0  # the interval at which a bucket's lock is renewed
@@ -249,6 +254,11 @@ def write_whole(path: Path, text: str) -> None:
     file.write(text.encode())
 
 
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+  """Writes the lines of a text file atomically; see `replace_file`."""
+  write_whole(path, "".join(f"{line}\n" for line in lines))
+
+
 def read_content(path: pathlib.Path) -> bytes:
   """Reads a file, plain or compressed by gzip, bzip2 or xz.
 
@@ -262,18 +272,10 @@ def read_content(path: pathlib.Path) -> bytes:
     raise InputError(f"cannot read {path}: {error.strerror}") from None
   if content.startswith(_ZIP):
     raise InputError(f"{path} is a zip archive: unpack it and give the files inside")
-  try:
-    return _unpack(content)
-  except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError):
-    raise InputError(f"damaged compressed file {path}: copy it again") from None
-
-
-def _unpack(content: bytes) -> bytes:
-  """Decompresses gzip, bzip2 or xz; returns other content unchanged."""
-  if content.startswith(_GZIP):
-    return gzip.decompress(content)
-  if content.startswith(_XZ):
-    return lzma.decompress(content)
-  if _BZIP2.match(content):
-    return bz2.decompress(content)
+  for start, decompress in _DECOMPRESS.items():
+    if re.match(start, content):
+      try:
+        return decompress(content)
+      except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError):
+        raise InputError(f"damaged compressed file {path}: copy it again") from None
   return content

@@ -58,8 +58,12 @@ def parse_config(
   except TypeError as error:
     raise InputError(f"config: {' '.join(str(error).split())}") from error
   check_values(config)
-  _check_steps(config)
-  _check_average(config, is_trained)
+  _check_steps(config.training.num_steps, config.training.num_epochs)
+  averaged, saved = (
+    config.decoding.average_checkpoints,
+    config.training.keep_checkpoints,
+  )
+  _check_average(averaged, saved, is_trained)
   if num_devices == 0:
     num_devices = math.prod(size for size in config.mesh.values() if size > 0)
   sizes = mesh_sizes(num_devices or jax.device_count(), **config.mesh)
@@ -67,12 +71,11 @@ def parse_config(
   find_system(config.task).check(config)
   if not is_trained:
     check_model(config)
-  _check_tensor_axis(config, sizes["tensor"])
+  _check_tensor_axis(config.model, sizes["tensor"])
   return config
 
 
-def _check_steps(config: ConfigDict) -> None:
-  steps, epochs = config.training.num_steps, config.training.num_epochs
+def _check_steps(steps: int, epochs: int) -> None:
   if (steps > 0) == (epochs > 0):
     raise InputError(
       f"config.training.num_steps is {steps} and config.training.num_epochs {epochs}: "
@@ -80,9 +83,7 @@ def _check_steps(config: ConfigDict) -> None:
     )
 
 
-def _check_average(config: ConfigDict, is_trained: bool) -> None:
-  averaged = config.decoding.average_checkpoints
-  num_saved = config.training.keep_checkpoints
+def _check_average(averaged: int, num_saved: int, is_trained: bool) -> None:
   if averaged <= num_saved:
     return
   remedy = "raise config.training.keep_checkpoints"
@@ -94,12 +95,12 @@ def _check_average(config: ConfigDict, is_trained: bool) -> None:
   )
 
 
-def _check_tensor_axis(config: ConfigDict, size: int) -> None:
+def _check_tensor_axis(model: ConfigDict, size: int) -> None:
   for name in ("num_heads", "feed_forward"):
-    if config.model[name] % size:
+    if model[name] % size:
       raise InputError(
         f"config.mesh.tensor is {size}: give a divisor of config.model.{name}, "
-        f"{config.model[name]}"
+        f"{model[name]}"
       )
 
 

@@ -57,13 +57,14 @@ def main(
   if not sys.stdout.isatty():
     changes["track"] = functools.partial(track, what="sentences")
   translate = make_translator(run, **changes)
+  mark = config.evaluation.subword_mark
   size = 1 if input == "-" and sys.stdin.isatty() else _LINES_AT_ONCE
   number = 1
   while chunk := list(itertools.islice(lines, size)):
     texts = []
-    for i, line in enumerate(normalize_lines(config, chunk), number):
+    for i, line in enumerate(normalize_lines(config.data, chunk), number):
       texts.append(_read(line, i, run.vocabulary, max_source_length))
-    print(*join(config, translate(texts)), sep="\n", flush=True)
+    print(*join(translate(texts), mark), sep="\n", flush=True)
     number += len(chunk)
 
 

@@ -111,16 +111,11 @@ def publish(kept, monkeypatch):
   def publish(
     module, name: str, folder: pathlib.Path, url: str = "http://127.0.0.1:9/"
   ) -> None:
-    contents = {
-      file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()
-    }
-    sums = {
-      name: hashlib.sha256(content).hexdigest() for name, content in contents.items()
-    }
     before = getattr(module, name)
-    monkeypatch.setattr(
-      module, name, before._replace(url=url, files={**before.files, **sums})
-    )
+    sums = dict(before.files)
+    for file in filter(pathlib.Path.is_file, folder.iterdir()):
+      sums[file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
+    monkeypatch.setattr(module, name, before._replace(url=url, files=sums))
 
   return publish
 

@@ -62,7 +62,7 @@ class Ragged(Sequence):
     """Concatenates rows into one array."""
     arrays = [np.asarray(row, np.int32) for row in rows]
     values = np.concatenate([np.empty(0, np.int32), *arrays])
-    return cls.from_lengths(values, [len(array) for array in arrays])
+    return cls.from_lengths(values, list(map(len, arrays)))
 
   @classmethod
   def from_lengths(

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from experiments.errors import InputError
-from experiments.files import Path, read_content, replace_file, write_whole
+from experiments.files import read_content, replace_file
 
 CACHE = "~/.cache/relpos_jax/data"
-SKIPPED = "skipped.txt"  # in a run directory
 
 
 class Corpus(NamedTuple):
@@ -24,20 +23,14 @@ class Corpus(NamedTuple):
     notes: lines for the log.
     skipped: for each split, the indices of pairs in its files that were left out.
     bad_files: a line for each file that cannot be used, with the reason.
+    test_files: the files of the test sets that a user may exchange.
   """
 
   splits: Mapping[str, Sequence[Any]]
   notes: tuple[str, ...] = ()
   skipped: Mapping[str, tuple[int, ...]] = MappingProxyType({})
   bad_files: tuple[str, ...] = ()
-
-
-def write_skipped(data: Any, workdir: Path) -> None:
-  """Lists the skipped files in a run directory, if there are any."""
-  (workdir / SKIPPED).unlink(missing_ok=True)  # left by an earlier start of the run
-  lines = getattr(data, "bad_files", ())  # `GraphData` has no such list
-  if lines:
-    write_whole(workdir / SKIPPED, "".join(f"{line}\n" for line in lines))
+  test_files: Mapping[str, str] = MappingProxyType({})
 
 
 class Upstream(NamedTuple):

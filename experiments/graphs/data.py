@@ -12,8 +12,8 @@ import json
 import pathlib
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -102,7 +102,7 @@ def _read_clutrr(path: str) -> Iterator[tuple[str, Graph]]:
 
 def _make_chain(edges: Any, labels: Sequence[str], query: Any, target: str) -> Graph:
   """Makes a graph of a chain of kinship."""
-  relations = [RELATIONS.index(label) for label in labels]
+  relations = list(map(RELATIONS.index, labels))
   nodes = [0] * (int(np.max(edges)) + 1)
   rows = np.column_stack([edges, relations])
   return Graph.from_edges(nodes, rows, target=ANSWERS.index(target), query=query)
@@ -111,7 +111,7 @@ def _make_chain(edges: Any, labels: Sequence[str], query: Any, target: str) -> G
 def _hash_graph(graph: Graph) -> float:
   """Hashes a graph to a number in [0, 1); copies of a graph have the same hash."""
   parts = graph.senders, graph.receivers, graph.labels, graph.query
-  text = json.dumps([part.tolist() for part in parts])
+  text = json.dumps(list(map(np.ndarray.tolist, parts)))
   digest = hashlib.sha256(text.encode()).digest()
   return int.from_bytes(digest[:8], "big") / 2**64
 
@@ -185,12 +185,9 @@ def split_folds(data: GraphData, fold: int, num_folds: int) -> GraphData:
   folds = [np.sort(by_class[number::num_folds]) for number in range(num_folds)]
   test = folds.pop(fold)
   valid = folds.pop(fold % len(folds))
+  parts = dict(train=np.concatenate(folds), valid=valid, test=test)
   splits = {}
-  for name, part in (
-    ("train", np.concatenate(folds)),
-    ("valid", valid),
-    ("test", test),
-  ):
+  for name, part in parts.items():
     splits[name] = [graphs[index] for index in part]
   note = (
     f"of {num_folds} folds, {fold} is for testing, "
@@ -231,14 +228,15 @@ def read_folder(folder: pathlib.Path | zipfile.Path, name: str = "") -> GraphDat
   classes = _make_labels(read("graph_labels", columns=1))
   _check_members(edges, graph_index, len(classes), folder / name)
   num_nodes, num_edges = len(graph_index), len(edges)
-  node_labels = _make_labels(read("node_labels", number=num_nodes), "node")
-  edge_labels = _make_labels(read("edge_labels", number=num_edges))
-  features = (
+  return _make_data(
+    folder,
+    classes,
+    graph_index,
+    edges,
+    _make_labels(read("node_labels", number=num_nodes), "node"),
+    _make_labels(read("edge_labels", number=num_edges)),
     read("node_attributes", number=num_nodes, dtype=float),
     read("edge_attributes", number=num_edges, dtype=float),
-  )
-  return _make_data(
-    folder, classes, graph_index, edges, node_labels, edge_labels, *features
   )
 
 
@@ -248,12 +246,13 @@ def _find_name(folder: pathlib.Path | zipfile.Path) -> str:
   for file in folder.iterdir():
     if fnmatch.fnmatchcase(file.name, _EDGES):
       names.append(file.name.removesuffix("_A.txt"))
-  problem = f"{folder} has {len(names)} data sets in TU format"
-  if not names:
-    raise InputError(f"{problem}: {_WANTED}")
-  if len(names) > 1:
-    raise InputError(f"{problem} ({', '.join(sorted(names))}): give the name of one")
-  return names[0]
+  if len(names) == 1:
+    return names[0]
+  problem, remedy = f"{folder} has {len(names)} data sets in TU format", _WANTED
+  if names:
+    problem += f" ({', '.join(sorted(names))})"
+    remedy = "give the name of one"
+  raise InputError(f"{problem}: {remedy}")
 
 
 def _check_members(
@@ -369,7 +368,7 @@ def read_lines(file: pathlib.Path) -> GraphData:
   for place, row in _read_objects(file):
     first = len(node_labels)
     try:
-      node_labels += [_to_label(label) for label in row["nodes"]]
+      node_labels += map(_to_label, row["nodes"])
       num_nodes = len(node_labels) - first
       for start, end, label in _parse_edges(row["edges"], num_nodes):
         edges.append((first + start, first + end))
@@ -471,11 +470,9 @@ def _number_labels(
 ) -> tuple[tuple[str, ...], Int[np.ndarray, "labels"]]:
   """Numbers labels; returns the distinct names in order, and each number (None: -1)."""
   distinct = sorted({*labels} - {None})
-  numbers: dict[Any, int] = {None: -1}
-  for number, label in enumerate(distinct):
-    numbers[label] = number
+  numbers = dict(zip(distinct, range(len(distinct)), strict=True))
   names = tuple(map(_to_text, distinct))
-  return names, np.array([numbers[label] for label in labels], np.int32)
+  return names, np.array([numbers.get(label, -1) for label in labels], np.int32)
 
 
 def _to_text(label: str | tuple) -> str:
@@ -489,8 +486,7 @@ def _count_classes(classes: Sequence[str | tuple]) -> str:
   texts = []
   for label, number in counts.most_common(_NAMED_CLASSES):
     texts.append(f"{_to_text(label)} ({number:,})")
-  if len(counts) > _NAMED_CLASSES:
-    texts.append("...")
+  texts += ["..."] * (len(counts) > _NAMED_CLASSES)
   return f"{len(counts):,} classes of {len(classes):,} graphs: {', '.join(texts)}"
 
 
@@ -505,29 +501,15 @@ def _group_members(
 # Sources of configs
 # --------------------------------------------------------------------------------------
 
-
-class Source(NamedTuple):
-  """A data source: how it is loaded, and the encoder's head for its targets."""
-
-  load: Callable[[ConfigDict], GraphData]
-  head: Literal["graph", "node", "pair"]
+HEADS = dict(clutrr="pair", tu="graph")  # of the encoder, for the targets of a source
 
 
-def _load_clutrr(config: ConfigDict) -> GraphData:
-  return load_clutrr(**config.data.clutrr)
-
-
-def _load_tu(config: ConfigDict) -> GraphData:
+def load_data(config: ConfigDict) -> GraphData:
+  """Loads the graphs of `config.data`: train, valid, and one or more test splits."""
+  if config.data.source == "clutrr":
+    return load_clutrr(**config.data.clutrr)
   options = config.data.tu
   fold = options.fold
   if fold == -1:
     fold = config.seed % options.num_folds
   return split_folds(load_tu(options.name, options.path), fold, options.num_folds)
-
-
-SOURCES = dict(clutrr=Source(_load_clutrr, "pair"), tu=Source(_load_tu, "graph"))
-
-
-def load_data(config: ConfigDict) -> GraphData:
-  """Loads the graphs of `config.data`: train, valid, and one or more test splits."""
-  return SOURCES[config.data.source].load(config)

@@ -43,36 +43,25 @@ class Graph(NamedTuple):
   ) -> "Graph":
     """Builds a graph from a list of edges (sender, receiver, label), and features.
 
-    Equal edges with equal features become one edge. Raises ValueError for shapes that
-    do not match the number of nodes.
+    Equal edges with equal features become one edge.
     """
-    nodes, target = np.asarray(nodes, np.int32), np.asarray(target, np.int32)
+    nodes, target, query = (np.asarray(x, np.int32) for x in (nodes, target, query))
     edges = np.asarray(edges, np.int32).reshape(-1, 3)
-    if node_features is None:
-      node_features = np.empty((len(nodes), 0))
-    if edge_features is None:
-      edge_features = np.empty((len(edges), 0))
-    node_features = np.asarray(node_features, np.float32)
-    edge_features = np.asarray(edge_features, np.float32)
-    if not len(nodes) or len(node_features) != len(nodes) or target.shape:
-      raise ValueError(
-        f"{len(nodes)} nodes with node_features {node_features.shape} and target "
-        f"{target.shape}; want a row for each and one target"
-      )
+    node_features = _to_features(node_features, len(nodes))
+    edge_features = _to_features(edge_features, len(edges))
     rows = np.column_stack([edges, edge_features])
     _, first = np.unique(rows, axis=0, return_index=True)
     first.sort()
-    senders, receivers, labels = edges[first].T
     return cls(
-      nodes,
-      senders,
-      receivers,
-      labels,
-      node_features,
-      edge_features[first],
-      target,
-      np.asarray(query, np.int32),
+      nodes, *edges[first].T, node_features, edge_features[first], target, query
     )
+
+
+def _to_features(values, number: int) -> Float[np.ndarray, "number features"]:
+  """Converts features to an array; None gives each item none."""
+  if values is None:
+    values = np.empty((number, 0))
+  return np.asarray(values, np.float32)
 
 
 class GraphNames(NamedTuple):
@@ -144,16 +133,20 @@ def num_nodes(graphs: Sequence[Graph]) -> Int[np.ndarray, "graphs"]:
 def empty_batch(shape: tuple[int, ...], widths: tuple[int, int] = (0, 0)) -> GraphBatch:
   """Returns a batch of padding with shape (rows, nodes, edges), one graph in a row.
 
-  `widths` are the numbers of features of nodes and of edges.
+  A shape (rows, nodes) has as many edges as nodes. `widths` are the numbers of features
+  of nodes and of edges.
   """
-  rows, nodes, edges = shape
+  rows, nodes, *others = shape
+  edges = others[0] if others else nodes
+  node_width, edge_width = widths
+  senders, receivers, labels = np.full((3, rows, edges), PAD, np.int32)
   return GraphBatch(
     nodes=np.full((rows, nodes), PAD, np.int32),
-    node_features=np.zeros((rows, nodes, widths[0]), np.float32),
-    senders=np.full((rows, edges), PAD, np.int32),
-    receivers=np.full((rows, edges), PAD, np.int32),
-    labels=np.full((rows, edges), PAD, np.int32),
-    edge_features=np.zeros((rows, edges, widths[1]), np.float32),
+    node_features=np.zeros((rows, nodes, node_width), np.float32),
+    senders=senders,
+    receivers=receivers,
+    labels=labels,
+    edge_features=np.zeros((rows, edges, edge_width), np.float32),
     query=np.full((rows, 2), PAD, np.int32),
     target=np.full(rows, PAD, np.int32),
   )

@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from experiments.graphs.graph import (
   num_nodes,
 )
 from experiments.training.batches import configure_batches, load_batches
+from experiments.training.loop import Score
 from experiments.training.processes import is_first
 from experiments.training.results import Evaluation
 from experiments.training.run import Run, copy_to_process
@@ -28,18 +29,12 @@ from relpos_jax.typing import PyTree
 
 # Accuracy (%) by length of Conditional Theorem Provers (Minervini et al. 2020), trained
 # on chains of 2, 3 and 4 relations. From the README of github.com/uclnlp/ctp, one seed.
-CTP = dict(
-  zip(
-    range(2, 11), (100.0, 72.0, 74.0, 97.8, 96.2, 98.1, 97.8, 94.4, 89.3), strict=True
-  )
-)
+CTP = dict(enumerate((100.0, 72.0, 74.0, 97.8, 96.2, 98.1, 97.8, 94.4, 89.3), start=2))
 NAME = "CTP, published"
 LONGEST_TRAINED = 4  # relations in the longest training chains
 
 
-def make_score(
-  run: Run, batches: GraphBatches
-) -> Callable[[PyTree], tuple[dict[str, float], str]]:
+def make_score(run: Run, batches: GraphBatches) -> Score:
   """Makes a function that computes the accuracy of parameters on batches."""
 
   @jax.jit
@@ -48,7 +43,7 @@ def make_score(
     is_target = batch.target >= 0
     return jnp.sum((answers == batch.target) & is_target), jnp.sum(is_target)
 
-  def score(params: PyTree) -> tuple[dict[str, float], str]:
+  def score(params: PyTree):
     num_right = num_targets = 0
     for batch in load_batches(batches, run.mesh, 0, batches.num_per_epoch):
       right, targets = count(params, batch)
@@ -75,18 +70,19 @@ def evaluate(run: Run, data: GraphData, workdir: Path) -> Evaluation | None:
   scores, results, rows = {}, {}, {}
   start = 0
   for split, graphs in splits.items():
-    stop = start + len(graphs)
+    part = slice(start, start + len(graphs))
+    start = part.stop
     targets = np.array([graph.target for graph in graphs])
-    is_right = answers[start:stop] == targets
+    is_right = answers[part] == targets
+    num_frequent = int(np.sum(targets == most_frequent))
     scores[split] = dict(
-      accuracy=100 * statistics.fmean(is_right.tolist()),
-      loss=statistics.fmean(nats[start:stop].tolist()),
-      majority=100 * int(np.sum(targets == most_frequent)) / len(targets),
+      accuracy=100 * float(is_right.mean()),
+      loss=statistics.fmean(nats[part]),
+      majority=100 * num_frequent / len(graphs),
     )
     results[split] = {"graphs": len(graphs)} | scores[split]
     sizes = [len(graph.senders if is_chain else graph.nodes) for graph in graphs]
     rows[split] = np.column_stack([sizes, is_right]).tolist()
-    start = stop
   pictures = (_draw_own_lengths(run, scores, workdir),) if is_chain else ()
   text = text_table("split", results)
   return Evaluation(text, results, scores, rows, pictures)

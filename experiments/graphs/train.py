@@ -12,10 +12,17 @@ from ml_collections import ConfigDict
 
 from experiments.errors import InputError
 from experiments.files import Path
-from experiments.graphs import graph as graph_module
 from experiments.graphs import scores
-from experiments.graphs.data import SOURCES, load_data
-from experiments.graphs.graph import GraphBatch, GraphBatches, GraphData, GraphNames
+from experiments.graphs.data import HEADS, load_data
+from experiments.graphs.graph import (
+  PAD,
+  GraphBatch,
+  GraphBatches,
+  GraphData,
+  GraphNames,
+  empty_batch,
+  num_nodes,
+)
 from experiments.graphs.names import check_names, learn_names, load_names, save_names
 from experiments.training import loop, processes, results, start
 from experiments.training.batches import configure_batches
@@ -30,6 +37,8 @@ from experiments.training.workdir import (
   training_digest,
 )
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
+
+__all__ = ["empty_batch"]  # commands call it, besides the functions below
 
 
 def train(
@@ -56,12 +65,11 @@ def train(
     run = Run(config, names, mesh, steps.graphdef, steps.shapes.params)
     batches, valid_batches = make_batches(config, data, mesh)
     start.print_sizes(run, batches, valid_batches)
-    num_steps = start.count_steps(config, batches.num_per_epoch)
-    digests = training_digest(batches.examples)
-    digests |= data_digests(data.splits)
+    num_steps = start.count_steps(config.training, batches.num_per_epoch)
+    digests = training_digest(batches.examples) | data_digests(data.splits)
     start.check_inputs(workdir, digests)
 
-    with start.open_checkpoints(config, workdir) as checkpoints:
+    with start.open_checkpoints(config.training, workdir) as checkpoints:
       state = start.restore(checkpoints, steps.shapes, workdir)
       save = functools.partial(save_names, names, workdir)
       start.write_start(run, workdir, num_steps, digests, save)
@@ -109,27 +117,23 @@ def make_batches(
 ) -> tuple[GraphBatches, GraphBatches]:
   """Makes batches: shuffled ones for training, and ordered ones for validation."""
   train, valid = data.splits["train"], data.splits["valid"]
-  sizes = graph_module.num_nodes([*train, *valid])
+  sizes = num_nodes([*train, *valid])
   make = configure_batches(config, sizes, mesh, kind=GraphBatches)
   return make(train, seed=config.seed), make(valid, seed=None)
 
 
-def empty_batch(shape: tuple[int, ...]) -> GraphBatch:
-  """Returns a batch of padding with shape (rows, nodes) or (rows, nodes, edges)."""
-  rows, nodes, *edges = shape
-  return graph_module.empty_batch((rows, nodes, *(edges or [nodes])))
-
-
 def build(config: ConfigDict, names: GraphNames, mesh: AnyMesh) -> Steps:
   """Builds model, optimizer and steps on a mesh, without computing or compiling."""
-  schedule = learning_rate(config)
+  schedule = learning_rate(config.training, config.model.width)
   return make_steps(
-    config,
     functools.partial(make_model, config, names),
     functools.partial(loss, smoothing=config.training.label_smoothing),
     optax.adam(schedule, b2=0.98, eps=1e-9),  # Shaw et al. 2018
     schedule,
     mesh,
+    seed=config.seed,
+    num_microbatches=config.training.num_microbatches,
+    ring=config.mesh.ring,
   )
 
 
@@ -141,8 +145,8 @@ def make_model(config: ConfigDict, names: GraphNames, rngs: nnx.Rngs) -> GraphEn
     num_classes=len(names.classes),
     num_node_features=names.num_node_features,
     num_edge_features=names.num_edge_features,
-    head=SOURCES[config.data.source].head,
-    **model_values(config, GraphEncoderConfig),
+    head=HEADS[config.data.source],
+    **model_values(config.model, GraphEncoderConfig),
   )
   return GraphEncoder(values, rngs=rngs)
 
@@ -155,7 +159,7 @@ def loss(
 ) -> Loss:
   """Sums the cross-entropy over targets: graphs, or pairs of nodes."""
   logits = model(batch, rngs)
-  return cross_entropy(logits, batch.target, smoothing=smoothing, pad=graph_module.PAD)
+  return cross_entropy(logits, batch.target, smoothing=smoothing, pad=PAD)
 
 
 def load_run(config: ConfigDict, workdir: Path) -> Run:

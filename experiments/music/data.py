@@ -11,14 +11,16 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.data.tokenizer import EOS, Ragged
-from experiments.data.upstream import SKIPPED, Corpus, Upstream
+from experiments.data.upstream import Corpus, Upstream
 from experiments.errors import InputError
+from experiments.files import Path, write_lines
 from experiments.music import performance, voices
 from experiments.music.midi_files import Codec
 from relpos_jax.typing import Int
 
 CODECS: dict[str, Codec] = {"events": performance.CODEC, "voices": voices.CODEC}
 SPLITS = ("train", "valid", "test")
+_SKIPPED = "skipped.txt"  # in a run directory
 # So many folders at one depth are pieces or albums. Fewer may be composers or years,
 # too few to be divided into splits.
 _MANY_FOLDERS = 20
@@ -64,7 +66,6 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
   """
   folder = _check_folder(path)
   files = find_midi_files(folder)
-  _check_splits(files, folder)
   tokens, skipped = _read(files, CODECS[codec], path)
   splits, counts = {}, []
   for split in SPLITS:
@@ -73,14 +74,21 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
       splits[split] = [tokens[file] for file in good]
       counts.append(_count(split, good))
     elif split != "test":
-      reason = next(skipped[file] for file in skipped if file.split == split)
-      raise InputError(f"no good MIDI file for {split}: {reason}")
+      reasons = [skipped[file] for file in skipped if file.split == split]
+      raise _explain_empty(split, folder, reasons)
   notes = [f"MIDI files of {path}: {', '.join(counts)}"]
   reasons = tuple(skipped.values())
   if reasons:
     some = f"{len(reasons):,} of {len(files):,} MIDI files skipped"
-    notes.append(f"{some}, see {SKIPPED}: {reasons[0]}")
+    notes.append(f"{some}, see {_SKIPPED}: {reasons[0]}")
   return Corpus(splits, tuple(notes), bad_files=reasons)
+
+
+def write_skipped(lines: Sequence[str], workdir: Path) -> None:
+  """Lists the skipped files in a run directory, if there are any."""
+  (workdir / _SKIPPED).unlink(missing_ok=True)  # left by an earlier start of the run
+  if lines:
+    write_lines(workdir / _SKIPPED, lines)
 
 
 def _check_folder(path: str) -> pathlib.Path:
@@ -135,16 +143,16 @@ def _has_splits(folder: pathlib.Path) -> bool:
   return any((folder / split).is_dir() for split in SPLITS)
 
 
-def _check_splits(files: Sequence[MidiFile], folder: pathlib.Path) -> None:
-  """Raises InputError unless there are files for training and for validation."""
-  splits = {file.split for file in files}
-  for split in ("train", "valid"):
-    if split in splits:
-      continue
-    remedy = f"put .mid or .midi files into {folder / split}"
-    if not _has_splits(folder):
-      remedy += f", or more into {folder}, whose pieces are split by name"
-    raise InputError(f"no MIDI file for {split}: {remedy}")
+def _explain_empty(
+  split: str, folder: pathlib.Path, reasons: Sequence[str]
+) -> InputError:
+  """Makes the error for a split without good files, with the reasons of bad ones."""
+  if reasons:
+    return InputError(f"no good MIDI file for {split}: {reasons[0]}")
+  remedy = f"put .mid or .midi files into {folder / split}"
+  if not _has_splits(folder):
+    remedy += f", or more into {folder}, whose pieces are split by name"
+  return InputError(f"no MIDI file for {split}: {remedy}")
 
 
 def _read(
@@ -158,8 +166,9 @@ def _read(
     except InputError as error:
       skipped[file] = str(error)
   if len(skipped) > len(tokens):
+    first, *_ = skipped.values()
     some = f"{len(skipped):,} of {len(files):,} MIDI files of {folder} cannot be used"
-    raise InputError(f"{some}, such as this: {next(iter(skipped.values()))}")
+    raise InputError(f"{some}, such as this: {first}")
   return tokens, skipped
 
 
@@ -179,9 +188,9 @@ def _depth_of_pieces(names: Sequence[tuple[str, ...]]) -> int | None:
 def _count(split: str, files: Sequence[MidiFile]) -> str:
   """Describes how many files a split has, and how many pieces if they are fewer."""
   count = f"{len(files):,} {split}"
-  pieces = {file.piece for file in files}
-  if len(pieces) < len(files):
-    count += f" ({len(pieces):,} pieces)"
+  num_pieces = len({file.piece for file in files})
+  if num_pieces < len(files):
+    count += f" ({num_pieces:,} pieces)"
   return count
 
 
@@ -232,7 +241,7 @@ class MusicRows:
     for piece in self.pieces:
       rows = self._slice(len(piece), 0.0)
       if self.random_slices and len(rows) > 1:
-        rows = np.full(len(rows), self._size)
+        rows[:] = self._size
       lengths.append(rows)
     self.lengths = np.concatenate(lengths)
     self.in_epoch = functools.lru_cache(maxsize=2)(self.in_epoch)

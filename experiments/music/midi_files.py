@@ -3,6 +3,7 @@
 import bisect
 import collections
 import itertools
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -48,6 +49,11 @@ class Score(NamedTuple):
   ticks_per_quarter: int
   tempi: list[tuple[int, float]]
 
+  @property
+  def notes(self) -> list[Note]:
+    """Returns the notes of all parts."""
+    return list(itertools.chain.from_iterable(part.notes for part in self.parts))
+
   def seconds(self, ticks: Sequence[int] | np.ndarray) -> Float[np.ndarray, "*n"]:
     """Converts ticks to seconds.
 
@@ -84,12 +90,9 @@ def read_score(path: str | os.PathLike) -> Score:
   no notes.
   """
   file = _open(path)
-  tracks = []
-  for track in file.tracks:
-    ticks = itertools.accumulate(message.time for message in track)
-    tracks.append([*zip(ticks, track, strict=True)])
-  messages = [*itertools.chain.from_iterable(tracks)]
-  messages.sort(key=lambda message: message[0])  # stable: order within a tick stays
+  tracks = list(map(_add_ticks, file.tracks))
+  messages = list(itertools.chain.from_iterable(tracks))
+  messages.sort(key=operator.itemgetter(0))  # stable: order within a tick stays
   pedals = _read_pedals(messages)
   parts = []
   for track in tracks:
@@ -99,12 +102,18 @@ def read_score(path: str | os.PathLike) -> Score:
       f"no notes in {path}: give a MIDI file with notes other than drums"
     )
   score = Score(parts, file.ticks_per_beat, _read_tempi(messages))
-  last = max(note.end for part in parts for note in part.notes)
+  last = max(note.end for note in score.notes)
   if max(last / file.ticks_per_beat, score.seconds([last])[0]) > _LONGEST:
     raise InputError(
       f"{path} lasts more than {_LONGEST:,} seconds or quarter notes: divide it"
     )
   return score
+
+
+def _add_ticks(track: mido.MidiTrack) -> _Messages:
+  """Returns the messages of a track with their ticks."""
+  ticks = itertools.accumulate(message.time for message in track)
+  return [*zip(ticks, track, strict=True)]
 
 
 def _open(path: str | os.PathLike) -> mido.MidiFile:
@@ -199,9 +208,8 @@ def _read_parts(track: _Messages, pedals: Mapping[int, _Pedal]) -> Iterator[Part
 def _read_notes(messages: _Messages, last_tick: int) -> list[Note]:
   """Reads the notes of one channel; notes of one pitch end in order of beginning."""
   notes: list[Note] = []
-  sounding = collections.defaultdict(
-    collections.deque
-  )  # by pitch: ticks and velocities
+  # By pitch: ticks and velocities.
+  sounding = collections.defaultdict(collections.deque)
   for tick, message in messages:
     pitch = message.note
     if message.type == "note_on" and message.velocity:

@@ -37,7 +37,7 @@ def round_to_grid(score: Score) -> list[Note]:
   Notes of one pitch that begin together become one note, with the longest duration and
   the highest velocity.
   """
-  notes = np.array([note for part in score.parts for note in part.notes]).reshape(-1, 4)
+  notes = np.array(score.notes).reshape(-1, 4)
   steps = np.floor(score.seconds(notes[:, :2]) * STEPS_PER_SECOND + 0.5).astype(int)
   rows = sorted(np.column_stack([notes[:, 2], steps, notes[:, 3]]).tolist())
   rounded: list[Note] = []

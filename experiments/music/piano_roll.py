@@ -78,22 +78,19 @@ def draw(
 
 def _draw_notes(ax: Any, score: Score, ticks: int) -> float:
   """Draws notes as bars in the colours of their parts; returns the end of the last."""
-  starts, lengths, pitches, colours = [], [], [], []
-  for voice, part in enumerate(score.parts):
-    for note in part.notes:
-      starts.append(note.start / ticks)
-      lengths.append((note.end - note.start) / ticks)
-      pitches.append(note.pitch)
-      colours.append(_VOICE_COLOURS[voice])
-  edges = dict(height=0.85, edgecolor=GREY, linewidth=0.4, zorder=2)
-  ax.barh(pitches, lengths, left=starts, color=colours, **edges)
+  bars = dict(height=0.85, edgecolor=GREY, linewidth=0.4, zorder=2)
+  for part, colour in zip(score.parts, _VOICE_COLOURS, strict=False):
+    starts, ends, pitches, _ = np.array(part.notes).reshape(-1, 4).T
+    lengths = (ends - starts) / ticks
+    ax.barh(pitches, lengths, left=starts / ticks, color=colour, **bars)
   clean(ax)
-  lowest, highest = min(pitches, default=60) - 2, max(pitches, default=60) + 2
+  pitches = [note.pitch for note in score.notes] or [60]
+  lowest, highest = min(pitches) - 2, max(pitches) + 2
   ax.set_ylim(lowest, highest)
   cs = range(12 * -(-lowest // 12), highest + 1, 12)
   ax.set_yticks(cs, [f"C{pitch // 12 - 1}" for pitch in cs])
   ax.set_ylabel("pitch")
-  return np.add(starts, lengths).max(initial=0)
+  return max((note.end for note in score.notes), default=0) / ticks
 
 
 def _draw_attention(

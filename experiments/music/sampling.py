@@ -30,13 +30,11 @@ def sample_pieces(
   """
   sampling.check()
   limits = np.broadcast_to(num_tokens, len(prompts)).astype(np.int32)
-  prompts_ragged = Ragged.from_rows(
-    [np.concatenate([[BOS], prompt]) for prompt in prompts]
-  )
+  rows = Ragged.from_rows([BOS, *prompt] for prompt in prompts)
   # Rounded lengths save compilations. Padding takes slots of the cache, but no
   # positions.
-  shape = (len(prompts), _round_up(int(prompts_ragged.lengths.max())))
-  padded = prompts_ragged.pad(np.arange(len(prompts)), shape, PAD)
+  shape = (len(prompts), _round_up(int(rows.lengths.max())))
+  padded = rows.pad(np.arange(len(prompts)), shape, PAD)
   key, sampling = jax.random.key(seed), jax.tree.map(jnp.asarray, sampling)
   max_length = _round_up(int(limits.max()))
   tokens = _sample_tokens(

@@ -47,7 +47,7 @@ def evaluate(run: Run, data: Corpus, workdir: Path) -> Evaluation | None:
       times=run.vocabulary.times,
       token_budget=run.config.batches.tokens,
     )
-    lengths = [len(piece) for piece in pieces]
+    lengths = list(map(len, pieces))
     results[split] = {"pieces": len(pieces), "tokens": sum(lengths)} | scores[split]
     rows[split] = []
     for length, piece_nats in zip(lengths, nats.tolist(), strict=True):
@@ -78,7 +78,7 @@ def likelihood(
     token_budget: the largest number of tokens in a batch, including padding. A longer
       piece gets a batch of its own.
   """
-  rows = Ragged.from_rows([np.concatenate([piece, [EOS]]) for piece in pieces])
+  rows = Ragged.from_rows([*piece, EOS] for piece in pieces)
   boundaries = bucket_boundaries(rows.lengths, _NUM_SHAPES, multiple_of=64)
   budget = max(token_budget, boundaries[-1])
   batches = Batches(rows, boundaries=boundaries, budget=budget, seed=None)
@@ -92,7 +92,7 @@ def likelihood(
     piece_nats[order] = nats.sum(axis=1)[: len(order)]
     end_nats += float(nats[tokens == EOS].sum())
   total = float(piece_nats.sum())
-  num_tokens = sum(len(piece) for piece in pieces)
+  num_tokens = sum(map(len, pieces))
   num_steps = float(sum(times(piece)[-1] for piece in pieces))
   scores = dict(
     nll=total / (num_tokens + len(pieces)),

@@ -18,9 +18,8 @@ _PEAK = 0.9  # samples would be clipped at 1
 
 def synthesize(score: Score) -> Float[np.ndarray, "_"]:
   """Synthesizes a score; returns samples between -1 and 1, `RATE` a second."""
-  notes = [note for part in score.parts for note in part.notes]
-  spans = np.array([(note.start, note.end) for note in notes]).reshape(-1, 2)
-  seconds = score.seconds(spans)
+  notes = score.notes
+  seconds = score.seconds(np.array(notes).reshape(-1, 4)[:, :2])
   length = seconds.max(initial=0) + _RELEASE
   sound = np.zeros(int(length * RATE) + 2)
   for note, (start, end) in zip(notes, seconds, strict=True):

@@ -13,10 +13,16 @@ from ml_collections import ConfigDict
 
 from experiments.data.batching import Batches, Tokens
 from experiments.data.tokenizer import BOS
-from experiments.data.upstream import Corpus, write_skipped
+from experiments.data.upstream import Corpus
 from experiments.files import Path
 from experiments.music import scores, voices
-from experiments.music.data import CODECS, MusicRows, load_chorales, load_midi_folder
+from experiments.music.data import (
+  CODECS,
+  MusicRows,
+  load_chorales,
+  load_midi_folder,
+  write_skipped,
+)
 from experiments.music.midi_files import Codec
 from experiments.training import loop, processes, results, start
 from experiments.training.batches import configure_batches
@@ -57,16 +63,15 @@ def train(
     run = Run(config, codec, mesh, steps.graphdef, steps.shapes.params)
     batches, valid_batches = make_batches(config, data, codec, mesh)
     start.print_sizes(run, batches, valid_batches)
-    num_steps = start.count_steps(config, batches.num_per_epoch)
-    digests = training_digest(batches.examples)
-    digests |= data_digests(data.splits)
+    num_steps = start.count_steps(config.training, batches.num_per_epoch)
+    digests = training_digest(batches.examples) | data_digests(data.splits)
     start.check_inputs(workdir, digests)
 
-    with start.open_checkpoints(config, workdir) as checkpoints:
+    with start.open_checkpoints(config.training, workdir) as checkpoints:
       state = start.restore(checkpoints, steps.shapes, workdir)
       start.write_start(run, workdir, num_steps, digests)
       if processes.is_first():
-        write_skipped(data, workdir)
+        write_skipped(data.bad_files, workdir)
       checkpoints.prepare()
       loop.train(
         run,
@@ -138,20 +143,22 @@ def empty_batch(shape: tuple[int, ...]) -> Tokens:
 
 def build(config: ConfigDict, codec: Codec, mesh: AnyMesh) -> Steps:
   """Builds model, optimizer and steps on a mesh, without computing or compiling."""
-  schedule = learning_rate(config)
+  schedule = learning_rate(config.training, config.model.width)
   return make_steps(
-    config,
     functools.partial(make_model, config, codec),
     functools.partial(loss, smoothing=config.training.label_smoothing),
     optax.adam(schedule, b2=0.98, eps=1e-9),  # Shaw et al. 2018
     schedule,
     mesh,
+    seed=config.seed,
+    num_microbatches=config.training.num_microbatches,
+    ring=config.mesh.ring,
   )
 
 
 def make_model(config: ConfigDict, codec: Codec, rngs: nnx.Rngs) -> LanguageModel:
   """Makes the model of `config.model`, with random parameters."""
-  values = model_values(config, LanguageModelConfig)
+  values = model_values(config.model, LanguageModelConfig)
   return LanguageModel(LanguageModelConfig(codec.vocab_size, **values), rngs=rngs)
 
 

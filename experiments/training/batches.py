@@ -14,17 +14,16 @@ from experiments.training.sharding import AnyMesh, multiples, put_batch
 
 def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
   """Raises InputError unless mesh and microbatches can divide the longest batches."""
-  tokens = config.batches.tokens
-  longest = config.batches.max_length
+  tokens, longest = config.batches.tokens, config.batches.max_length
   num_devices, _ = multiples(sizes, config.mesh.ring)
   num_parts = config.training.num_microbatches
-  num_rows = tokens // longest
-  if num_rows < num_devices * num_parts:
+  least = longest * num_devices * num_parts
+  if tokens < least:
     raise InputError(
-      f"config.batches.tokens is {tokens}, {num_rows} rows of "
+      f"config.batches.tokens is {tokens}, {tokens // longest} rows of "
       f"config.batches.max_length {longest}, which {num_devices} devices and "
-      f"{num_parts} microbatches cannot divide: give "
-      f"{longest * num_devices * num_parts} tokens or more, or lower config.mesh.data"
+      f"{num_parts} microbatches cannot divide: give {least} tokens or more, or lower "
+      "config.mesh.data"
     )
 
 

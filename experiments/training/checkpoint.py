@@ -6,7 +6,6 @@ import re
 import shutil
 import tempfile
 import time
-import types
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -41,18 +40,22 @@ from experiments.training.checkpoint_reader import (
 from relpos_jax.typing import PyTree
 
 
-class _LastRegular(NamedTuple):
-  """Preserves the last steps of the interval and of an earlier one, together."""
+class _Policy(NamedTuple):
+  """Keeps the newest step, and the last steps of the interval and of an earlier one."""
 
   num: int
   interval: int
   earlier: Sequence[int]
 
+  def choose(self, steps: Sequence[int]) -> set[int]:
+    """Returns the steps to keep."""
+    regular = [x for x in steps if x % self.interval == 0 or x in self.earlier]
+    return {*regular[-self.num :], *steps[-1:]}
+
   def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
     """Returns whether to keep each checkpoint; implements a policy of Orbax."""
     steps = [checkpoint.step for checkpoint in checkpoints]
-    regular = [x for x in steps if x % self.interval == 0 or x in self.earlier]
-    return [step in regular[-self.num :] for step in steps]
+    return list(map(self.choose(steps).__contains__, steps))
 
 
 class Checkpoints(contextlib.AbstractContextManager):
@@ -204,24 +207,17 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     silence_orbax()
     folder = self.folder if in_bucket(self.folder) else self.folder.absolute()
-    policies = ocp.checkpoint_managers
     # These were saved with another interval, and are not regular in the present one.
     regular = list_regular(self.folder)[-self._keep :]
     earlier = [step for step in regular if step % self._save_every]
-    self._policy = policies.AnyPreservationPolicy(
-      [
-        policies.LatestN(1),
-        _LastRegular(self._keep, self._save_every, earlier),
-      ]
-    )
-    policy = self._policy
+    policy = self._policy = _Policy(self._keep, self._save_every, earlier)
     if self._is_staged:
       if jax.process_count() > 1:
         raise InputError(
           f"several processes cannot save in {folder}: use gs:// or a disk"
         )
       folder = pathlib.Path(self._exit.enter_context(tempfile.TemporaryDirectory()))
-      policy = policies.LatestN(1)
+      policy = ocp.checkpoint_managers.LatestN(1)
     self._orbax_folder = folder
     # If Orbax creates a folder in the background and fails, its threads wait for
     # minutes.
@@ -251,13 +247,11 @@ class Checkpoints(contextlib.AbstractContextManager):
     path.rmtree(missing_ok=True)  # a killed run may have left half a copy
     upload(new, path)
     (path / COMPLETE).write_bytes(b"")
-    steps = [types.SimpleNamespace(step=step) for step in list_steps(self.folder)]
-    is_kept = self._policy.should_preserve(steps, context=None)
-    for checkpoint, keep in zip(steps, is_kept, strict=True):
-      if not keep:
-        old = self.folder / str(checkpoint.step)
-        (old / COMPLETE).unlink()
-        old.rmtree()
+    steps = list_steps(self.folder)
+    for step in {*steps} - self._policy.choose(steps):
+      old = self.folder / str(step)
+      (old / COMPLETE).unlink()
+      old.rmtree()
 
   @contextlib.contextmanager
   def _check_disk(self) -> Iterator[None]:

@@ -27,7 +27,7 @@ from experiments.files import (
   in_bucket,
   list_folder,
   move,
-  write_whole,
+  write_lines,
 )
 from relpos_jax.typing import PyTree
 
@@ -104,7 +104,7 @@ def mark_damaged(path: Path, reason: str) -> Path:
     number += 1
     new = path.with_name(f"damaged-{path.name}-{number}")
   move(path, new)
-  write_whole(new / "reason.txt", f"{reason}\n")
+  write_lines(new / "reason.txt", [reason])
   return new
 
 
@@ -129,8 +129,8 @@ def write_digests(path: Path) -> None:
   with local_copy(path) as folder:
     for file in sorted(folder.glob("*/**/*")):
       if file.is_file():
-        lines.append(f"{_digest(file)}  {file.relative_to(folder)}\n")
-  write_whole(path / _DIGESTS, "".join(lines))
+        lines.append(f"{_digest(file)}  {file.relative_to(folder)}")
+  write_lines(path / _DIGESTS, lines)
 
 
 def check_digests(folder: pathlib.Path) -> None:

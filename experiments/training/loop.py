@@ -164,13 +164,13 @@ def _evaluate(
       losses.append(eval_step(state.params, batch))
       if stop.should_stop():
         return
-    total = sum(float(loss.sum) for loss in losses)
-    num_tokens = sum(float(loss.num_tokens) for loss in losses)
+    sums, counts = zip(*losses, strict=True)
+    mean = sum(map(float, sums)) / sum(map(float, counts))
     values, text = score(state.params)
     if stop.should_stop():
       return
     step = int(state.step)
-    reporter.values(step, {"valid_loss": total / num_tokens, **values})
+    reporter.values(step, {"valid_loss": mean, **values})
     if text:
       reporter.text(step, "valid", text)
     reporter.upload()

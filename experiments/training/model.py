@@ -12,13 +12,13 @@ from relpos_jax.nn import Positions
 from relpos_jax.nn.schemes import PositionsName
 
 
-def model_values(config: ConfigDict, kind: type) -> dict[str, Any]:
+def model_values(model: ConfigDict, kind: type) -> dict[str, Any]:
   """Converts `config.model` to arguments of a model's config class.
 
   `kind` is the class, a dataclass. Raises InputError for a value that its annotations
   do not allow.
   """
-  values = config.model.to_dict()
+  values = model.to_dict()
   width, num_heads = values["width"], values["num_heads"]
   if width % num_heads:
     raise ValueError(f"width is {width}; want a multiple of num_heads, {num_heads}")

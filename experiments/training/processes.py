@@ -88,7 +88,7 @@ def check_same(values: Mapping[str, Any]) -> None:
   Waits for all of them. Values must be valid in JSON.
   """
   texts = {name: json.dumps(value) for name, value in values.items()}
-  first, *others = [json.loads(text) for text in _gather(json.dumps(texts))]
+  first, *others = map(json.loads, _gather(json.dumps(texts)))
   for process, other in enumerate(others, 1):
     for name in first | other:
       ours, theirs = first.get(name, "absent"), other.get(name, "absent")
@@ -184,8 +184,8 @@ class StopOnSignal:
       self._num_calls += 1
       self.stopping = multihost_utils.reached_preemption_sync_point(self._num_calls)
       if self.stopping:
-        received = [int(number) for number in _gather(str(int(self.signal)))]
         # Processes without a signal have SIGTERM, which has the largest number.
+        received = map(int, _gather(str(int(self.signal))))
         self.signal = signal.Signals(min(received))
     return self.stopping
 

@@ -35,9 +35,8 @@ def print_sizes(run: Run, batches: Any, valid_batches: Any) -> None:
   print(f"validation: {valid_batches}")
 
 
-def count_steps(config: ConfigDict, num_per_epoch: int) -> int:
+def count_steps(settings: ConfigDict, num_per_epoch: int) -> int:
   """Counts the steps of a training run; prints a note if the warmup never ends."""
-  settings = config.training
   num_steps = settings.num_steps or settings.num_epochs * num_per_epoch
   if num_steps <= settings.warmup_steps:
     print(
@@ -73,12 +72,12 @@ def write_start(
   check_shared(workdir)
 
 
-def open_checkpoints(config: ConfigDict, workdir: Path) -> Checkpoints:
+def open_checkpoints(settings: ConfigDict, workdir: Path) -> Checkpoints:
   """Opens the checkpoints of a run for training."""
   return Checkpoints(
     workdir / "checkpoints",
-    config.training.keep_checkpoints,
-    save_every=config.training.save_every,
+    settings.keep_checkpoints,
+    save_every=settings.save_every,
     rename_damaged=True,
   )
 

@@ -34,12 +34,15 @@ class Steps(NamedTuple):
 
 
 def make_steps(
-  config: ConfigDict,
   make_model: Callable[[nnx.Rngs], nnx.Module],
   loss: Callable[..., Loss],
   optimizer: optax.GradientTransformation,
   schedule: optax.Schedule,
   mesh: sharding.AnyMesh,
+  *,
+  seed: int,
+  num_microbatches: int,
+  ring: bool,
 ) -> Steps:
   """Builds the steps of a model on a mesh, without computing or compiling.
 
@@ -54,18 +57,18 @@ def make_steps(
     return nnx.state(make_model(nnx.Rngs(key)))
 
   def init() -> TrainState:
-    params = init_params(jax.random.key(config.seed))
+    params = init_params(jax.random.key(seed))
     state = start(sharding.put_parameters(params, mesh))
     return sharding.put_parameters(state, mesh)
 
-  if config.mesh.ring:
+  if ring:
     loss = sharding.use_ring(loss)
   train_step = make_train_step(
     graphdef,
     loss,
     optimizer,
-    num_microbatches=config.training.num_microbatches,
-    seed=config.seed,
+    num_microbatches=num_microbatches,
+    seed=seed,
     schedule=schedule,
   )
   return Steps(graphdef, shapes, init, train_step, make_eval_step(graphdef, loss))
@@ -152,7 +155,7 @@ def _sum_over_microbatches(gradient, params, batch, key, num_microbatches: int):
 
   parts = jax.tree.map(split, batch), jax.random.split(key, num_microbatches)
   shapes = jax.eval_shape(gradient, params, *jax.tree.map(lambda x: x[0], parts))
-  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+  zeros = jax.tree.map(jnp.zeros_like, shapes)
 
   def add(total, part):
     return (jax.tree.map(jnp.add, total, gradient(params, *part)), None)
@@ -160,18 +163,17 @@ def _sum_over_microbatches(gradient, params, batch, key, num_microbatches: int):
   return jax.lax.scan(add, zeros, parts)[0]
 
 
-def learning_rate(config: ConfigDict) -> optax.Schedule:
-  """Returns the learning-rate schedule of `config.training`.
+def learning_rate(settings: ConfigDict, width: int) -> optax.Schedule:
+  """Returns the schedule of `config.training`, for a model of some width.
 
   The paper's schedule is rate * width**-0.5 * min(t**-0.5, t * warmup**-1.5), with
   updates t counted from 1 (Vaswani et al. 2017, section 5.3). It equals `inverse_sqrt`
   with a peak that depends on the model's width. Shaw et al. 2018 use warmup 4000 and
   rate 1; their code uses 8000 and 2 since October 2017.
   """
-  peak = config.training.learning_rate
-  warmup = config.training.warmup_steps
-  if config.training.schedule == "paper":
-    peak *= (config.model.width * warmup) ** -0.5
+  peak, warmup = settings.learning_rate, settings.warmup_steps
+  if settings.schedule == "paper":
+    peak *= (width * warmup) ** -0.5
   return inverse_sqrt(peak, warmup)
 
 

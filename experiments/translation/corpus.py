@@ -41,15 +41,13 @@ class LazyPairs(Sequence):
     return self.function(self.items[index])
 
   def __iter__(self) -> Iterator[Any]:
-    items = self.items
-    if hasattr(items, "__getitems__"):
-      items = self._read_in_bulk()
-    return map(self.function, items)
-
-  def _read_in_bulk(self) -> Iterator[Any]:
-    for start in range(0, len(self), _READ_AHEAD):
-      stop = min(start + _READ_AHEAD, len(self))
-      yield from self.items.__getitems__([*range(start, stop)])
+    if not hasattr(self.items, "__getitems__"):
+      yield from map(self.function, self.items)
+      return
+    indices = range(len(self))
+    for start in indices[::_READ_AHEAD]:
+      items = self.items.__getitems__(indices[start : start + _READ_AHEAD])
+      yield from map(self.function, items)
 
 
 def load_embedded(train_size: int = 20_000) -> Corpus:
@@ -60,30 +58,42 @@ def load_embedded(train_size: int = 20_000) -> Corpus:
   """
   splits = {}
   for split in ("train", "valid", "test", "long"):
-    lines = read_lines(_EMBEDDED / f"{split}.tsv.xz")
-    splits[split] = [tuple(line.split("\t")) for line in lines]
+    splits[split], _ = _read_table(_EMBEDDED / f"{split}.tsv.xz")
   del splits["train"][train_size:]
   return Corpus(splits)
 
 
-def load_pairs(
-  train: str = "", valid: str = "", test: str | Mapping[str, str] = ""
-) -> Corpus:
-  """Reads a user's own pairs; `test` may be several sets by name. See `read_splits`.
+def load_pairs(train: str = "", valid: str = "", test: str = "") -> Corpus:
+  """Reads a user's own pairs; see `read_splits` and `parse_test_files`.
 
-  Raises InputError as `read_splits` does, and also without training pairs, or if a name
-  is not a word.
+  Raises InputError as these do, and also without training pairs.
   """
   if not train:
     raise InputError(
       'no training pairs: give train="source_file,target_file" or train="file.tsv"'
     )
-  tests = dict(test=test) if isinstance(test, str) else test
-  for name in tests:
+  tests = parse_test_files(test)
+  splits = dict(train=train, valid=valid) | tests
+  corpus = read_splits({split: files for split, files in splits.items() if files})
+  return corpus._replace(test_files=tests)
+
+
+def parse_test_files(text: str) -> dict[str, str]:
+  """Parses test sets, "NAME=FILES;NAME=FILES"; returns files by name.
+
+  The default name is "test". Raises InputError for a name that is not a word or is
+  another split's.
+  """
+  files = {}
+  for part in filter(None, text.split(";")):
+    named = re.fullmatch(r"([^=/,]*)=(.*)", part)
+    name, value = named.groups() if named else ("test", part)
+    if name in files:
+      raise InputError(f"config.data.pairs.test has {name} twice: give it another name")
     if name in ("train", "valid") or not re.fullmatch(r"[\w-]+", name):
       raise InputError(f"config.data.pairs.test.{name}: give the test set another name")
-  splits = dict(train=train, valid=valid) | tests
-  return read_splits({split: files for split, files in splits.items() if files})
+    files[name] = value
+  return files
 
 
 def read_splits(split_files: Mapping[str, str]) -> Corpus:
@@ -105,19 +115,12 @@ def read_splits(split_files: Mapping[str, str]) -> Corpus:
     if not filled:
       raise InputError(f"no pairs in {split}: every line of {files} has an empty side")
     if empty:
-      number, lines = len(empty), _name_lines(empty)
-      note = f"pairs with an empty side skipped in {split}: {number:,} (lines: {lines})"
-      notes[note] = None
+      lines = [str(index + 1) for index in empty[:_NAMED_LINES]]
+      lines += ["..."] * (len(empty) > _NAMED_LINES)
+      some = f"{len(empty):,} (lines: {', '.join(lines)})"
+      notes[f"pairs with an empty side skipped in {split}: {some}"] = None
     splits[split], skipped[split] = filled, tuple(empty)
   return Corpus(splits, tuple(notes), skipped)
-
-
-def _name_lines(indices: Sequence[int]) -> str:
-  """Lists the first lines by number, counted from 1."""
-  names = [str(index + 1) for index in indices[:_NAMED_LINES]]
-  if len(indices) > _NAMED_LINES:
-    names.append("...")
-  return ", ".join(names)
 
 
 def read_pairs(files: str) -> tuple[list[tuple[str, str]], list[str]]:
@@ -137,8 +140,8 @@ def read_pairs(files: str) -> tuple[list[tuple[str, str]], list[str]]:
   """
   table = re.fullmatch(r"(.+):([1-9]\d*),([1-9]\d*)", files.strip())
   if table:
-    name, source, target = table.groups()
-    return _read_table(to_path(name.strip()), (int(source), int(target)))
+    name, *columns = table.groups()
+    return _read_table(to_path(name.strip()), tuple(map(int, columns)))
   paths = [to_path(name.strip()) for name in files.split(",")]
   if len(paths) == 1:
     return _read_table(paths[0])
@@ -181,12 +184,12 @@ def _read_table(
   return pairs, notes
 
 
-def _read_rows(path: pathlib.Path) -> tuple[list[list[str]], list[str]]:
+def _read_rows(path: pathlib.Path) -> tuple[list[Sequence[str]], list[str]]:
   """Reads the cells of each line; returns them, and a note if quotes were removed."""
   lines = read_lines(path)
   text = "\n".join(lines)
   if text.startswith("IN: ") and "\t" not in lines[0]:
-    return [_split_scan(line) for line in lines], []
+    return list(map(_split_scan, lines)), []
   if not _is_csv(text):
     return [line.split("\t") for line in lines], []
   rows = []
@@ -356,23 +359,18 @@ def load_scan(path: str = "") -> Corpus:
   """
 
   pairs, n = _read_scan("tasks_train_length.txt", path), _SCAN_HELD_OUT
-  return Corpus(
-    dict(
-      train=pairs[2 * n :],
-      valid=pairs[:n],
-      within=pairs[n : 2 * n],
-      test=_read_scan("tasks_test_length.txt", path),
-    )
-  )
+  splits = dict(train=pairs[2 * n :], valid=pairs[:n], within=pairs[n : 2 * n])
+  splits["test"] = _read_scan("tasks_test_length.txt", path)
+  return Corpus(splits)
 
 
 def _read_scan(name: str, path: str) -> list[tuple[str, ...]]:
   """Reads the pairs of a file; sorts them by their hashes, which is a random order."""
   lines = SCAN.read(name, path).decode().splitlines()
   lines.sort(key=lambda line: hashlib.sha256(line.encode()).digest())
-  return [tuple(_split_scan(line)) for line in lines]
+  return list(map(_split_scan, lines))
 
 
-def _split_scan(line: str) -> list[str]:
+def _split_scan(line: str) -> tuple[str, ...]:
   """Splits a line such as "IN: jump OUT: I_JUMP" into command and actions."""
-  return line.removeprefix("IN: ").split(" OUT: ")
+  return tuple(line.removeprefix("IN: ").split(" OUT: "))

@@ -57,8 +57,6 @@ def load_data(config: ConfigDict) -> Corpus:
   bleu.check_tokenizer(config.evaluation.tokenize)  # before hours of training
   source = config.data.source
   options = config.data[source].to_dict()
-  if source == "pairs":
-    options["test"] = parse_test_files(config)
   if len(LANGUAGES[source]) > 1:
     options["languages"] = config.data.languages
   corpus = _LOADERS[source](**options)
@@ -66,37 +64,20 @@ def load_data(config: ConfigDict) -> Corpus:
     raise InputError(
       "no validation pairs: give --config.data.pairs.valid=source_file,target_file"
     )
-  corpus = normalize(config, corpus)
-  _check_mark(config, corpus)
+  corpus = normalize(config.data, corpus)
+  _check_mark(config.evaluation.subword_mark, corpus)
   return corpus
 
 
-def _check_mark(config: ConfigDict, corpus: Corpus) -> None:
+def _check_mark(mark: str, corpus: Corpus) -> None:
   """Raises InputError if there should be a subword mark, but no target has it."""
-  mark = config.evaluation.subword_mark
-  if not mark:
-    return
   targets = (target for _, target in corpus.splits["train"])
-  if all(bleu.join_subwords(target, mark) == target for target in targets):
+  if mark and all(bleu.join_subwords(target, mark) == target for target in targets):
     raise InputError(
       f"config.evaluation.subword_mark is {mark!r}, but no training target's subword "
       "ends in it: give the mark of the text, or none; config.data.moses would "
       "separate it from its subword"
     )
-
-
-def parse_test_files(config: ConfigDict) -> dict[str, str]:
-  """Parses a user's test sets; returns files by name. The default name is "test"."""
-  files = {}
-  if config.data.source != "pairs":
-    return files
-  for text in filter(None, config.data.pairs.test.split(";")):
-    named = re.fullmatch(r"([^=/,]*)=(.*)", text)
-    name, value = named.groups() if named else ("test", text)
-    if name in files:
-      raise InputError(f"config.data.pairs.test has {name} twice: give it another name")
-    files[name] = value
-  return files
 
 
 def list_tests(data: Corpus) -> list[str]:
@@ -105,15 +86,15 @@ def list_tests(data: Corpus) -> list[str]:
   return sorted(names, key=lambda name: name != "test")
 
 
-def normalize(config: ConfigDict, corpus: Corpus) -> Corpus:
-  """Normalises pairs as for training: lists now, other sequences item by item."""
-  if not (config.data.moses or config.data.lowercase):
+def normalize(data: ConfigDict, corpus: Corpus) -> Corpus:
+  """Normalises pairs by `config.data`: lists now, other sequences item by item."""
+  if not (data.moses or data.lowercase):
     return corpus
 
   def normalize_pair(pair: tuple[str, str]) -> tuple[str, str]:
     source, target = pair
-    (source,) = normalize_lines(config, [source], side=0)
-    (target,) = normalize_lines(config, [target], side=1)
+    (source,) = normalize_lines(data, [source], side=0)
+    (target,) = normalize_lines(data, [target], side=1)
     return source, target
 
   splits = {}
@@ -125,11 +106,8 @@ def normalize(config: ConfigDict, corpus: Corpus) -> Corpus:
   return corpus._replace(splits=splits)
 
 
-def normalize_lines(
-  config: ConfigDict, lines: Sequence[str], side: int = 0
-) -> list[str]:
+def normalize_lines(data: ConfigDict, lines: Sequence[str], side: int = 0) -> list[str]:
   """Normalises lines in the source language (side 0) or target language (side 1)."""
-  data = config.data
   language = data.languages.split("-")[side]
   options = dict(moses=data.moses, lowercase=data.lowercase)
   return corpora.normalize_lines(lines, language, **options)

@@ -4,7 +4,7 @@ import functools
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,8 @@ from experiments.data.tokenizer import BOS, encode, encode_pairs, pieces
 from experiments.evaluation import bleu
 from experiments.evaluation.pictures import Panel, attention_heatmap
 from experiments.evaluation.tables import text_table
-from experiments.files import Path, write_whole
+from experiments.files import Path, write_lines
+from experiments.training.loop import Score
 from experiments.training.metrics import track
 from experiments.training.processes import is_first
 from experiments.training.results import Evaluation
@@ -51,31 +52,27 @@ class Translated(NamedTuple):
   skipped: Sequence[int] = ()
 
 
-def make_score(
-  run: Run, data: Corpus
-) -> Callable[[PyTree], tuple[dict[str, float], str]]:
+def make_score(run: Run, data: Corpus) -> Score:
   """Makes a function of parameters that scores greedy translations, and shows a few.
 
   It translates a sample of each split. Validation pairs are no longer than in training.
   Test pairs are longer than in training, if there are any.
   """
-  settings = run.config.training
+  settings, mark = run.config.training, run.config.evaluation.subword_mark
   translate = make_translator(run, beam_size=1)
-  splits = ["valid"]
-  if settings.score_tests:
-    splits += list_tests(data)
+  tests = list_tests(data) if settings.score_tests else []
   samples = {}
-  for split in splits:
+  for split in ("valid", *tests):
     lengths = pair_lengths(*encode_pairs(run.vocabulary, data.splits[split]))
     is_short = lengths <= run.config.batches.max_length
-    chosen = is_short if split == "valid" else ~is_short
-    if not chosen.any():
-      chosen = ~chosen
-    pairs = itertools.compress(data.splits[split], chosen)
+    is_chosen = is_short == (split == "valid")
+    if not is_chosen.any():
+      is_chosen = ~is_chosen
+    pairs = itertools.compress(data.splits[split], is_chosen)
     samples[split] = list(itertools.islice(pairs, settings.num_samples))
 
-  def score(params: PyTree) -> tuple[dict[str, float], str]:
-    values, texts = {}, []
+  def score(params: PyTree):
+    values, text = {}, ""
     for split, pairs in samples.items():
       sources, references = zip(*pairs, strict=True)
       translations = translate(sources, params)
@@ -83,10 +80,8 @@ def make_score(
       values[f"{split}_bleu"] = named_scores["sacrebleu"].value
       values[f"{split}_chrf"] = named_scores["chrf"].value
       values[f"{split}_exact"] = named_scores["exact"].value
-      rows = zip(sources, references, translations, strict=True)
-      first = itertools.islice(rows, 3)
-      texts.append(format_samples(join(run.config, row) for row in first))
-    return values, texts[0]
+      text = text or format_samples(pairs[:3], translations, mark)
+    return values, text
 
   return score
 
@@ -97,9 +92,7 @@ def translate_tests(run: Run, data: Corpus) -> dict[str, Translated]:
   if is_first():
     progress["track"] = functools.partial(track, what="sentences")
   translated = {}
-  for is_given in (False, True):
-    if is_given and not run.config.evaluation.given_lengths:
-      continue
+  for is_given in sorted({False, run.config.evaluation.given_lengths}):
     translate = make_translator(run, never_ends=is_given, **progress)
     for split in list_tests(data):
       pairs = data.splits[split]
@@ -122,27 +115,24 @@ def score_lines(
   config: ConfigDict, translations: Sequence[str], references: Sequence[str]
 ) -> tuple[dict[str, bleu.Score], Int[np.ndarray, "sentences 7"]]:
   """Joins the tokens of each line; computes `TITLES` and `sentence_statistics`."""
-  lowercase = config.evaluation.lowercase
-  hypotheses = join(config, translations)
-  references = join(config, references)
-  texts = hypotheses, references
+  lowercase, mark = config.evaluation.lowercase, config.evaluation.subword_mark
+  texts = join(translations, mark), join(references, mark)
   _, _, language = config.data.languages.partition("-")
   is_tokenized = config.data.moses or is_prepared(config)
   options = dict(tokenize=config.evaluation.tokenize, lowercase=lowercase)
   counts = bleu.sentence_statistics(*texts, **options)
   percent_exact = 100 * float(counts[:, -1].mean())
-  scores = dict(
-    sacrebleu=bleu.corpus_bleu(*texts, **options),
-    paper_bleu=bleu.paper_bleu(*texts, language, tokenized=is_tokenized),
-    chrf=bleu.corpus_chrf(*texts, lowercase=lowercase),
-    exact=bleu.Score(percent_exact, f"case:{'lc' if lowercase else 'mixed'}"),
-  )
+  case = "lc" if lowercase else "mixed"
+  scores = {}
+  scores["sacrebleu"] = bleu.corpus_bleu(*texts, **options)
+  scores["paper_bleu"] = bleu.paper_bleu(*texts, language, tokenized=is_tokenized)
+  scores["chrf"] = bleu.corpus_chrf(*texts, lowercase=lowercase)
+  scores["exact"] = bleu.Score(percent_exact, f"case:{case}")
   return scores, counts
 
 
-def join(config: ConfigDict, lines: Iterable[str]) -> list[str]:
-  """Joins subwords into words, by the mark `config.evaluation.subword_mark`."""
-  mark = config.evaluation.subword_mark
+def join(lines: Iterable[str], mark: str) -> list[str]:
+  """Joins the subwords of lines into words; see `bleu.join_subwords`."""
   return [bleu.join_subwords(line, mark) for line in lines]
 
 
@@ -165,38 +155,34 @@ def evaluate(
     pairs = "--pairs=source_file,target_file or --pairs=file.tsv"
     text = f"no test pairs to score: score some with {command} {pairs}"
     return Evaluation(text, {}, {}, {})
+  mark = run.config.evaluation.subword_mark
   rows, results, scores, sentences = {}, {}, {}, {}
-  for split, translated in splits.items():
-    _write_translations(run.config, translated, workdir / f"{split}.translations.txt")
-    references = [target for _, target in translated.pairs]
-    named_scores, counts = score_lines(run.config, translated.translations, references)
-    number = len(translated.pairs)
-    rows[split] = {"sentences": number} | named_scores
-    results[split] = {"sentences": number, "seconds": translated.seconds}
-    scores[split] = {}
-    signatures = {}
+  for split, (pairs, translations, seconds, skipped) in splits.items():
+    lines = join(translations, mark)
+    for index in skipped:  # in increasing order
+      lines.insert(index, "")
+    write_lines(workdir / f"{split}.translations.txt", lines)
+    references = [target for _, target in pairs]
+    named_scores, counts = score_lines(run.config, translations, references)
+    rows[split] = {"sentences": len(pairs)} | named_scores
+    results[split] = {"sentences": len(pairs), "seconds": seconds}
+    scores[split], signatures = {}, {}
     for name, score in named_scores.items():
       results[split][name] = score._asdict()
       scores[split][name] = score.value
       signatures[name] = score.signature
     scores[split]["signatures"] = signatures
-    lengths = pair_lengths(*encode_pairs(run.vocabulary, translated.pairs)) - 1
+    lengths = pair_lengths(*encode_pairs(run.vocabulary, pairs)) - 1
     sentences[split] = np.column_stack([lengths, counts]).tolist()
   first = next(iter(splits.values()))
-  examples = list(zip(first.pairs, first.translations, strict=True))[:_NUM_SAMPLES]
-  samples = [join(run.config, [*pair, translation]) for pair, translation in examples]
-  by_length = sorted(examples, key=lambda example: len(example[0][0]))
-  (source, _), translation = by_length[len(examples) // 2]
+  pairs = list(itertools.islice(first.pairs, _NUM_SAMPLES))
+  samples = format_samples(pairs, first.translations, mark)
+  by_length = sorted(range(len(pairs)), key=lambda index: len(pairs[index][0]))
+  middle = by_length[len(pairs) // 2]
+  source, translation = pairs[middle][0], first.translations[middle]
   picture = draw_attention(run, source, translation, workdir / "attention.png")
-  text = f"{score_table(rows)}\n\n{format_samples(samples)}"
+  text = f"{score_table(rows)}\n\n{samples}"
   return Evaluation(text, results, scores, sentences, (picture,))
-
-
-def _write_translations(config: ConfigDict, translated: Translated, path: Path) -> None:
-  lines = join(config, translated.translations)
-  for index in translated.skipped:  # in increasing order
-    lines.insert(index, "")
-  write_whole(path, "".join(f"{line}\n" for line in lines))
 
 
 def score_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
@@ -223,10 +209,13 @@ def score_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
   return "\n".join([text_table("split", table), "", *signatures])
 
 
-def format_samples(samples: Iterable[Sequence[str]]) -> str:
-  """Formats samples; each has a source, a reference and a translation, one a line."""
-  block = "source       {}\nreference    {}\ntranslation  {}"
-  return "\n\n".join(block.format(*sample) for sample in samples)
+def format_samples(pairs: Pairs, translations: Sequence[str], mark: str) -> str:
+  """Formats pairs and translations; the lines of a sample are named."""
+  blocks = []
+  for pair, translation in zip(pairs, translations, strict=False):
+    lines = join([*pair, translation], mark)
+    blocks.append("source       {}\nreference    {}\ntranslation  {}".format(*lines))
+  return "\n\n".join(blocks)
 
 
 def draw_attention(run: Run, source: str, translation: str, path: Path):
@@ -239,15 +228,13 @@ def draw_attention(run: Run, source: str, translation: str, path: Path):
   source_ids, target_ids = encode(run.vocabulary, [source.strip(), translation])
   target_input = np.concatenate([[BOS], target_ids[:-1]])
   params = copy_to_process(run.params)
-  encoder, cross = _compute_weights(
-    run.graphdef, params, source_ids[None], target_input[None]
-  )
+  weights = _compute_weights(run.graphdef, params, source_ids[None], target_input[None])
+  encoder, cross = map(np.asarray, weights)
   source_words = pieces(run.vocabulary, source_ids)
   target_words = pieces(run.vocabulary, target_ids)
   title = "self-attention, encoder layer 1"
-  own = Panel(title, np.asarray(encoder), source_words, source_words)
-  title = "translation to source"
-  to_source = Panel(title, np.asarray(cross), target_words, source_words)
+  own = Panel(title, encoder, source_words, source_words)
+  to_source = Panel("translation to source", cross, target_words, source_words)
   return attention_heatmap([own, to_source], path)
 
 

@@ -14,7 +14,6 @@ from tokenizers.models import WordLevel
 
 from experiments.data import tokenizer as tok
 from experiments.data.batching import Batch
-from experiments.data.upstream import write_skipped
 from experiments.files import Path
 from experiments.training import loop, processes, results, start
 from experiments.training.loss import Loss, cross_entropy, shift_right
@@ -35,7 +34,6 @@ from experiments.translation.data import (
   learn_vocabulary,
   load_data,
   make_batches,
-  parse_test_files,
 )
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 
@@ -67,17 +65,15 @@ def train(
     run = Run(config, vocabulary, mesh, steps.graphdef, steps.shapes.params)
     batches, valid_batches = make_batches(config, data, vocabulary, mesh)
     start.print_sizes(run, batches, valid_batches)
-    num_steps = start.count_steps(config, batches.num_per_epoch)
+    num_steps = start.count_steps(config.training, batches.num_per_epoch)
     digests = training_digest(batches.examples)
-    digests |= data_digests(data.splits, parse_test_files(config))
+    digests |= data_digests(data.splits, data.test_files)
     start.check_inputs(workdir, digests)
 
-    with start.open_checkpoints(config, workdir) as checkpoints:
+    with start.open_checkpoints(config.training, workdir) as checkpoints:
       state = start.restore(checkpoints, steps.shapes, workdir)
       save = functools.partial(tok.save_tokenizer, vocabulary, workdir)
       start.write_start(run, workdir, num_steps, digests, save)
-      if processes.is_first():
-        write_skipped(data, workdir)
       checkpoints.prepare()
       loop.train(
         run,
@@ -100,14 +96,16 @@ def train(
 
 def build(config: ConfigDict, vocabulary: Tokenizer, mesh: AnyMesh) -> Steps:
   """Builds model, optimizer and steps on a mesh, without computing or compiling."""
-  schedule = learning_rate(config)
+  schedule = learning_rate(config.training, config.model.width)
   return make_steps(
-    config,
     functools.partial(make_model, config, vocabulary),
     functools.partial(loss, smoothing=config.training.label_smoothing),
     optax.adam(schedule, b2=0.98, eps=1e-9),  # Shaw et al. 2018
     schedule,
     mesh,
+    seed=config.seed,
+    num_microbatches=config.training.num_microbatches,
+    ring=config.mesh.ring,
   )
 
 
@@ -116,7 +114,7 @@ def make_model(
 ) -> Transformer:
   """Makes the model of `config.model`, with random parameters."""
   size = vocabulary.get_vocab_size()
-  values = model_values(config, TransformerConfig)
+  values = model_values(config.model, TransformerConfig)
   return Transformer(TransformerConfig(size, size, **values), rngs=rngs)
 
 
@@ -146,7 +144,7 @@ def load_run(config: ConfigDict, workdir: Path) -> Run:
 def evaluate(config: ConfigDict, workdir: Path) -> None:
   """Scores the trained model of a run directory on the run's own test sets."""
   data = load_data(config)
-  check_unchanged(workdir, data_digests(data.splits, parse_test_files(config)))
+  check_unchanged(workdir, data_digests(data.splits, data.test_files))
   score_run(load_run(config, workdir), data, workdir)
 
 

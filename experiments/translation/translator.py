@@ -96,7 +96,7 @@ class Translator:
     """
     if params is None:
       params = self.params
-    sources = encode(self.tokenizer, [line.strip() for line in lines])
+    sources = encode(self.tokenizer, map(str.strip, lines))
     if limits is None:
       limits = sources.lengths + self._extra_length
     # Long ones first: a long search that began last would run alone in the end.
@@ -148,27 +148,26 @@ class Translator:
     device, tokens.
     """
     num_devices, num_rows, length = shape
-    indices = np.full((num_devices, 2 * num_rows), -1)  # the source of each number
     new = np.zeros((num_devices, num_rows), int)
+    indices = np.full((num_devices, 2 * num_rows), -1)  # the source of each number
     source = np.full((new.size, length), PAD, np.int32)
     batch = self._make_empty(params, source)
     while waiting or np.any(indices >= 0):
       with self._taking:
         number = _take_next(waiting, indices, new)
-      rows, is_last = new.ravel(), np.bool_(not waiting)
+      rows = new.ravel()
       source = sources.pad(rows, source.shape, PAD)
       new_limits = limits[rows].astype(np.int32)
       batch, states, tokens = self._advance(
-        params, batch, source, number.ravel(), new_limits, is_last
+        params, batch, source, number.ravel(), new_limits, np.bool_(not waiting)
       )
-      states = np.asarray(states).reshape(indices.shape)
-      tokens = np.asarray(tokens).reshape(*indices.shape, -1)
-      is_over = states != _UNFINISHED
-      over = zip(
-        indices[is_over].tolist(), states[is_over], tokens[is_over], strict=True
-      )
-      yield [(i, row if state == _DONE else None) for i, state, row in over]
-      indices[is_over] = -1
+      states, tokens = np.asarray(states), np.asarray(tokens)
+      finished = []
+      for place in np.flatnonzero(states != _UNFINISHED):
+        row = tokens[place] if states[place] == _DONE else None
+        finished.append((int(indices.flat[place]), row))
+        indices.flat[place] = -1
+      yield finished
 
 
 def _take_next(
@@ -208,12 +207,11 @@ def _merge(streams: Sequence[Iterator[list]]) -> Iterator:
 
 def make_translator(run: Run, **changes) -> Translator:
   """Makes a translator for a run, by `config.decoding` and changes to it."""
-  size = run.vocabulary.get_vocab_size()
   options = run.config.decoding.to_dict() | changes
   del options["average_checkpoints"]
-  key = f"{run.config.model.to_json(sort_keys=True)} {size}"
-  parts = run.graphdef, run.params, run.vocabulary, run.mesh
-  return Translator(*parts, key=key, **options)
+  model = run.config.model.to_json(sort_keys=True)
+  options["key"] = f"{model} {run.vocabulary.get_vocab_size()}"
+  return Translator(run.graphdef, run.params, run.vocabulary, run.mesh, **options)
 
 
 # What runs on the devices
@@ -251,10 +249,6 @@ class _Sources(NamedTuple):
   number: Int[Array, " B"]
   limits: Int[Array, " B"]
 
-  @property
-  def count(self) -> Int[Array, ""]:
-    return jnp.sum(self.number >= 0)
-
 
 class _Progress(NamedTuple):
   """Holds the batch, the number of sources it has taken, and results by number."""
@@ -280,11 +274,11 @@ def _compile(rules: _Rules, mesh: Mesh, key: str) -> tuple[Callable, Callable]:
   advance = on_devices(functools.partial(_advance, rules), in_specs=specs)
   make_empty = jax.jit(make_empty)
   advance = jax.jit(advance, out_shardings=(None, on_host, on_host), donate_argnums=1)
-  devices = mesh.devices.ravel().tolist()
   if key:
+    cache = functools.partial(cache_programs, devices=mesh.devices.ravel().tolist())
     key = f"{key} {rules} {mesh}"
-    make_empty = cache_programs(make_empty, f"make_empty {key}", devices)
-    advance = cache_programs(advance, f"advance {key}", devices)
+    make_empty = cache(make_empty, f"make_empty {key}")
+    advance = cache(advance, f"advance {key}")
   return make_empty, advance
 
 
@@ -323,15 +317,16 @@ def _advance(
   rows = len(source)
   model = decoding_model(rules.graphdef, params)
   sources = _Sources(model.encode_memory(source), number, limits)
+  num_sources = jnp.sum(number >= 0)
   step = functools.partial(_step, rules, model)
 
   def goes_on(progress: _Progress) -> Array:
     is_any_left = jnp.any(progress.batch.number >= 0)
-    return (progress.num_taken < sources.count) | (is_last & is_any_left)
+    return (progress.num_taken < num_sources) | (is_last & is_any_left)
 
   def search_on(progress: _Progress) -> _Progress:
     progress = _fill(rules, model, sources, progress)
-    needs_rows = (progress.num_taken < sources.count) | ~is_last
+    needs_rows = (progress.num_taken < num_sources) | ~is_last
     num_free = jnp.where(needs_rows, _count_refills(rows), rows)
     batch = jax.lax.while_loop(
       lambda batch: jnp.sum(~batch.search.is_live) < num_free, step, progress.batch
@@ -357,7 +352,8 @@ def _fill(
   few = _count_refills(rows)
   (free,) = jnp.nonzero(batch.number < 0, size=few, fill_value=rows)
   indices = progress.num_taken + jnp.arange(few)
-  free = jnp.where(indices < sources.count, free, rows)  # index `rows` is dropped
+  is_source = indices < jnp.sum(sources.number >= 0)
+  free = jnp.where(is_source, free, rows)  # index `rows` is dropped
   pick = functools.partial(jnp.take, indices=indices, axis=0, mode="clip")
   chosen = jax.tree.map(pick, sources)
   new = _begin(rules, model, chosen, batch.room)
@@ -395,9 +391,8 @@ def _collect(progress: _Progress) -> _Progress:
   """Stores the results of finished sentences, and frees their rows."""
   batch = progress.batch
   is_over = ~batch.search.is_live & (batch.number >= 0)
-  number = jnp.where(
-    is_over, batch.number, len(progress.states)
-  )  # an index too large is dropped
+  nowhere = len(progress.states)  # an index too large is dropped
+  number = jnp.where(is_over, batch.number, nowhere)
   state = jnp.where(batch.is_full, _FULL, _DONE)
   best = batch.search.ended.tokens[:, 0, 1:]
   return progress._replace(

@@ -69,14 +69,11 @@ def _prepare(config: str) -> Any:
   except requests.RequestException as error:
     reason = f"no answer ({type(error).__name__})"
     raise InputError(f"cannot download {_URL}: {reason}; {remedy}") from None
-  # TFDS would mistake a folder without metadata for prepared data.
-  is_partial, mode = builder.data_path.exists(), tfds.GenerateMode
-  options = tfds.download.DownloadConfig(
-    try_download_gcs=False,
-    download_mode=mode.REUSE_CACHE_IF_EXISTS
-    if is_partial
-    else mode.REUSE_DATASET_IF_EXISTS,
-  )
+  mode = tfds.GenerateMode.REUSE_DATASET_IF_EXISTS
+  if builder.data_path.exists():
+    # TFDS would mistake a folder without metadata for prepared data.
+    mode = tfds.GenerateMode.REUSE_CACHE_IF_EXISTS
+  options = tfds.download.DownloadConfig(try_download_gcs=False, download_mode=mode)
   try:
     builder.download_and_prepare(download_config=options, file_format="array_record")
   except Exception as error:  # TFDS raises many kinds of errors

@@ -62,7 +62,9 @@ def test_a_large_vocabulary_does_not_wrap_its_ids():
   tokenizer = tok.train_tokenizer(words, "words", size=2**17)
   ids = tok.encode(tokenizer, words)
   assert ids.values.max() == 2**16 + 12  # after four special tokens
-  assert [tok.decode(tokenizer, row) for row in ids] == words
+  assert len({*ids.values.tolist()}) == len(words) + 1
+  for row in (np.flatnonzero(ids.values >= 2**16) // 2).tolist():
+    assert tok.decode(tokenizer, ids[row]) == words[row]
 
 
 @given(line=st.text(st.characters(exclude_characters="▁", max_codepoint=127)))

@@ -26,7 +26,8 @@ from experiments.systems import load_config, parse_config
 from experiments.training.batches import configure_batches, longest_shape
 from experiments.training.sharding import make_mesh, multiples
 from experiments.training.step import learning_rate
-from experiments.translation.data import learn_tokenizer, load_data, parse_test_files
+from experiments.translation.corpus import parse_test_files
+from experiments.translation.data import learn_tokenizer, load_data
 from experiments.translation.train import make_model, mock_vocabulary
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
@@ -79,9 +80,10 @@ def test_the_two_recipes_of_the_time(size, width):
   rates = [x.model.attention_dropout_rate for x in (v1, v2)]
   assert rates == [0.0, 0.1]
   for config, rate, warmup in ((v1, 1, 4000), (v2, 2, 8000)):
+    rates = learning_rate(config.training, width)
     for update in (1, 1000, 4000, 8000, 100_000):
       wanted = rate * width**-0.5 * min(update**-0.5, update * warmup**-1.5)
-      np.testing.assert_allclose(learning_rate(config)(update - 1), wanted, rtol=1e-6)
+      np.testing.assert_allclose(rates(update - 1), wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize("size, extra", [("base", 405_504), ("big", 26_112)])
@@ -135,10 +137,6 @@ def test_the_examples_of_a_step_do_not_depend_on_the_mesh(sizes, ring):
 def test_a_config_of_another_form_is_refused(config, words, tmp_path):
   (tmp_path / "config.json").write_text(json.dumps(config))
   assert words in refusal(load_config, tmp_path)
-
-
-KEYS_OF_POSITIONS = {"name", "model.positions", "model.relative_values"}
-KEYS_OF_POSITIONS |= {"model.beyond", "model.max_distance"}
 
 
 @pytest.mark.parametrize("argument", ["brief,published", "relative,none", "mine"])
@@ -208,8 +206,7 @@ def test_the_documented_config_of_ones_own_works_anywhere(tmp_path):
   ],
 )
 def test_test_sets_have_names(text, files):
-  config = load("default.py", "data.source=pairs", f"data.pairs.test={text}")
-  assert parse_test_files(parse_config(config)) == files
+  assert parse_test_files(text) == files
 
 
 def test_a_run_with_test_sets_by_name_is_read(tmp_path):
@@ -218,7 +215,7 @@ def test_a_run_with_test_sets_by_name_is_read(tmp_path):
   config["data"]["source"] = "pairs"
   config["data"]["pairs"]["test"] = files
   (tmp_path / "config.json").write_text(json.dumps(config))
-  assert parse_test_files(load_config(tmp_path)) == files
+  assert parse_test_files(load_config(tmp_path).data.pairs.test) == files
 
 
 @pytest.mark.parametrize(

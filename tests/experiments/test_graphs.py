@@ -1,5 +1,6 @@
 """Graphs are trained and scored by the common commands."""
 
+import json
 import pathlib
 
 import numpy as np
@@ -27,29 +28,23 @@ mesh.data=1 data.tu.num_folds={NUM_FOLDS}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> pathlib.Path:
-  """Writes rings of 4 to 6 nodes in TU format; the labels of edges are their class."""
-  folder = tmp_path_factory.mktemp("rings")
-  files = {"A": [], "graph_indicator": [], "graph_labels": [], "edge_labels": []}
-  first = 1
-  for graph in range(NUM_GRAPHS):
-    size, kind = 4 + graph % 3, graph % 2
-    files["graph_labels"].append(10 * kind)
-    for i in range(size):
-      files["A"].append(f"{first + i}, {first + (i + 1) % size}")
-      files["graph_indicator"].append(graph + 1)
-      files["edge_labels"].append(kind)
-    first += size
-  for name, values in files.items():
-    text = "".join(f"{value}\n" for value in values)
-    (folder / f"RINGS_{name}.txt").write_text(text)
-  return folder
+def rings(tmp_path_factory) -> pathlib.Path:
+  """Writes a file of rings of 4 to 6 nodes; the labels of edges are their class."""
+  lines = []
+  for number in range(NUM_GRAPHS):
+    size, kind = 4 + number % 3, number % 2
+    edges = [(i, (i + 1) % size, kind) for i in range(size)]
+    row = {"class": 10 * kind, "nodes": size * [0], "edges": edges}
+    lines.append(json.dumps(row))
+  file = tmp_path_factory.mktemp("rings") / "rings.jsonl"
+  file.write_text("\n".join(lines))
+  return file
 
 
 @pytest.fixture(scope="module")
-def train_graphs(trainer, folder):
-  """Runs the command train on the folder: train_graphs(workdir, "--config.seed=1")."""
-  data = f"data.tu.path={folder}", "data.tu.name=RINGS"
+def train_graphs(trainer, rings):
+  """Runs the command train on the file: train_graphs(workdir, "--config.seed=1")."""
+  data = f"data.tu.path={rings}", "data.tu.name=RINGS"
   return trainer("configs/graph.py:tu", *SMALL.split(), *data)
 
 
@@ -89,9 +84,9 @@ def test_a_trained_model_is_scored_again(run, call, tmp_path):
   assert (workdir / "results.json").read_text() == before
 
 
-def test_the_fold_follows_from_the_seed_unless_given(folder):
+def test_the_fold_follows_from_the_seed_unless_given(rings):
   def test_set(*changes):
-    changes = f"data.tu.path={folder}", "data.tu.name=", *changes
+    changes = f"data.tu.path={rings}", "data.tu.name=", *changes
     words = [f"--config.{change}" for change in changes]
     words = ["--config=configs/graph.py:tu", *words]
     config = command.parse({"config": command.CONFIG}, words)["config"]

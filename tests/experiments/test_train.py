@@ -98,30 +98,48 @@ def test_the_output_has_the_model_the_data_and_the_scores(training):
   assert "step 12/12  loss" in answer.err
 
 
-def test_a_step_has_its_rate_and_is_logged_and_profiled(
-  no_scores, train, tmp_path, monkeypatch
-):
+CHOICES = """
+  data.pairs.test= data.moses=True data.lowercase=True evaluation.tokenize=none
+  batches.tokens=270 training.warmup_steps=1 model.share_embeddings=False
+  model.dtype=bfloat16 mesh.data=2 training.num_microbatches=2
+  training.schedule=paper decoding.average_checkpoints=1
+  model.implementation=projected
+"""
+
+
+@pytest.fixture(scope="module")
+def other_run(train, tmp_path_factory):
+  """Trains with other choices, in two starts.
+
+  Returns the folder, the first answer and the mock of Weights & Biases.
+  """
+  folder = tmp_path_factory.mktemp("other")
+  (folder / "valid.tsv").write_text("the dog sees a tree\tder Hund\n" * 4)
+  flags = [f"--config.{choice}" for choice in CHOICES.split()]
+  flags += [f"--config.data.pairs.valid={folder}/valid.tsv", "--wandb=mine"]
   wandb = mock.MagicMock(__spec__=importlib.machinery.ModuleSpec("wandb", None))
-  monkeypatch.setitem(sys.modules, "wandb", wandb)
-  log = wandb.init.return_value.__enter__.return_value.log
-  monkeypatch.setattr(scores_module, "make_score", lambda *_: lambda params: ({}, ""))
-  flags = ("--wandb=mine", "--config.training.eval_every=6")
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(sys.modules, "wandb", wandb)
+    five = "--config.training.num_steps=5", "--profile_steps=2:3"
+    first = train(folder / "run", *flags, *five)
+    second = train(folder / "run", *flags, "--config.training.num_steps=6")
+  assert (first.status, second.status) == (0, 0), first.err + second.err
+  return folder / "run", first, wandb
 
-  first = train(
-    tmp_path, *flags, "--config.training.num_steps=5", "--profile_steps=2:3"
-  )
-  second = train(tmp_path, *flags, "--config.training.num_steps=6")
 
-  assert (first.status, second.status) == (0, 0), first.err
-  lines = [line for line in read_metrics(tmp_path) if "loss" in line]
-  rates = learning_rate(load_config(tmp_path))
+def test_a_step_has_its_rate_and_is_logged_and_profiled(other_run):
+  workdir, _, wandb = other_run
+  lines = [line for line in read_metrics(workdir) if "loss" in line]
+  config = load_config(workdir)
+  rates = learning_rate(config.training, config.model.width)
   for line in lines:
     rate = rates(line["step"] - 1)
     np.testing.assert_allclose(line["learning_rate"], rate, rtol=1e-6)
+  log = wandb.init.return_value.__enter__.return_value.log
   logged = [call.args[0] | call.kwargs for call in log.call_args_list]
   steps = [values for values in logged if "loss" in values]
   assert steps == [without(line, "time") for line in lines]
-  (profile,) = tmp_path.glob("tensorboard/plugins/profile/*/*.xplane.pb")
+  (profile,) = workdir.glob("tensorboard/plugins/profile/*/*.xplane.pb")
   assert b"train" in profile.read_bytes()
   ids = {call.kwargs["id"] for call in wandb.init.call_args_list}
   assert len(ids) == 1
@@ -301,21 +319,19 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
   assert ours.read_bytes() == theirs.read_bytes()
 
 
-@pytest.mark.parametrize(
-  "open_display, number", [(os.pipe, signal.SIGINT), (os.openpty, signal.SIGHUP)]
-)
-def test_a_training_whose_reader_or_terminal_is_gone_saves_and_ends(
-  open_display, number, data, fast, tmp_path, monkeypatch
+def test_a_training_whose_reader_and_terminal_are_gone_saves_and_ends(
+  data, fast, tmp_path, monkeypatch
 ):
-  reader, writer = open_display()
+  (reader, pipe), (other_end, terminal) = os.pipe(), os.openpty()
   os.close(reader)
+  os.close(other_end)
   words = [f"--config={data}/tiny.py", f"--workdir={tmp_path}"]
   words += ["--config.training.num_steps=6"]
 
   def train() -> int:
     with (
-      open(os.dup(writer), "w") as stdout,
-      open(os.dup(writer), "w") as stderr,
+      open(os.dup(pipe), "w") as stdout,
+      open(os.dup(terminal), "w") as stderr,
       contextlib.redirect_stdout(stdout),
       contextlib.redirect_stderr(stderr),
       fast(),
@@ -325,37 +341,25 @@ def test_a_training_whose_reader_or_terminal_is_gone_saves_and_ends(
     return exit.value.code
 
   with monkeypatch.context() as patch:
-    patch.setattr(loop.Reporter, "step", signal_at(2, number))
-    assert train() == 128 + number
+    patch.setattr(loop.Reporter, "step", signal_at(2, signal.SIGHUP))
+    assert train() == 128 + signal.SIGHUP
   (saved,) = list_steps(tmp_path / "checkpoints")
   assert saved == metrics(tmp_path)[-1]["step"] < 6
   assert train() == 0
   assert list_steps(tmp_path / "checkpoints") == [3, 6]
-  os.close(writer)
+  os.close(pipe)
+  os.close(terminal)
 
 
 # Other choices
 # --------------------------------------------------------------------------------------
 
 
-def test_other_choices_train_too(train, data, tmp_path):
-  (tmp_path / "valid.tsv").write_text("the dog sees a tree\tder Hund\n" * 4)
-  choices = """
-    data.pairs.test= data.moses=True data.lowercase=True evaluation.tokenize=none
-    batches.tokens=270 training.warmup_steps=1 model.share_embeddings=False
-    model.dtype=bfloat16 mesh.data=2 training.num_microbatches=2
-    training.schedule=paper training.num_steps=2 decoding.average_checkpoints=1
-    model.implementation=projected
-  """
-  flags = [f"--config.{choice}" for choice in choices.split()]
-  valid = f"--config.data.pairs.valid={tmp_path}/valid.tsv"
-
-  answer = train(tmp_path / "run", valid, *flags)
-
-  assert answer.status == 0, answer.err
+def test_other_choices_train_too(other_run):
+  workdir, answer, _ = other_run
   assert ": projected, because config.model.implementation names it" in answer.out
   assert "no test pairs to score" in answer.out
-  assert not (tmp_path / "run" / "results.json").exists()
+  assert not (workdir / "results.json").exists()
 
 
 OWN_POSITIONS = """
@@ -399,7 +403,9 @@ def own_positions(tmp_path_factory):
 def own_run(own_positions, train, tmp_path_factory):
   """Returns the folder of a run of one's own positions, and the command's answer."""
   workdir = tmp_path_factory.mktemp("own") / "run"
-  answer = train(workdir, *OWN_FLAGS, "--config.training.num_steps=2")
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(train_module, "score_run", lambda *_: None)  # takes long
+    answer = train(workdir, *OWN_FLAGS, "--config.training.num_steps=2")
   assert answer.status == 0, answer.err
   return workdir, answer
 

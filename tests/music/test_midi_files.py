@@ -9,29 +9,26 @@ from experiments.music.midi_files import Note, Part, Score, read_score, write_sc
 
 
 def save(path, *tracks, **options):
-  """Saves tracks of (ticks since the message before, kind of message, values)."""
-  file = mido.MidiFile(**options)
-  for track in tracks:
-    messages = mido.MidiTrack()
-    for time, kind, values in track:
-      is_meta = kind in ("set_tempo", "track_name")
-      make = mido.MetaMessage if is_meta else mido.Message
-      messages.append(make(kind, time=time, **values))
-    file.tracks.append(messages)
-  file.save(path)
+  """Saves tracks of messages; their times are ticks since the message before."""
+  mido.MidiFile(tracks=[*map(mido.MidiTrack, tracks)], **options).save(path)
   return path
 
 
 def on(time, note, velocity=64, channel=0):
-  return time, "note_on", dict(note=note, velocity=velocity, channel=channel)
+  options = dict(note=note, velocity=velocity, channel=channel)
+  return mido.Message("note_on", time=time, **options)
 
 
 def off(time, note, channel=0):
-  return time, "note_off", dict(note=note, channel=channel)
+  return mido.Message("note_off", time=time, note=note, channel=channel)
 
 
 def pedal(time, value):
-  return time, "control_change", dict(control=64, value=value)
+  return mido.Message("control_change", time=time, control=64, value=value)
+
+
+def change_tempo(time, tempo):
+  return mido.MetaMessage("set_tempo", time=time, tempo=tempo)
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -65,11 +62,10 @@ def simultaneous(notes, order):
     events.append((start, order(True), on(0, pitch, 1 + start, channel)))
     events.append((end, order(False), off(0, pitch, channel=channel)))
   events.sort(key=lambda event: event[:2])
-  track, before = [], 0
-  for tick, _, (_, kind, values) in events:
-    track.append((tick - before, kind, values))
-    before = tick
-  return track
+  before = 0
+  for tick, _, message in events:
+    message.time, before = tick - before, tick
+  return [message for *_, message in events]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -133,7 +129,7 @@ def test_the_pedal_is_the_channels_in_all_tracks(tmp_path):
 
 
 def test_seconds_follow_the_tempo_in_any_track(tmp_path):
-  slow = [(10, "set_tempo", dict(tempo=1_000_000))]
+  slow = [change_tempo(10, 1_000_000)]
   path = save(tmp_path / "a.mid", slow, [on(5, 60), off(15, 60)], ticks_per_beat=10)
   seconds = read_score(path).seconds([0, 5, 10, 20])
   np.testing.assert_allclose(seconds, [0, 0.25, 0.5, 1.5])
@@ -144,7 +140,7 @@ TRACK = [on(0, 60), off(5, 60)]
 
 @pytest.mark.parametrize("tempo, ticks", [(1, 2**28 - 1), (2**24 - 1, 86_400)])
 def test_files_that_last_too_long_are_refused(tmp_path, tempo, ticks):
-  track = [(0, "set_tempo", dict(tempo=tempo)), on(0, 60), off(ticks, 60)]
+  track = [change_tempo(0, tempo), on(0, 60), off(ticks, 60)]
   path = save(tmp_path / "a.mid", track, ticks_per_beat=1)
   words = "lasts more than 86,400 seconds or quarter notes"
   assert words in refusal(read_score, path)

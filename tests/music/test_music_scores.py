@@ -25,6 +25,7 @@ def model():
   return make_random(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
 
 
+@pytest.fixture(scope="module")
 def oracle(model) -> tuple[np.ndarray, float]:
   """Returns the nats of each piece, and of all ends."""
   rows = [np.r_[BOS, piece, EOS] for piece in PIECES]
@@ -45,8 +46,8 @@ def test_nats_are_those_of_float64(dtype):
 
 
 @pytest.mark.parametrize("token_budget", [1, 999])
-def test_likelihood_is_the_sum_over_pieces_in_any_batches(model, token_budget):
-  of_pieces, end_nats = oracle(model)
+def test_likelihood_is_the_sum_over_pieces_in_any_batches(model, oracle, token_budget):
+  of_pieces, end_nats = oracle
   nats = sum(of_pieces)
   nats_of = make_nats_function(*nnx.split(model))
   scores, found = likelihood(nats_of, PIECES, voices.times, token_budget=token_budget)

@@ -1,5 +1,7 @@
 """Piano rolls show notes and attention; the attention weights are the model's own."""
 
+import itertools
+
 import jax.numpy as jnp
 import numpy as np
 from compiling import make_random
@@ -28,7 +30,8 @@ def test_notes_are_bars_and_weights_a_row_for_each_layer(tmp_path, monkeypatch):
   module.draw(run, PIECE, tmp_path / "a.png", prompt_length=16)
 
   ax, below = figures[0].axes
-  boxes = {(x.get_x(), x.get_width(), x.get_y() + 0.425) for x in ax.containers[0]}
+  bars = itertools.chain(*ax.containers)
+  boxes = {(x.get_x(), x.get_width(), x.get_y() + 0.425) for x in bars}
   assert boxes == {(0, 4, 67), (4, 4, 65), (0, 8, 48)}
   (mesh,) = below.collections
   rows, steps = np.nonzero(mesh.get_array())

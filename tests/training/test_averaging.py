@@ -7,21 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from faults import damage
-from test_checkpoint import assert_same_bits, make_state, save_three
+from test_checkpoint import assert_same_bits, make_state
 
 from experiments.training import averaging
 from experiments.training.averaging import average_last
 from experiments.training.checkpoint import Checkpoints
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-  return save_three(tmp_path_factory.mktemp("run") / "checkpoints")
-
-
-@pytest.fixture
-def copied(saved, tmp_path):
-  return shutil.copytree(saved, tmp_path / "checkpoints")
 
 
 @pytest.mark.parametrize("num, steps", [(1, [3]), (2, [2, 3]), (9, [1, 2, 3])])
@@ -63,25 +53,11 @@ def test_an_average_is_kept_and_read_without_the_checkpoints(copied, average):
   assert again == steps == [2, 3]
 
 
-def flip_bit(folder):
-  file = folder.with_name("average.npz")
-  content = bytearray(file.read_bytes())
-  content[len(content) // 2] ^= 4
-  file.write_bytes(content)
-
-
-def save_other_values(folder):
-  shutil.rmtree(folder / "3")
-  with Checkpoints(folder) as checkpoints:
-    checkpoints.save(3, make_state(7))
-
-
-@pytest.mark.parametrize("change", [flip_bit, save_other_values])
-def test_an_average_is_computed_again_where_what_is_kept_is_not_it(
-  copied, average, change
-):
+def test_an_average_is_computed_again_where_what_is_kept_is_not_it(copied, average):
   average()
-  change(copied)
+  shutil.rmtree(copied / "3")
+  with Checkpoints(copied) as checkpoints:
+    checkpoints.save(3, make_state(7))
   wanted, _ = average_last(Checkpoints(copied), 2, part=1.0, like=make_state().params)
   assert_same_bits(average()[0], wanted)
 

@@ -43,23 +43,6 @@ def checkpoints(tmp_path):
     yield checkpoints
 
 
-def save_three(folder):
-  with Checkpoints(folder) as checkpoints:
-    for step in (1, 2, 3):
-      checkpoints.save(step, make_state(step))
-  return folder
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-  return save_three(tmp_path_factory.mktemp("run") / "checkpoints")
-
-
-@pytest.fixture
-def copied(saved, tmp_path):
-  return shutil.copytree(saved, tmp_path / "checkpoints")
-
-
 NAN_WITH_PAYLOAD, MINUS_ZERO = 0x7FC00001, 0x80000000
 DENORMAL, MINUS_INFINITY = 0x00000001, 0xFF800000
 

@@ -91,7 +91,7 @@ def make_config(**how):
 )
 def test_a_corpus_is_normalised_by_the_rules_of_each_side(how, pair):
   corpus = Corpus({"train": [("It's Dr. No.", "Hr. Xs: „Ja.“")]}, ("a note",))
-  found = normalize(make_config(**how), corpus)
+  found = normalize(make_config(**how).data, corpus)
   assert found.splits["train"] == [pair]
   assert found.notes == ("a note",)
 
