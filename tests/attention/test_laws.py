@@ -3,15 +3,15 @@
 import functools
 import operator
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import case
+from adapters.relpos_jax import attend_by
 from calls import (
   ANY_DTYPE,
   call,
-  make_cotangent,
   output_and_gradients,
   results,
   set_tiles,
@@ -30,21 +30,25 @@ KERNELS = ["pallas_gpu"]
 ALL = ANY_DTYPE  # without a name, a call with relations chooses one
 # These take any bias, relation by distance and offset.
 ANY_MASK = [name for name in ALL if name not in KERNELS]
-# The others need positions 0, 1, 2, ...
-ANY_POSITIONS = [name for name in ANY_MASK if name not in ("skew", "chunked")]
 # Kernels equal `reference` in tests of their own, from which most laws follow.
 EACH = [pytest.param(name, marks=pytest.mark.kernels) for name in KERNELS]
 EACH += ANY_MASK
 make_arrays = functools.partial(make_any_arrays, queries=5, keys=5, width=3)
 
 
-def reorder(arrays, queries, keys):
-  """Orders the tokens of arrays or results."""
-  orders = {"query": queries, "output": queries, "key": keys, "value": keys}
-  reordered = dict(arrays)
-  for name in orders.keys() & arrays.keys():
-    reordered[name] = arrays[name][:, orders[name]]
-  return reordered
+# Laws 3 to 9, 12, 14 and 15, as the conformance suite has them for any implementation.
+OF_SUITE = {}
+for case in cases.CASES:
+  if case.source.startswith("law") and not case.dtype:
+    OF_SUITE[case.name] = case
+
+
+@pytest.mark.parametrize("implementation", ["per_position", "projected", "chunked"])
+@pytest.mark.parametrize("name", OF_SUITE)
+def test_every_implementation_holds_the_laws_of_the_suite(name, implementation):
+  case = OF_SUITE[name]
+  arrays = case.draw("float64")
+  assert_close(*case.law(attend_by(implementation), arrays, case.options))
 
 
 # Law 2. jax.nn averages the values for a fully masked query, so here is none.
@@ -91,48 +95,6 @@ def test_without_relations_it_is_jax_nn(sizes, options):
   for implementation in [None, *(ANY_MASK if is_refused_by_kernels else ALL)]:
     actual = results(implementation, arrays, options)
     assert_close(actual, wanted, implementation, atol=1e-5)
-
-
-SIZES = {
-  "causal": case(queries=6, keys=6, is_causal=True),
-  "grouped heads": case(queries=4, keys=7, heads=4, per_head="kv"),
-}
-of_each_size = pytest.mark.parametrize("sizes, options", SIZES.values(), ids=SIZES)
-
-
-# Law 3.
-@pytest.mark.parametrize("implementation", EACH)
-@of_each_size
-def test_k_0_adds_a_constant(implementation, sizes, options):
-  arrays = make_arrays(rows=1, **sizes)
-  plain = {name: x for name, x in arrays.items() if name not in TABLES}
-  wanted = results("reference", plain, options)
-  wanted["output"] += arrays["v"][0]
-  wanted["k"] = jnp.zeros_like(arrays["k"])
-  shared_axes = (0, 1) if "per_head" in sizes else (0, 1, 2)
-  wanted["v"] = make_cotangent(arrays).sum(shared_axes)[None]
-  assert_close(results(implementation, arrays, options), wanted)
-
-
-# Law 4.
-@pytest.mark.parametrize("implementation", ANY_POSITIONS)
-@of_each_size
-def test_only_distances_count_and_no_order_of_tokens(implementation, sizes, options):
-  """Shifts all positions, and permutes tokens with them: this permutes the output."""
-  arrays = make_arrays(**sizes)
-  permutation = np.random.default_rng(0).permutation
-  queries = jnp.asarray(permutation(sizes["queries"]))
-  keys = jnp.asarray(permutation(sizes["keys"]))
-  permuted = reorder(arrays, queries, keys)
-  positions = {"query_positions": queries + 1000, "key_positions": keys + 1000}
-  cotangent = make_cotangent(arrays)[:, queries]
-
-  moved = results(implementation, permuted, options | positions, cotangent)
-
-  whole = results(implementation, arrays, options)
-  assert_close(moved, reorder(whole, queries, keys))
-  without_positions = results(implementation, permuted, options)
-  assert not np.allclose(moved["output"], without_positions["output"])
 
 
 # Law 5. By name: whether query i attends to key j, and the options that say so.
@@ -192,79 +154,6 @@ def test_masked_keys_have_no_effect_and_no_gradient(way, tables, implementation)
     assert not output[:, i].any()
     for x in jax.tree.leaves(gradients):
       assert not x[i].any()
-
-
-# Law 6.
-@pytest.mark.parametrize("implementation", ANY_POSITIONS)
-@pytest.mark.parametrize("chunks", [(1,) * 6, (2, 3, 1)], ids=str)
-def test_decoding_equals_the_full_pass(implementation, chunks):
-  """Uses slots in any order, some of them empty: only positions matter."""
-  arrays = make_arrays(queries=6, keys=6)
-  whole = results(implementation, arrays, {"is_causal": True})["output"]
-  slots = jnp.asarray([7, 2, 0, 5, 3, 8])  # of nine, where each token is kept
-  part = dict(arrays)
-  for name in ("key", "value"):
-    part[name] = jnp.full((2, 9, 2, 3), 1e3).at[:, slots].set(arrays[name])
-  positions = jnp.full(9, -1).at[slots].set(jnp.arange(6))
-  is_full = (positions >= 0)[None, None, None]
-  options = {"is_causal": True, "key_positions": positions, "mask": is_full}
-  for rows in jnp.split(jnp.arange(6), np.cumsum(chunks)[:-1]):
-    part["query"] = arrays["query"][:, rows]
-    actual = results(implementation, part, options | {"query_positions": rows})
-    assert_close(actual["output"], whole[:, rows])
-
-
-# Law 7.
-@pytest.mark.parametrize("implementation", EACH)
-@of_each_size
-def test_a_clipped_table_equals_a_full_one_whose_end_rows_repeat(
-  implementation, sizes, options
-):
-  """Compares gradients as well: a repeated row gets the sum of those of its copies."""
-  arrays = make_arrays(**sizes)
-  tables = {name: arrays[name] for name in TABLES}
-  rows = jnp.clip(jnp.arange(13), 4, 8) - 4
-
-  def repeat_ends(tables):
-    return {name: table[rows] for name, table in tables.items()}
-
-  full, pull_back = jax.vjp(repeat_ends, tables)
-  zero, clip = options | {"beyond": "zero"}, options | {"beyond": "clip"}
-  wanted = results("reference", arrays | full, zero)
-  # They are one if the table covers the sequence.
-  assert_close(results(implementation, arrays | full, clip), wanted)
-  assert_close(results(implementation, arrays | full, zero), wanted)
-  (of_tables,) = pull_back({name: wanted[name] for name in tables})
-  assert_close(results(implementation, arrays, options), wanted | of_tables)
-  others = results(implementation, arrays, zero)
-  assert not np.allclose(others["output"], wanted["output"])
-
-
-# Law 9.
-@pytest.mark.parametrize("implementation", EACH)
-@pytest.mark.parametrize(
-  "sizes",
-  [{"rows": 5}, {"rows": 13, "heads": 4, "per_head": "kv"}],
-  ids=["shared", "per head"],
-)
-def test_positions_are_signed(implementation, sizes):
-  arrays = make_arrays(queries=6, keys=6, **sizes)
-  backward = jnp.arange(6)[::-1]
-  cotangent = make_cotangent(arrays)[:, backward]
-
-  def turn(arrays):
-    return reorder(arrays, backward, backward)
-
-  def turn_tables(arrays):
-    return arrays | {name: arrays[name][::-1] for name in TABLES}
-
-  whole = results(implementation, arrays, {})
-  both = results(implementation, turn_tables(turn(arrays)), {}, cotangent)
-  assert_close(both, turn_tables(turn(whole)))
-  tokens_alone = turn(results(implementation, turn(arrays), {}))
-  assert not np.allclose(tokens_alone["output"], whole["output"])
-  tables_alone = results(implementation, turn_tables(arrays), {})
-  assert not np.allclose(tables_alone["output"], whole["output"])
 
 
 LOWEST_FLOAT32 = float(np.finfo(np.float32).min)
