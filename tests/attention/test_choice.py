@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
+from absent_devices import target
 from jax import export
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
+from jax.sharding import AbstractDevice
 
 from relpos_jax import (
   ContentBias,
@@ -78,14 +79,6 @@ def test_what_an_implementation_cannot_do_it_refuses_with_the_reason_that_explai
   with pytest.raises(NotImplementedError, match=message):
     compiled(*arrays, **arguments, implementation=name)
   assert explain(*arrays, **arguments).reasons[name].startswith(reason)
-
-
-def target(platform, kind="chip", devices=8):
-  """Returns the context of a mesh of devices that are not there."""
-  device = AbstractDevice(device_kind=kind, num_cores=None, platform=platform)
-  types = (AxisType.Auto,)
-  mesh = AbstractMesh((devices,), ("data",), types, abstract_device=device)
-  return use_abstract_mesh(mesh)
 
 
 @pytest.mark.parametrize(
