@@ -143,7 +143,7 @@ def prepare(inputs: Inputs) -> tuple[Plan, Sides, Sides]:
   left, right = inputs.window or (masks.UNLIMITED, masks.UNLIMITED)
   if inputs.is_causal:
     right = 0
-  block, tile, heads = _choose_sizes(inputs)
+  block, tile, heads = choose_sizes(inputs)
   plan = Plan(
     block=block,
     tile=tile,
@@ -243,7 +243,7 @@ def attend_on_devices(
   return finish(inputs, results)
 
 
-def _choose_sizes(inputs: Inputs) -> tuple[int, int, int | None]:
+def choose_sizes(inputs: Inputs) -> tuple[int, int, int | None]:
   """Chooses the numbers of queries in a block, keys in a tile, and heads in a block."""
   batch, num_queries, heads, _ = inputs.query.shape
   num_keys = inputs.key.shape[1]

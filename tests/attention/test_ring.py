@@ -119,7 +119,7 @@ def test_causal_work_is_the_same_on_all_devices_in_every_round():
   """Deals 16 chunks to 8 devices: each attends to two pairs in each round."""
   mesh, _ = lay_out(8)
   spec = PartitionSpec(None, "sequence")
-  deal = functools.partial(ring._exchange_halves, ("sequence",))
+  deal = functools.partial(ring.exchange_halves, ("sequence",))
   on_devices = jax.shard_map(deal, mesh=mesh, in_specs=spec, out_specs=spec)
   chunks = on_devices(jnp.arange(16)[None]).reshape(8, 2)
   pairs = sorted(sorted(pair) for pair in chunks.tolist())

@@ -221,17 +221,25 @@ def test_scores_are_summed_in_float32():
 @pytest.mark.parametrize(
   "vocabulary, pad", [(300, 0), (300, 299), (307, 306), (256, 130), (7, 3)]
 )
-def test_the_best_of_blocks_are_the_best_of_all_and_of_equals_the_first(
-  vocabulary, pad
-):
-  first, second = jax.random.split(jax.random.key(vocabulary + pad))
-  logits = jnp.round(2 * jax.random.normal(first, (3, 4, vocabulary)))  # many are equal
-  logits = logits.at[0, :, -1].set(9.0)  # the last token of a beam's last block
-  scores = jnp.round(jax.random.normal(second, (3, 4))).at[1, 2].set(-jnp.inf)
-  find_best = jax.jit(beam._best, static_argnums=(2, 3))
-  best, beams, words = find_best(logits, scores, 8, pad)
-  log_probs = jax.nn.log_softmax(logits).at[..., pad].set(-jnp.inf)
-  sums = (log_probs + scores[..., None]).reshape(3, -1)
-  expected, places = jax.lax.top_k(jnp.round(sums, 4), 8)
-  assert_allclose(best, expected, atol=1e-4)
-  assert_array_equal(beams * vocabulary + words, places)
+def test_the_best_of_large_vocabularies_and_of_equals_the_first(vocabulary, pad):
+  """Searches for two tokens, in logits of which many are equal."""
+  random = np.random.default_rng(vocabulary + pad)
+  logits = np.round(2 * random.normal(size=(vocabulary, vocabulary)))
+  logits[:, -1] = 9.0  # the last token of the vocabulary's last block
+  log_probs = np.array(jax.nn.log_softmax(jnp.float32(logits)))
+  log_probs[:, pad] = -np.inf
+
+  def best(scores):
+    return np.argsort(-np.round(scores.ravel(), 4), stable=True)[:4]
+
+  firsts = best(log_probs[1])
+  pairs = best(log_probs[1, firsts][:, None] + log_probs[firsts])
+  beams, seconds = np.divmod(pairs, vocabulary)
+
+  def decode(tokens, cache):
+    return jnp.float32(logits)[tokens], cache
+
+  options = {"beam_size": 4, "max_length": 2, "length_penalty": 0.0}
+  options |= {"bos": 1, "eos": vocabulary, "pad": pad}  # nothing ends
+  tokens, _ = beam_search(decode, (), length_limits=jnp.array([2]), **options)
+  assert tokens[0].tolist() == np.stack([firsts[beams], seconds], 1).tolist()

@@ -154,7 +154,7 @@ def set_tiles(monkeypatch, block, tile=None, heads=None):
   """Sets the queries in a block, and the keys and heads in a tile, of "chunked"."""
   compiled_results.clear_cache()
   monkeypatch.setattr(blocks, "default_block", lambda *_: block)
-  monkeypatch.setattr(band, "_choose_sizes", lambda *_: (block, tile or block, heads))
+  monkeypatch.setattr(band, "choose_sizes", lambda *_: (block, tile or block, heads))
 
 
 def assert_exact(attention, arrays, options, wanted=None, tolerance=1e-10):
