@@ -54,18 +54,6 @@ def test_a_list_of_edges_equals_all_pairs_and_so_do_its_gradients(
   assert_close(run_with_gradients(by_list, *arrays), wanted)
 
 
-def test_the_order_of_edges_and_repeated_labels_change_nothing():
-  order = np.random.default_rng(3).permutation(EDGES.labels.shape[1])
-  once = EDGES.senders, EDGES.receivers, EDGES.labels
-  twice = [np.concatenate([x, x[:, order]], axis=1) for x in once]
-  table = normal(NUM_LABELS, 3)
-
-  def attend_to(edges):
-    return attend(*TENSORS, relations=EdgeLabels.from_edges(*edges, table, None))
-
-  assert_close(attend_to(twice), attend_to(once))
-
-
 @pytest.mark.parametrize("heads", [(), (HEADS,)], ids=["shared", "per head"])
 def test_numbers_of_edges_equal_a_bias(heads):
   table, (pairs, _) = normal(NUM_LABELS, *heads), EDGES.of_pairs()
