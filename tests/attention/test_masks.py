@@ -6,7 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from calls import ANY_RELATION, LOW, call, results, set_tiles
+from calls import (
+  ANY_RELATION,
+  LOW,
+  call,
+  make_arrays,
+  normal,
+  results,
+  set_tiles,
+)
 from comparing import assert_close
 from compiling import run_with_gradients
 
@@ -24,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 OPTIONS = {"mask": jnp.arange(40)[None, None, None] % 7 != 3}
 # A soft cap bounds a number that does not mask.
-CAPPED = OPTIONS | {"query_offset": jnp.array([2]), "logits_soft_cap": 3.0}
+CAPPED = OPTIONS | {"query_offset": jnp.array([2, 2]), "logits_soft_cap": 3.0}
 LOWEST = [x for x in LOW if x < -1e38]
 
 
@@ -42,16 +50,14 @@ def test_rows_that_mask_distances_cost_no_digits(
   A table has other rows, slopes and a value table beside it.
   """
   set_tiles(monkeypatch, 16, 31)
-  random, heads = np.random.default_rng(0), len(numbers)
-
-  def normal(*shape):
-    return jnp.asarray(random.normal(size=shape), jnp.float32)
-
-  table = normal(9, heads).at[jnp.array(rows)].set(jnp.array(numbers))
-  arrays = {name: normal(1, 40, heads, 4) for name in ("query", "key", "value")}
+  heads = len(numbers)
+  table = normal(9, heads)
+  table[rows] = numbers
   positions = RelativePositions(normal(5, 4), normal(5, heads, 4))
-  slopes = jnp.linspace(0.1, 0.5, heads)
-  arrays["more"] = DistanceBias(table), positions, LinearBias(slopes)
+  slopes = np.linspace(0.1, 0.5, heads)
+  more = DistanceBias(table), positions, LinearBias(slopes)
+  sizes = {"queries": 40, "keys": 40, "heads": heads, "key_heads": heads}
+  arrays = make_arrays(**sizes, tables="", more=more, dtype=np.float32)
   options = options | {"is_causal": is_causal}
   wanted = results("reference", jax.tree.map(jnp.float64, arrays), options)
   for name in ("reference", "skew", "projected", "per_position", "chunked"):
@@ -118,17 +124,7 @@ def test_numbers_of_minus_infinity_mask_as_a_mask_does(
 
 @pytest.mark.parametrize("shape", [(6,), (4, 5, 6), (5, 1)], ids=str)
 def test_masks_and_biases_of_lower_rank_are_broadcast(shape):
-  random = np.random.default_rng(0)
-
-  def normal(*shape):
-    return jnp.asarray(random.normal(size=shape))
-
-  arrays = {
-    "query": normal(2, 5, 4, 3),
-    "key": normal(2, 6, 4, 3),
-    "value": normal(2, 6, 4, 3),
-    "k": normal(3, 3),
-  }
+  arrays = make_arrays(queries=5, keys=6, heads=4)
 
   def attend(bias):
     return call(arrays, bias=bias, mask=bias > -1)
@@ -136,6 +132,6 @@ def test_masks_and_biases_of_lower_rank_are_broadcast(shape):
   def attend_with_all_axes(bias):
     return attend(bias[(None,) * (4 - bias.ndim)])
 
-  bias = normal(*shape)
+  bias = jnp.asarray(normal(*shape))
   wanted = run_with_gradients(attend_with_all_axes, bias)
   assert_close(run_with_gradients(attend, bias), wanted)

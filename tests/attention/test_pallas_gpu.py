@@ -19,6 +19,7 @@ from absent_devices import (
 )
 from attention_cases import CASES, CAUSAL, DROPOUT, exact_case
 from calls import LOW, assert_exact, make_arrays, make_shapes, normal, run
+from compiling import temporary_bytes
 from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
 
@@ -141,14 +142,13 @@ def test_it_compiles_for_an_h100_in_linear_memory(sizes):
   mesh = topologies.make_mesh(topology, (1,), ("x",))
   sharding = NamedSharding(mesh, PartitionSpec())
 
-  def temporary_bytes(length):
+  def used_bytes(length):
     arrays = make_shapes(length, **sizes, sharding=sharding)
     gradient = jax.jit(make_gradient(pallas_gpu.attention))
     with use_abstract_mesh(mesh.abstract_mesh):
-      compiled = gradient.lower(*arrays).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
+      return temporary_bytes(gradient, *arrays)
 
-  short, long = temporary_bytes(8192), temporary_bytes(32768)
+  short, long = used_bytes(8192), used_bytes(32768)
   assert long <= 4.1 * short
   width, rows = sizes.get("width", 64), sizes.get("t5", 33)
   assert long <= 3 * 4 * 8 * 32768 * (width + rows)  # three times 4 N T (H + R)

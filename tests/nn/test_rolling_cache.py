@@ -64,29 +64,6 @@ def test_any_positions_and_fewer_key_heads_may_share_the_cache(positions):
   check(make_layer(positions, num_key_heads=1), [3, 1, 7], window=4)
 
 
-def test_a_hundred_thousand_tokens_need_512_slots():
-  rngs, portion = nnx.Rngs(0), 125
-  positions = RelativePositionTables(3, 8, rngs=rngs)
-  layer = MultiHeadAttention(8, 1, positions=positions, rngs=rngs)
-  x = jax.random.normal(jax.random.key(1), (100_000, 8))
-
-  @nnx.jit
-  def read_all(layer, x):
-    def read_portion(cache, inputs):
-      y, cache = layer.decode(inputs[0][None], cache, inputs[1][None])
-      return cache, y[0]
-
-    positions = jnp.arange(len(x)).reshape(-1, portion)
-    cache = layer.init_rolling_cache(1, window=512)
-    _, y = jax.lax.scan(read_portion, cache, (x.reshape(-1, portion, 8), positions))
-    return y.reshape(len(x), 8)
-
-  # The last 500 outputs depend on the 511 tokens before them at most.
-  full = layer(x[None, -1100:], is_causal=True, local_window_size=(511, 0))
-  actual = read_all(layer, x)[-500:]
-  assert_close(actual, full[0, -500:], rtol=1e-5, atol=1e-5)
-
-
 def test_padding_takes_no_slot_and_rows_have_their_own_lengths():
   layer, x = make_layer(), tokens(6)
   alone = read(layer, x[:1, 2:], [4], window=3)

@@ -45,13 +45,8 @@ class Case(NamedTuple):
     return {name: values.detach().numpy() for name, values in self.parameters.items()}
 
 
-class HaikuCase(NamedTuple):
+class HaikuCase(Case):
   """A case of Haiku: the original is a function of arrays, as ours is."""
-
-  parameters: dict[str, np.ndarray]
-  run: Callable
-  ours: Callable
-  shape: tuple[int, ...]
 
   def arrays(self) -> dict[str, np.ndarray]:
     return self.parameters
@@ -447,7 +442,7 @@ class Row(NamedTuple):
   """A row of the page's table."""
 
   function: str  # of the page
-  make: Callable[..., Case | HaikuCase]
+  make: Callable[..., Case]
   attentions: tuple[str, ...] = (EAGER,)  # that the original has
   # What the original computes in float32 though its weights are in float64; or ALL.
   single: str = ""
@@ -537,11 +532,11 @@ def errors(row: Row, dtype: str) -> tuple[float, float]:
   return float(abs(our_y - y).max() / abs(y).max()), float(max(of_gradients))
 
 
-def output_shape(case: Case | HaikuCase) -> jax.ShapeDtypeStruct:
+def output_shape(case: Case) -> jax.ShapeDtypeStruct:
   return jax.eval_shape(case.ours, case.arrays(), np.zeros(case.shape, np.float32))
 
 
-def compiled_memory(function, case: Case | HaikuCase) -> int:
+def compiled_memory(function, case: Case) -> int:
   """Returns the bytes of both passes beyond weights and inputs, by the compiler."""
   x = np.zeros(case.shape, np.float32)
   arguments = case.arrays(), x, output_shape(case)
@@ -638,11 +633,16 @@ def table_row(name: str, results, lines) -> list[str]:
 
 def table(where, rows) -> str:
   """Returns the page's table."""
-  lines, packages = lines_of_functions(), where["packages"]
+  lines = lines_of_functions()
   cells = [table_row(name, results, lines) for name, results in rows.items()]
-  versions = ", ".join(f"{x} {packages[x]}" for x in ("jax", "torch", "transformers"))
-  source = f"{where['date'][:10]}, {where['cpu']}, {versions}, `{where['command']}`."
+  source = source_line(where, "jax", "torch", "transformers")
   return f"{source}\n\n{markdown_table(HEADER, cells)}"
+
+
+def source_line(where, *packages) -> str:
+  """Returns where and how a table was measured."""
+  versions = ", ".join(f"{name} {where['packages'][name]}" for name in packages)
+  return f"{where['date'][:10]}, {where['cpu']}, {versions}, `{where['command']}`."
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -689,9 +689,7 @@ def table_of_dna(where, rows) -> str:
     base_pairs, positions, _ = OF_DNA[name]
     both = (f"{sizes[x] / 2**20:,.0f}" for x in (EAGER, "ours"))
     cells.append([name, f"{base_pairs:,}", f"{positions:,}", *both])
-  versions = ", ".join(f"{x} {where['packages'][x]}" for x in ("jax", "torch"))
-  source = f"{where['date'][:10]}, {where['cpu']}, {versions}, `{where['command']}`."
-  return f"{markdown_table(header, cells)}\n\n{source}"
+  return f"{markdown_table(header, cells)}\n\n{source_line(where, 'jax', 'torch')}"
 
 
 @pytest.mark.parametrize("name", OF_DNA)
