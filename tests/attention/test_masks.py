@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 OPTIONS = {"mask": jnp.arange(40)[None, None, None] % 7 != 3}
 # A soft cap bounds a number that does not mask.
-CAPPED = OPTIONS | {"query_offset": jnp.array([2, 2]), "logits_soft_cap": 3.0}
+CAPPED = OPTIONS | {"query_offset": jnp.array([2]), "logits_soft_cap": 3.0}
 LOWEST = [x for x in LOW if x < -1e38]
 
 
@@ -50,14 +50,16 @@ def test_rows_that_mask_distances_cost_no_digits(
   A table has other rows, slopes and a value table beside it.
   """
   set_tiles(monkeypatch, 16, 31)
-  heads = len(numbers)
-  table = normal(9, heads)
-  table[rows] = numbers
+  random, heads = np.random.default_rng(0), len(numbers)
+
+  def normal(*shape):
+    return jnp.asarray(random.normal(size=shape), jnp.float32)
+
+  table = normal(9, heads).at[jnp.array(rows)].set(jnp.array(numbers))
+  arrays = {name: normal(1, 40, heads, 4) for name in ("query", "key", "value")}
   positions = RelativePositions(normal(5, 4), normal(5, heads, 4))
-  slopes = np.linspace(0.1, 0.5, heads)
-  more = DistanceBias(table), positions, LinearBias(slopes)
-  sizes = {"queries": 40, "keys": 40, "heads": heads, "key_heads": heads}
-  arrays = make_arrays(**sizes, tables="", more=more, dtype=np.float32)
+  slopes = jnp.linspace(0.1, 0.5, heads)
+  arrays["more"] = DistanceBias(table), positions, LinearBias(slopes)
   options = options | {"is_causal": is_causal}
   wanted = results("reference", jax.tree.map(jnp.float64, arrays), options)
   for name in ("reference", "skew", "projected", "per_position", "chunked"):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from relpos_jax.decoding import beam
 from relpos_jax.decoding.beam import beam_search
 
 PAD, BOS, EOS = 0, 1, 2
@@ -135,38 +134,42 @@ def test_stopping_early_loses_nothing_of_a_search_by_lists(stop, beam_size, alph
     assert np.all(scores[i, len(expected) : number] == -np.inf)
 
 
+def count_steps(decode, cache, **options):
+  """Returns the tokens of a search, and how often it decodes."""
+  steps = []
+
+  def count_and_decode(tokens, cache):
+    jax.debug.callback(lambda: steps.append(1))
+    return decode(tokens, cache)
+
+  options |= {"beam_size": 4} | TOKENS
+  tokens, _ = beam_search(count_and_decode, cache, **options)
+  jax.effects_barrier()
+  return tokens, len(steps)
+
+
 def test_the_search_at_the_present_length_takes_fewer_steps():
-  model, sizes = RememberingModel(3, 9, 0.7), {"beam_size": 4, "max_length": 50}
+  model = RememberingModel(3, 9, 0.7)
   cache = repeat(model.cache(8), 4)
-  first = beam.begin(cache, jnp.full(8, 50), **sizes, bos=BOS, pad=PAD)
-
-  def num_steps(stop):
-    extend = functools.partial(
-      beam.extend, decode=model.decode, stop=stop, eos=EOS, pad=PAD
-    )
-    last = jax.lax.while_loop(lambda search: search.is_live.any(), extend, first)
-    return last.length.sum()
-
-  assert 0 < num_steps("present") < num_steps("bound")
+  options = {"max_length": 50, "length_limits": jnp.full(8, 50)}
+  _, present = count_steps(model.decode, cache, **options, stop="present")
+  _, bound = count_steps(model.decode, cache, **options, stop="bound")
+  assert 0 < present < bound
 
 
 def test_the_search_stops_when_every_sentence_is_decided():
-  steps = []
-
   def decode(tokens, cache):
-    jax.debug.callback(lambda: steps.append(1))
     logits = jnp.full((*tokens.shape, 6), -9.0).at[..., 5].set(9.0)
     of_end = jnp.where(cache["left"] == 0, 20.0, -20.0)
     return logits.at[..., EOS].set(of_end), {"left": cache["left"] - 1}
 
   cache = {"left": jnp.array([[3] * 4, [6] * 4])}
-  options = {"beam_size": 4, "max_length": 100} | TOKENS
-  tokens, _ = beam_search(decode, cache, length_limits=jnp.full(2, 100), **options)
-  jax.effects_barrier()
+  options = {"max_length": 100, "length_limits": jnp.full(2, 100)}
+  tokens, num_steps = count_steps(decode, cache, **options)
   best = tokens[:, 0, :8].tolist()
   assert best[0] == [5, 5, 5, EOS, PAD, PAD, PAD, PAD]
   assert best[1] == [5, 5, 5, 5, 5, 5, EOS, PAD]
-  assert len(steps) == 7
+  assert num_steps == 7
 
 
 @pytest.fixture(scope="module", params=[1, 4], ids=["greedy", "beam4"])
