@@ -39,7 +39,7 @@ class Case(NamedTuple):
   parameters: dict[str, Any]  # torch.Tensors, by name
   run: Callable  # of the parameters and x, as torch.Tensors
   ours: Callable  # of the parameters and x, as NumPy arrays
-  shape: tuple[int, ...]  # of x
+  shape: tuple[int, ...] | None  # of x; None is that of tokens
 
   def arrays(self) -> dict[str, np.ndarray]:
     return {name: values.detach().numpy() for name, values in self.parameters.items()}
@@ -52,7 +52,7 @@ class HaikuCase(Case):
     return self.parameters
 
 
-def case(module, run, ours, shape, **others) -> Case:
+def case(module, run, ours, shape=None, **others) -> Case:
   """Returns a case with random parameters of a module and others of these shapes."""
   import torch
 
@@ -105,9 +105,7 @@ def t5(batch, length, attention, name="T5", is_causal=False):
   def run(w, x):
     return module(x, causal(length, attention, x.dtype) if is_causal else None)[0]
 
-  return case(
-    module, run, functools.partial(page().t5, is_causal=is_causal), (batch, length, D)
-  )
+  return case(module, run, functools.partial(page().t5, is_causal=is_causal))
 
 
 def bert(batch, length, attention, of_keys=False):
@@ -130,17 +128,13 @@ def bert(batch, length, attention, of_keys=False):
       scores = scores + torch.einsum("bhrd,lrd->bhlr", key, embedding)
     return ((scores / math.sqrt(H)).softmax(-1) @ value).transpose(1, 2).flatten(2)
 
-  return case(
-    module, run, functools.partial(page().bert, of_keys=of_keys), (batch, length, D)
-  )
+  return case(module, run, functools.partial(page().bert, of_keys=of_keys))
 
 
 def wav2vec2_bert(batch, length, attention):
   m, config = configured("wav2vec2_bert", "Wav2Vec2BertConfig", attention)
   module = m.Wav2Vec2BertSelfAttention(config)
-  return case(
-    module, lambda w, x: module(x)[0], page().wav2vec2_bert, (batch, length, D)
-  )
+  return case(module, lambda w, x: module(x)[0], page().wav2vec2_bert)
 
 
 def conformer(batch, length, attention):
@@ -154,7 +148,7 @@ def conformer(batch, length, attention):
   def run(w, x):
     return module(x, relative_position_embeddings=positions(x))[0]
 
-  return case(module, run, page().conformer, (batch, length, D))
+  return case(module, run, page().conformer)
 
 
 def tensor2tensor(batch, length, attention, max_distance=16):
@@ -228,7 +222,7 @@ def deberta(batch, length, attention, is_shared):
   def ours(w, x):
     return page().deberta(w, x, w["rel_embeddings"])
 
-  return case(module, run, ours, (batch, length, D), rel_embeddings=(512, D))
+  return case(module, run, ours, rel_embeddings=(512, D))
 
 
 def gemma4_audio(batch, length, attention):
@@ -251,7 +245,7 @@ def gemma4_audio(batch, length, attention):
   def ours(w, x):
     return page().gemma4_audio(w, x, waves.astype(x.dtype))
 
-  return case(module, run, ours, (batch, length, D))
+  return case(module, run, ours)
 
 
 def xlnet(batch, length, attention):
@@ -277,7 +271,7 @@ def xlnet(batch, length, attention):
   def ours(w, x):
     return page().xlnet(w, x, np.broadcast_to(segments, x.shape[:2]))
 
-  return case(module, run, ours, (batch, length, D))
+  return case(module, run, ours)
 
 
 def bloom(batch, length, attention):
@@ -291,7 +285,7 @@ def bloom(batch, length, attention):
     alibi = m.build_alibi_tensor(torch.ones(batch, length).long(), HEADS, x.dtype)
     return module(x, torch.zeros_like(x), alibi, causal(length, EAGER, x.dtype))[0]
 
-  return case(module, run, page().bloom, (batch, length, D))
+  return case(module, run, page().bloom)
 
 
 def mpt(batch, length, attention):
@@ -304,7 +298,7 @@ def mpt(batch, length, attention):
       x, bias.to(x.dtype), attention_mask=causal(length, EAGER, x.dtype) != 0
     )[0]
 
-  return case(module, run, page().mpt, (batch, length, D))
+  return case(module, run, page().mpt)
 
 
 def rotary(batch, length, attention, name, kind, ours, **options):
@@ -321,7 +315,7 @@ def rotary(batch, length, attention, name, kind, ours, **options):
     )
     return module(x, attention_mask=mask, position_embeddings=positions)[0]
 
-  return case(module, run, ours, (batch, length, D))
+  return case(module, run, ours)
 
 
 def llama(*sizes, rope, ours):
@@ -448,6 +442,10 @@ class Row(NamedTuple):
   single: str = ""
   package: str = "transformers"
 
+  def case(self, batch: int, length: int, attention: str) -> Case:
+    case = self.make(batch, length, attention)
+    return case._replace(shape=case.shape or (batch, length, D))
+
 
 BOTH = (EAGER, FUSED)
 ALL = "all"  # of a module that takes no float64
@@ -519,7 +517,7 @@ def run_original(case: Case, x, dtype: str):
 
 def errors(row: Row, dtype: str) -> tuple[float, float]:
   """Returns the largest errors of output and gradients, over their largest values."""
-  case = row.make(2, TOKENS, row.attentions[-1 if dtype == "float64" else 0])
+  case = row.case(2, TOKENS, row.attentions[-1 if dtype == "float64" else 0])
   x = np.random.default_rng(0).standard_normal(case.shape).astype(dtype)
   y, dy, truth = run_original(case, x, dtype)
   our_y, (our_w, our_x) = with_gradients(case.ours)(case.arrays(), x, dy)
@@ -547,14 +545,14 @@ def compiled_memory(function, case: Case) -> int:
 
 def memory(row: Row, length: int = LONG) -> dict[str, int]:
   """Returns the bytes of both passes beyond weights and inputs, by program."""
-  found = row.make(1, length, row.attentions[0])
+  found = row.case(1, length, row.attentions[0])
   sizes = dict(ours=compiled_memory(found.ours, found))
   if isinstance(found, HaikuCase):
     return sizes | {EAGER: compiled_memory(found.run, found)}
   import torch
 
   for attention in row.attentions:
-    found = row.make(1, length, attention)
+    found = row.case(1, length, attention)
     x = torch.zeros(found.shape, requires_grad=True)
     dy = torch.zeros(output_shape(found).shape)
     causal(length, attention, x.dtype)  # models make it once for all layers
