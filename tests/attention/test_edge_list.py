@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from calls import ANY_RELATION, set_tiles
+from calls import ANY_RELATION, normal, set_tiles
 from comparing import assert_close
 from compiling import run_with_gradients, temporary_bytes
 from random_edges import (
@@ -15,7 +15,6 @@ from random_edges import (
   Edges,
   make_tables,
   make_tensors,
-  normal,
 )
 
 from relpos_jax import EdgeFeatures, EdgeLabels, LabelBias, dot_product_attention

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from calls import normal
 from comparing import assert_close
 from compiling import (
   compile_fusing,
@@ -23,7 +24,6 @@ from random_edges import (
   Edges,
   make_tables,
   make_tensors,
-  normal,
 )
 
 from relpos_jax import EdgeFeatures, EdgeLabels, dot_product_attention, edge_attention

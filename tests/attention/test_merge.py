@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from calls import ANY_RELATION, set_tiles
+from calls import ANY_RELATION, normal, set_tiles
 from comparing import assert_close
 from compiling import compile_quickly, run_with_gradients
 
@@ -18,17 +18,11 @@ from relpos_jax import (
   merge,
 )
 
-RANDOM = np.random.default_rng(0)
-LABELS = RANDOM.integers(-1, 5, (7, 7))
+LABELS = np.random.default_rng(0).integers(-1, 5, (7, 7))
 
 pytestmark = pytest.mark.usefixtures("float64")
 
-
-def normal(*shape):
-  return RANDOM.normal(size=shape)
-
-
-TENSORS = normal(2, 7, 4, 3), normal(2, 7, 2, 3), normal(2, 7, 2, 3)
+TENSORS = normal(2, 7, 4, 3), *normal(2, 2, 7, 2, 3)
 TABLE, SINKS = normal(5, 3), normal(4)
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from calls import set_tiles
+from calls import normal, set_tiles
 from comparing import assert_close, assert_same
 from compiling import run_with_gradients
 
@@ -23,13 +23,6 @@ from relpos_jax.attention.relation import Relation, distances
 
 pytestmark = pytest.mark.usefixtures("float64")
 QUERIES, KEYS, HEADS, WIDTH = 12, 9, 4, 3
-RNG = np.random.default_rng(0)
-
-
-def normal(*shape):
-  return RNG.normal(size=shape)
-
-
 TOKENS = normal(2, QUERIES, HEADS, WIDTH), *normal(2, 2, KEYS, 2, WIDTH)
 
 
@@ -92,7 +85,7 @@ def test_a_relation_by_distance_is_what_it_computes(
 ):
   """Compares the outputs, and the gradients of query, key, value and parameters."""
   set_tiles(monkeypatch, 5)
-  params = np.random.default_rng(1).normal(size=shape)
+  params = normal(*shape)
 
   def run(make, name):
     def attend(query, key, value, params):
@@ -120,7 +113,7 @@ def test_gradients_are_the_same_bits_in_every_run(monkeypatch):
     options = {"relations": relations, "implementation": "chunked"}
     return dot_product_attention(*TOKENS, **options).sum()
 
-  table = np.random.default_rng(1).normal(size=(5, HEADS))
+  table = normal(5, HEADS)
   first, *others = [jax.jit(jax.grad(loss))(table) for _ in range(3)]
   for other in others:
     assert_same(other, first)

@@ -22,8 +22,9 @@ ANY_RELATION = ["reference", "per_position", "projected", "chunked"]
 LOW = -1e3, -1e9, -1e30, np.finfo(np.float32).min, -np.inf
 
 
-def normal(*shape):
-  return np.random.default_rng(shape).normal(size=shape)
+def normal(*shape, seeds=()):
+  """Returns random numbers, the same for the same shape and seeds."""
+  return np.random.default_rng((*shape, *seeds)).normal(size=shape)
 
 
 def make_arrays(
