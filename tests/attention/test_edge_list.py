@@ -15,6 +15,7 @@ from random_edges import (
   Edges,
   make_tables,
   make_tensors,
+  split,
 )
 
 from relpos_jax import EdgeFeatures, EdgeLabels, LabelBias, dot_product_attention
@@ -38,8 +39,7 @@ def test_a_list_of_edges_equals_all_pairs_and_so_do_its_gradients(
   pairs, _ = EDGES.of_pairs()
 
   def by_list(tensors, *tables):
-    of_labels = [table[:NUM_LABELS] for table in tables]
-    of_features = [table[NUM_LABELS:] for table in tables]
+    of_labels, of_features = split(tables)
     labels = EdgeLabels.from_edges(*EDGES.ends, EDGES.labels, *of_labels)
     features = EdgeFeatures.from_edges(*EDGES.ends, EDGES.features, *of_features)
     relations = labels, features

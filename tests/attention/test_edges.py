@@ -19,11 +19,11 @@ from random_edges import (
   HEADS,
   NODES,
   NUM_EDGES,
-  NUM_LABELS,
   SENDERS,
   Edges,
   make_tables,
   make_tensors,
+  split,
 )
 
 from relpos_jax import EdgeFeatures, EdgeLabels, dot_product_attention, edge_attention
@@ -61,8 +61,7 @@ def test_a_list_of_edges_is_the_operator_on_the_matrix_of_pairs(
     return key_table if has_keys else None, value_table if has_values else None
 
   def by_list(edges, tensors, *tables):
-    of_labels = chosen(*(table[:NUM_LABELS] for table in tables))
-    of_features = chosen(*(table[NUM_LABELS:] for table in tables))
+    of_labels, of_features = split(chosen(*tables))
     labels = EdgeLabels(edges.labels, *of_labels)
     features = EdgeFeatures(edges.features, *of_features)
     return edge_attention(*tensors, *edges.ends, labels=labels, features=features)

@@ -8,6 +8,7 @@ import pytest
 from calls import make_arrays, results
 from comparing import assert_close
 from flax import nnx
+from ones import KEY, QUERY, RELATIONS, TABLE, call
 
 from relpos_jax import (
   ContentBias,
@@ -19,25 +20,16 @@ from relpos_jax import (
   LinearBias,
   RelativePositions,
   attention_weights,
-  dot_product_attention,
   edge_attention,
   rotate,
 )
 from relpos_jax.nn import RelativePositionTables
 
-QUERY = np.ones((2, 5, 4, 8), np.float32)
-KEY = np.ones((2, 7, 2, 8), np.float32)
-TABLE = np.ones((5, 8), np.float32)
 NARROW_TABLE = TABLE[:, :3]
-RELATIONS = RelativePositions(TABLE, TABLE)
 CONTENT = np.ones((2, 5, 4, 3), np.float32)
 PAIRS = np.ones((5, 7))
 LABELS = np.arange(35).reshape(5, 7)
 WANT_NAMES = "want None, which chooses, or one of reference"
-
-
-def call(query=QUERY, key=KEY, value=KEY, relations=RELATIONS, **options):
-  return dot_product_attention(query, key, value, relations=relations, **options)
 
 
 def weights(query=QUERY, key=KEY, value=None, relations=RELATIONS, **options):

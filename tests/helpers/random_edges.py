@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 from calls import normal
 
@@ -24,6 +25,13 @@ def make_tables(heads=()):
   """Returns a table of keys and one of values; labels have the first rows."""
   keys = normal(NUM_ROWS, *heads, WIDTH, seeds=(3,))
   return keys, normal(NUM_ROWS, VALUE_WIDTH, seeds=(4,))
+
+
+def split(tables):
+  """Returns the tables of labels, and those of features; None stays None."""
+  of_labels = jax.tree.map(lambda table: table[:NUM_LABELS], tables)
+  of_features = jax.tree.map(lambda table: table[NUM_LABELS:], tables)
+  return of_labels, of_features
 
 
 class Edges(NamedTuple):

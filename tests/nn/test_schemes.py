@@ -25,7 +25,7 @@ from relpos_jax.nn import (
 )
 
 B, T, N, H = 2, 6, 3, 4
-D, K, LEFT, RANK = N * H, 3, 2, 16
+D, K, LEFT = N * H, 3, 2
 # By name: the class, its positional arguments, and its options.
 SCHEMES = {}
 SCHEMES["t5"] = T5Positions, (N, 5), {"num_buckets": 8}
