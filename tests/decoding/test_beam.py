@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+from relpos_jax.decoding import beam
 from relpos_jax.decoding.beam import beam_search
 
 PAD, BOS, EOS = 0, 1, 2
@@ -225,12 +226,14 @@ def test_scores_are_summed_in_float32():
   "vocabulary, pad", [(300, 0), (300, 299), (307, 306), (256, 130), (7, 3)]
 )
 def test_the_best_of_large_vocabularies_and_of_equals_the_first(vocabulary, pad):
-  """Searches for two tokens, in logits of which many are equal."""
-  random = np.random.default_rng(vocabulary + pad)
+  """Extends by two tokens: many logits are equal, those of the end and padding high."""
+  random, eos = np.random.default_rng(vocabulary + pad), vocabulary // 2
   logits = np.round(2 * random.normal(size=(vocabulary, vocabulary)))
   logits[:, -1] = 9.0  # the last token of the vocabulary's last block
+  logits[:, eos] = 10.0
+  logits[:, pad] = 11.0
   log_probs = np.array(jax.nn.log_softmax(jnp.float32(logits)))
-  log_probs[:, pad] = -np.inf
+  log_probs[:, [eos, pad]] = -np.inf
 
   def best(scores):
     return np.argsort(-np.round(scores.ravel(), 4), stable=True)[:4]
@@ -242,7 +245,9 @@ def test_the_best_of_large_vocabularies_and_of_equals_the_first(vocabulary, pad)
   def decode(tokens, cache):
     return jnp.float32(logits)[tokens], cache
 
-  options = {"beam_size": 4, "max_length": 2, "length_penalty": 0.0}
-  options |= {"bos": 1, "eos": vocabulary, "pad": pad}  # nothing ends
-  tokens, _ = beam_search(decode, (), length_limits=jnp.array([2]), **options)
-  assert tokens[0].tolist() == np.stack([firsts[beams], seconds], 1).tolist()
+  options = {"beam_size": 4, "max_length": 99, "bos": 1, "pad": pad}
+  search = beam.begin((), jnp.array([99]), **options)
+  for _ in range(2):
+    search = beam.extend(search, decode, length_penalty=9.0, eos=eos, pad=pad)
+  wanted = np.stack([firsts[beams], seconds], axis=1)
+  assert_array_equal(search.live.tokens[0, :, 1:3], wanted)
