@@ -100,10 +100,12 @@ def test_parts_of_the_keys_are_merged_by_their_residuals(monkeypatch):
     assert np.isneginf(residual).all()
 
 
+@pytest.mark.parametrize("sinks", [None, SINKS], ids=["no sinks", "sinks"])
 @pytest.mark.parametrize("name", ["reference", "skew", "chunked"])
-def test_a_masked_query_along_a_band_has_no_residual(name):
+def test_a_masked_query_along_a_band_has_no_residual(name, sinks):
   mask = np.broadcast_to(np.arange(7)[:, None] != 3, (7, 7))
   options = {"relations": DistanceBias(TABLE[:, 0]), "implementation": name}
+  options["sinks"] = sinks
   _, residual = dot_product_attention(
     *TENSORS, mask=mask, return_residual=True, **options
   )

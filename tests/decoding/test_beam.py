@@ -223,7 +223,7 @@ def test_scores_are_summed_in_float32():
 
 
 @pytest.mark.parametrize(
-  "vocabulary, pad", [(300, 0), (300, 299), (307, 306), (256, 130), (7, 3)]
+  "vocabulary, pad", [(300, 0), (300, 299), (307, 306), (256, 130), (11, 3)]
 )
 def test_the_best_of_large_vocabularies_and_of_equals_the_first(vocabulary, pad):
   """Extends by two tokens: many logits are equal, those of the end and padding high."""
