@@ -159,11 +159,8 @@ class Bucket:
 
   def listing(self, query) -> dict:
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
-    start, end = query.get("startOffset", ""), query.get("endOffset") or "\U0010ffff"
     items, prefixes = [], set()
     for rest in self.names(prefix):
-      if not start <= prefix + rest < end:
-        continue
       if delimiter and delimiter in rest:
         prefixes.add(prefix + rest.partition(delimiter)[0] + delimiter)
       else:
@@ -191,8 +188,6 @@ class Bucket:
     if not source:
       generation = self.put(name, body)["generation"]
       return web.Response(headers={"ETag": f'"{generation}"'})
-    if source not in self.objects:
-      return s3_error(404, "NoSuchKey", "The key does not exist")
     self.put(name, self.objects[source][1])
     return xml_response(200, '<CopyObjectResult><ETag>"0"</ETag></CopyObjectResult>')
 

@@ -107,6 +107,12 @@ def test_the_library_needs_four_packages(own):
   assert others <= {"jax", "flax", "numpy", "jaxtyping"}
 
 
+def run_python(*arguments):
+  """Runs Python in a process of its own, in the root of the project."""
+  words = sys.executable, *arguments
+  return subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
+
+
 def test_the_operator_loads_no_kernels_before_they_are_used():
   program = """
 import jax, sys, relpos_jax
@@ -114,9 +120,7 @@ x = jax.numpy.ones((1, 4, 1, 8))
 relpos_jax.dot_product_attention(x, x, x, relations=relpos_jax.RelativePositions(x[0, :3, 0], None))
 print([name for name in sys.modules if name.startswith("jax.experimental.pallas")])
 """
-  answer = subprocess.run(
-    [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT
-  )
+  answer = run_python("-c", program)
   assert (answer.stdout, answer.returncode) == ("[]\n", 0), answer.stderr
 
 
@@ -135,8 +139,7 @@ HEAVY |= {"tensorflow_datasets"}
 
 def loaded(*words: str, status: int) -> set[str]:
   """Runs a command and returns the packages that it imports, those of the project in two parts."""
-  words = (sys.executable, "-X", "importtime", "-m", *words)
-  answer = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
+  answer = run_python("-X", "importtime", "-m", *words)
   assert answer.returncode == status, answer.stderr[-1000:]
   imported = re.findall(r"^import time:.*\| +(\S+)$", answer.stderr, flags=re.MULTILINE)
   return {package(name) for name in imported}
@@ -161,9 +164,7 @@ signature = str(inspect.signature(dot_product_attention))
 print(len(signature) < 1000, "relations: 'Relations | None' = None" in signature)
 print(*[x.__annotations__["return"] for x in typing.get_overloads(dot_product_attention)])
 """
-  answer = subprocess.run(
-    [sys.executable, "-c", code], capture_output=True, text=True, check=True
-  )
+  answer = run_python("-c", code)
   assert answer.stdout == "True True\nArray tuple[Array, Array]\n"
 
 
@@ -179,9 +180,7 @@ print(sorted(names - AttentionOptions.__annotations__.keys()))
 names = inspect.signature(RelativePositionTables.__init__).parameters.keys()
 print(sorted(names - TableOptions.__annotations__.keys()))
 """
-  answer = subprocess.run(
-    [sys.executable, "-c", code], capture_output=True, text=True, check=True
-  )
+  answer = run_python("-c", code)
   own = ["bias", "implementation", "key", "mask", "query", "return_residual", "value"]
   tables = ["head_width", "max_distance", "rngs", "self"]
   assert answer.stdout == f"{own}\n{tables}\n"

@@ -182,7 +182,7 @@ def prepare(inputs: Inputs) -> tuple[Plan, Sides, Sides]:
   left, right = inputs.window or (masks.UNLIMITED, masks.UNLIMITED)
   if inputs.is_causal:
     right = 0
-  block, tile, heads = _choose_sizes(inputs)
+  block, tile, heads = choose_sizes(inputs)
   is_wide = _has_wide_tables(inputs, block + tile)
   if is_wide and not heads:
     # A key has a row for each distance of its tile: square tiles have the fewest.
@@ -298,7 +298,7 @@ def attend_on_devices(
   return finish(inputs, results)
 
 
-def _choose_sizes(inputs: Inputs) -> tuple[int, int, int | None]:
+def choose_sizes(inputs: Inputs) -> tuple[int, int, int | None]:
   """Chooses the numbers of queries in a block, keys in a tile, and heads in a block."""
   batch, num_queries, heads, _ = inputs.query.shape
   num_keys = inputs.key.shape[1]

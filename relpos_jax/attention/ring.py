@@ -64,9 +64,9 @@ def _attend(
     return tiles.attend(plan, floats, marks, attend_in_ring)
   plan = plan._replace(block=block, tile=tile)
   tables = floats.tables
-  floats, marks = _exchange_halves(names, (floats._replace(tables=()), marks))
+  floats, marks = exchange_halves(names, (floats._replace(tables=()), marks))
   floats = floats._replace(tables=tables)
-  return _exchange_halves(names, tiles.attend(plan, floats, marks, attend_in_ring))
+  return exchange_halves(names, tiles.attend(plan, floats, marks, attend_in_ring))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -142,7 +142,7 @@ def _pass_on(names: Names, tree: Any) -> Any:
   return jax.tree.map(lambda x: jax.lax.ppermute(x, names, routes), tree)
 
 
-def _exchange_halves(names: Names, tree: Any) -> Any:
+def exchange_halves(names: Names, tree: Any) -> Any:
   """Exchanges the second halves of devices i and n - 1 - i. It is its own inverse."""
   size = jax.lax.axis_size(names)
   routes = [(device, size - 1 - device) for device in range(size)]

@@ -17,7 +17,7 @@ from relpos_jax.typing import Array, Bool, Float, Int
 
 kernel_init = jax.nn.initializers.lecun_uniform()  # Tensor2Tensor's unit scaling
 
-_FEWEST_SLOTS = 32  # the smallest part of a cache to attend to
+FEWEST_SLOTS = 32  # the smallest part of a cache to attend to
 
 
 class KVCache(NamedTuple):
@@ -307,6 +307,6 @@ class MultiHeadAttention(nnx.Module):
 def _part_sizes(num_slots: int) -> list[int]:
   """Returns sizes for parts of a cache, each about four times the one before."""
   sizes = [num_slots]
-  while sizes[-1] >= 4 * _FEWEST_SLOTS:
+  while sizes[-1] >= 4 * FEWEST_SLOTS:
     sizes.append(math.ceil(sizes[-1] / 4))
   return sizes[::-1]

@@ -1,10 +1,10 @@
-"""Any number of batch axes, along some of which arrays are shared."""
+"""No batch axis or several, along some of which arrays are shared."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from calls import results, set_tiles
+from calls import call, normal, results, set_tiles
 from comparing import assert_close
 
 from relpos_jax import ContentBias, EdgeLabels, FunctionBias, KeyBias
@@ -13,10 +13,6 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 BATCH, LENGTH, HEADS = (2, 3, 2), 7, 4
 RANDOM = np.random.default_rng(0)
-
-
-def normal(*shape):
-  return RANDOM.normal(size=shape)
 
 
 def integers(low, high, *shape):
@@ -72,7 +68,7 @@ def merge_axes(x):
 def test_any_number_of_batch_axes(name, more, heads, shared, monkeypatch):
   """Shares a bias along some of three axes of the batch, and a mask along others."""
   set_tiles(monkeypatch, 4, 7, heads)
-  bias = jnp.asarray(np.random.default_rng(1).normal(size=(*shared, HEADS, 7, 7)))
+  bias = jnp.asarray(normal(*shared, HEADS, 7, 7))
   each, pull_back = jax.vjp(lambda x: jnp.broadcast_to(x, (*BATCH, HEADS, 7, 7)), bias)
   mask = jnp.broadcast_to(MASK, (*BATCH, 1, LENGTH, LENGTH))
   arrays = ARRAYS | {"more": more, "bias": bias}
@@ -85,3 +81,15 @@ def test_any_number_of_batch_axes(name, more, heads, shared, monkeypatch):
   assert actual["output"].shape == (*BATCH, LENGTH, HEADS, 5)
   wanted = jax.tree.map(lambda x, y: x.reshape(y.shape), wanted, actual)
   assert_close(actual, wanted, name)
+
+
+def first_sequence(x):
+  return x[0, 0, 0] if jnp.shape(x)[:3] == BATCH else x
+
+
+def test_a_sequence_without_a_batch():
+  mask = jnp.broadcast_to(MASK, (*BATCH, 1, LENGTH, LENGTH))
+  arguments = ARRAYS | {"more": BY_DISTANCE + OF_PAIRS, "mask": mask}
+  arguments |= {"is_causal": True} | SEGMENTS | OFFSETS
+  alone = call(jax.tree.map(first_sequence, arguments))
+  assert_close(alone, call(arguments)[0, 0, 0])

@@ -1,11 +1,11 @@
 """The tables of published relations by distance have the rows of the published code."""
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import papers
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -73,18 +73,9 @@ def test_rows_are_the_buckets_of_the_published_code(
   assert len(set(wanted)) > num_buckets // 2
 
 
-def alibi_slopes(n):
-  """Computes the slopes as the code of Press et al. 2022 does."""
-  if math.log2(n).is_integer():
-    start = 2 ** (-(2 ** -(math.log2(n) - 3)))
-    return [start * start**i for i in range(n)]
-  closest = 2 ** math.floor(math.log2(n))
-  return alibi_slopes(closest) + alibi_slopes(2 * closest)[0::2][: n - closest]
-
-
 def test_alibi_has_the_slopes_of_the_paper_and_its_code():
   for n in range(1, 40):
-    assert_allclose(LinearBias.alibi(n).slopes, alibi_slopes(n), rtol=1e-12)
+    assert_allclose(LinearBias.alibi(n).slopes, papers.alibi_slopes(n), rtol=1e-12)
   assert_allclose(LinearBias.alibi(8).slopes, [2.0**-x for x in range(1, 9)])
 
 

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
+from absent_devices import target
 from jax import export
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
+from jax.sharding import AbstractDevice
+from ones import KEY, QUERY, RELATIONS, TABLE, call
 
 from relpos_jax import (
   ContentBias,
@@ -17,25 +19,16 @@ from relpos_jax import (
   KeyBias,
   LinearBias,
   RelativePositions,
-  dot_product_attention,
   explain,
 )
 from relpos_jax.attention import partitioned
 
-QUERY = np.ones((2, 5, 4, 8), np.float32)
-KEY = np.ones((2, 7, 2, 8), np.float32)
-TABLE = np.ones((5, 8), np.float32)
-RELATIONS = RelativePositions(TABLE, TABLE)
 CONTENT = ContentBias(np.ones((2, 5, 4, 3), np.float32), TABLE[:, :3])
 LABELLED = RELATIONS, EdgeLabels(np.arange(35).reshape(5, 7) % 5, TABLE, None)
 WITH_SLOPES = RELATIONS, LinearBias.alibi(4)
 POSITIONS = {"query_positions": np.arange(5)}
 WIDE = np.ones((1, 6, 1, 300), np.float32)
 MASK = np.ones((1, 1, 5, 1), bool)
-
-
-def call(query=QUERY, key=KEY, value=KEY, relations=RELATIONS, **options):
-  return dot_product_attention(query, key, value, relations=relations, **options)
 
 
 NEEDS_NO_POSITIONS = "positions or query_offset are given; it needs"
@@ -78,14 +71,6 @@ def test_what_an_implementation_cannot_do_it_refuses_with_the_reason_that_explai
   with pytest.raises(NotImplementedError, match=message):
     compiled(*arrays, **arguments, implementation=name)
   assert explain(*arrays, **arguments).reasons[name].startswith(reason)
-
-
-def target(platform, kind="chip", devices=8):
-  """Returns the context of a mesh of devices that are not there."""
-  device = AbstractDevice(device_kind=kind, num_cores=None, platform=platform)
-  types = (AxisType.Auto,)
-  mesh = AbstractMesh((devices,), ("data",), types, abstract_device=device)
-  return use_abstract_mesh(mesh)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """Labelled and featured edges, as lists and as matrices of pairs."""
 
+import functools
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from calls import normal
 from comparing import assert_close
 from compiling import (
   compile_fusing,
@@ -13,18 +15,15 @@ from compiling import (
   run_with_gradients,
   with_gradients,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from random_edges import (
   HEADS,
   NODES,
   NUM_EDGES,
-  NUM_LABELS,
   SENDERS,
   Edges,
   make_tables,
   make_tensors,
-  normal,
+  split,
 )
 
 from relpos_jax import EdgeFeatures, EdgeLabels, dot_product_attention, edge_attention
@@ -54,15 +53,15 @@ def test_traced_labels_are_of_any_integer_type(dtype):
 def test_a_list_of_edges_is_the_operator_on_the_matrix_of_pairs(
   has_keys, has_values, batch, heads
 ):
+  """Sorts edges that are known before the program, and traced ones in it."""
   edges = Edges.of_graphs(*batch)
   pairs, mask = edges.of_pairs()
 
   def chosen(key_table, value_table):
     return key_table if has_keys else None, value_table if has_values else None
 
-  def by_list(tensors, *tables):
-    of_labels = chosen(*(table[:NUM_LABELS] for table in tables))
-    of_features = chosen(*(table[NUM_LABELS:] for table in tables))
+  def by_list(edges, tensors, *tables):
+    of_labels, of_features = split(chosen(*tables))
     labels = EdgeLabels(edges.labels, *of_labels)
     features = EdgeFeatures(edges.features, *of_features)
     return edge_attention(*tensors, *edges.ends, labels=labels, features=features)
@@ -74,7 +73,14 @@ def test_a_list_of_edges_is_the_operator_on_the_matrix_of_pairs(
 
   arrays = make_tensors(NODES, SENDERS, batch), *make_tables(heads)
   wanted = run_with_gradients(by_matrix, *arrays)
-  assert_close(run_with_gradients(by_list, *arrays), wanted)
+  by_known = functools.partial(by_list, edges)
+  assert_close(run_with_gradients(by_known, *arrays), wanted)
+
+  @compile_quickly
+  def run_traced(edges):
+    return with_gradients(functools.partial(by_list, edges), *arrays)
+
+  assert_close(run_traced(edges), wanted)
 
 
 @pytest.mark.parametrize("heads", [1, HEADS])
@@ -95,50 +101,20 @@ def test_numbers_of_edges_are_a_bias_of_their_pairs(heads):
   assert_close(run_with_gradients(by_list, *arrays), wanted)
 
 
-@compile_quickly
-def run(tensors, senders, receivers, labels):
-  """Returns the output and gradients of four nodes and up to 8 edges."""
-
-  def attend(*tensors):
-    relation = EdgeLabels(labels, *make_tables())
-    return edge_attention(*tensors, senders, receivers, labels=relation)
-
-  return with_gradients(attend, *tensors)
-
-
-FOUR_NODES = make_tensors(4, 4)
-
-
-def run_edges(edges, tensors=FOUR_NODES):
-  """Returns the output, and the gradients of query, key and value."""
-  padded = np.full((8, 3), -1)
-  padded[: len(edges)] = edges
-  return run(tensors, *padded.T)
-
-
-# Senders, receivers and labels.
-EDGES = [(0, 1, 2), (2, 1, 0), (0, 1, 1), (3, 3, 1), (1, 0, 2)]
-
-
 def test_traced_nodes_out_of_range_are_padding():
-  out_of_range = [(4, 0, 1), (0, 4, 1), (-2, 0, 1)]
-  assert_close(run_edges(EDGES + out_of_range), run_edges(EDGES))
+  edges = np.array([(0, 1, 2), (2, 1, 0), (0, 1, 1), (3, 3, 1), (1, 0, 2)])
+  out_of_range = np.array([(4, 0, 1), (0, 4, 1), (-2, 0, 1)])
+  tensors, tables = make_tensors(4, 4), make_tables()
 
+  @compile_quickly
+  def run(senders, receivers, labels):
+    def attend(*tensors):
+      relation = EdgeLabels(labels, *tables)
+      return edge_attention(*tensors, senders, receivers, labels=relation)
 
-@settings(max_examples=20)
-@given(st.integers(0, 2**32 - 1))
-def test_the_order_of_edges_does_not_matter_and_renumbering_nodes_renumbers_all(seed):
-  random = np.random.default_rng(seed)
-  senders, receivers = random.integers(0, 4, (2, 8))
-  labels = random.integers(-1, NUM_LABELS, 8)
-  edges = np.stack([senders, receivers, labels], axis=1)
-  results = run_edges(edges)
-  assert_close(run_edges(random.permutation(edges)), results)
-  old = random.permutation(4)
-  new = np.argsort(old)
-  renumbered = np.stack([new[senders], new[receivers], labels], axis=1)
-  actual = run_edges(renumbered, [x[old] for x in FOUR_NODES])
-  assert_close(actual, jax.tree.map(lambda x: x[old], results))
+    return with_gradients(attend, *tensors)
+
+  assert_close(run(*np.concatenate([edges, out_of_range]).T), run(*edges.T))
 
 
 def test_dropout_keeps_the_mean_and_drops_a_pair_as_one():

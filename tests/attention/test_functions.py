@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from calls import set_tiles
+from calls import normal, set_tiles
 from comparing import assert_close
 from compiling import run_with_gradients
 from numpy.testing import assert_allclose
@@ -14,11 +14,6 @@ from numpy.testing import assert_allclose
 from relpos_jax import FunctionBias, dot_product_attention
 
 pytestmark = pytest.mark.usefixtures("float64")
-RNG = np.random.default_rng(0)
-
-
-def normal(*shape):
-  return RNG.normal(size=shape)
 
 
 def number_of_all(params, i, j, x, y, z):

@@ -6,7 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from calls import ANY_RELATION, LOW, call, results, set_tiles
+from calls import (
+  ANY_RELATION,
+  LOW,
+  call,
+  make_arrays,
+  normal,
+  results,
+  set_tiles,
+)
 from comparing import assert_close
 from compiling import run_with_gradients
 
@@ -118,17 +126,7 @@ def test_numbers_of_minus_infinity_mask_as_a_mask_does(
 
 @pytest.mark.parametrize("shape", [(6,), (4, 5, 6), (5, 1)], ids=str)
 def test_masks_and_biases_of_lower_rank_are_broadcast(shape):
-  random = np.random.default_rng(0)
-
-  def normal(*shape):
-    return jnp.asarray(random.normal(size=shape))
-
-  arrays = {
-    "query": normal(2, 5, 4, 3),
-    "key": normal(2, 6, 4, 3),
-    "value": normal(2, 6, 4, 3),
-    "k": normal(3, 3),
-  }
+  arrays = make_arrays(queries=5, keys=6, heads=4)
 
   def attend(bias):
     return call(arrays, bias=bias, mask=bias > -1)
@@ -136,6 +134,6 @@ def test_masks_and_biases_of_lower_rank_are_broadcast(shape):
   def attend_with_all_axes(bias):
     return attend(bias[(None,) * (4 - bias.ndim)])
 
-  bias = normal(*shape)
+  bias = jnp.asarray(normal(*shape))
   wanted = run_with_gradients(attend_with_all_axes, bias)
   assert_close(run_with_gradients(attend, bias), wanted)

@@ -11,15 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from absent_devices import check_kernels
 from attention_cases import CAUSAL, DROPOUT, case
-from calls import LOW, attend, make_arrays, make_shapes, normal, output_and_gradients
+from calls import LOW, attend, make_arrays, normal, output_and_gradients
 from comparing import assert_same, relative_errors
 from compiling import compile_quickly
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
 from relpos_jax import DistanceBias, dot_product_attention
 from relpos_jax.attention import mosaic_gpu, reference
-from relpos_jax.attention.inputs import gather_inputs
 
 
 def test_an_older_jax_is_refused(monkeypatch):
@@ -117,12 +116,6 @@ def test_it_repeats_every_bit():
   assert_same(compiled(arrays), compiled(arrays))
 
 
-def loss(query, key, value, relations, **options):
-  """Computes a loss with the kernels as compiled for a GPU."""
-  inputs = gather_inputs(query, key, value, relations=relations, **options)
-  return mosaic_gpu.attention(inputs, interpret=False).astype(jnp.float32).sum()
-
-
 LONG_IDS = jnp.zeros(200, jnp.int32)
 
 
@@ -141,15 +134,4 @@ LONG_IDS = jnp.zeros(200, jnp.int32)
   ids=["plain", "dropout", "segments", "a bias"],
 )
 def test_it_lowers_for_an_h100(sizes, options):
-  """Checks for three kernels, and no [T, S] around them."""
-  kind = "NVIDIA H100 80GB HBM3"
-  device = AbstractDevice(device_kind=kind, num_cores=None, platform="cuda")
-  mesh = AbstractMesh((1,), ("x",), (AxisType.Auto,), abstract_device=device)
-  gradient = jax.grad(functools.partial(loss, **options), argnums=(0, 1, 2, 3))
-  arrays = make_shapes(**sizes)
-  with use_abstract_mesh(mesh):
-    traced = jax.jit(gradient).trace(*arrays)
-    lowered = traced.lower(lowering_platforms=("cuda",)).as_text()
-  assert lowered.count("@mosaic_gpu") == 3
-  length = arrays[0].shape[1]
-  assert f"x{length}x{length}x" not in lowered
+  check_kernels(mosaic_gpu.attention, "@mosaic_gpu", sizes, options)

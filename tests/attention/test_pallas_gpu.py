@@ -11,21 +11,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from absent_devices import (
+  check_kernels,
+  lower_for_an_h100,
+  make_gradient,
+  make_loss,
+)
 from attention_cases import CASES, CAUSAL, DROPOUT, exact_case
 from calls import LOW, assert_exact, make_arrays, make_shapes, normal, run
+from compiling import temporary_bytes
 from jax.experimental import topologies
-from jax.sharding import (
-  AbstractDevice,
-  AbstractMesh,
-  AxisType,
-  NamedSharding,
-  PartitionSpec,
-  use_abstract_mesh,
-)
+from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
 
 from relpos_jax import DistanceBias
 from relpos_jax.attention import pallas_gpu
-from relpos_jax.attention.inputs import gather_inputs
 
 kernel = functools.partial(pallas_gpu.attention, block=(8, 4))
 
@@ -80,26 +79,11 @@ ignore_deprecation = pytest.mark.filterwarnings(
 )
 
 
-def loss(query, key, value, relations, **options):
-  """Computes a loss with the kernels as compiled for a GPU."""
-  inputs = gather_inputs(query, key, value, relations=relations, **options)
-  return pallas_gpu.attention(inputs, interpret=False).astype(jnp.float32).sum()
-
-
-def lower_for_an_h100(function, *arrays):
-  kind = "NVIDIA H100 80GB HBM3"
-  device = AbstractDevice(device_kind=kind, num_cores=None, platform="cuda")
-  mesh = AbstractMesh((1,), ("x",), (AxisType.Auto,), abstract_device=device)
-  with use_abstract_mesh(mesh):
-    traced = jax.jit(function).trace(*arrays)
-    return traced.lower(lowering_platforms=("cuda",)).as_text()
-
-
 @ignore_deprecation
 def test_a_bias_by_distance_is_not_repeated_for_each_query():
   """The forward pass has no array larger than the query."""
   arrays = make_shapes(**T5)
-  lowered = lower_for_an_h100(loss, *arrays)
+  lowered = lower_for_an_h100(make_loss(pallas_gpu.attention), *arrays)
   sizes = []
   for dimensions in re.findall(r"tensor<((?:\d+x)+)", lowered):
     sizes.append(math.prod(map(int, dimensions.split("x")[:-1])))
@@ -120,13 +104,7 @@ def test_a_bias_by_distance_is_not_repeated_for_each_query():
   ids=["plain", "float32, causal", "dropout", "segments", "a bias", "both"],
 )
 def test_it_lowers_for_an_h100(sizes, options):
-  """Checks for three kernels, and no [T, S] around them."""
-  gradient = jax.grad(functools.partial(loss, **options), argnums=(0, 1, 2, 3))
-  arrays = make_shapes(**sizes)
-  lowered = lower_for_an_h100(gradient, *arrays)
-  assert lowered.count("xla.gpu.triton") == 3
-  length = arrays[0].shape[1]
-  assert f"x{length}x{length}x" not in lowered
+  check_kernels(pallas_gpu.attention, "xla.gpu.triton", sizes, options)
 
 
 # What the compiler asks to know about an H100.
@@ -164,14 +142,13 @@ def test_it_compiles_for_an_h100_in_linear_memory(sizes):
   mesh = topologies.make_mesh(topology, (1,), ("x",))
   sharding = NamedSharding(mesh, PartitionSpec())
 
-  def temporary_bytes(length):
+  def used_bytes(length):
     arrays = make_shapes(length, **sizes, sharding=sharding)
-    gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))
+    gradient = jax.jit(make_gradient(pallas_gpu.attention))
     with use_abstract_mesh(mesh.abstract_mesh):
-      compiled = gradient.lower(*arrays).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
+      return temporary_bytes(gradient, *arrays)
 
-  short, long = temporary_bytes(8192), temporary_bytes(32768)
+  short, long = used_bytes(8192), used_bytes(32768)
   assert long <= 4.1 * short
   width, rows = sizes.get("width", 64), sizes.get("t5", 33)
   assert long <= 3 * 4 * 8 * 32768 * (width + rows)  # three times 4 N T (H + R)

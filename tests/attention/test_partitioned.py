@@ -53,7 +53,7 @@ def check(call, attention, axes, along=HEADS_TOO, stays=True, kind="auto"):
 
 def in_blocks(*args, **options):
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(band, "_choose_sizes", lambda *_: (8, 16, None))
+    patch.setattr(band, "choose_sizes", lambda *_: (8, 16, None))
     return chunked.attention(gather_inputs(*args, **options))
 
 

@@ -10,7 +10,7 @@ from formula import formula
 from numpy.testing import assert_allclose
 from random_calls import BY_DISTANCE, KINDS, RandomCall
 
-from relpos_jax import DistanceBias, LinearBias, dot_product_attention
+from relpos_jax import DistanceBias, LinearBias
 from relpos_jax.attention import lookup
 
 pytestmark = pytest.mark.usefixtures("float64", "compile_anew")
@@ -124,29 +124,3 @@ def test_positions_across_the_largest_integer_change_no_bit(name, monkeypatch):
     assert_same(run(shift, np.int32), wanted)
   for shift in (0, 2**31 + 1, 2 * 10**9):
     assert_same(run(shift, np.uint32), wanted)
-
-
-# The axes of relations that are a batch, of three axes if all have one.
-OF_BATCH = {"query": 4, "features": 4, "labels": 3, "of_query": 3, "of_pair": 3}
-
-
-def first_sequence(relation):
-  fields = dict(vars(relation))
-  for name, num_axes in OF_BATCH.items():
-    if name in fields and fields[name].ndim == num_axes:
-      fields[name] = fields[name][0]
-  return type(relation)(**fields)
-
-
-def test_without_a_batch():
-  random = RandomCall(KINDS, 5)
-  arrays, options = random.arrays, dict(random.options)
-  relations = arrays.pop("more")
-  whole = dot_product_attention(**arrays, **options, relations=relations)
-  for name, x in options.items():
-    if isinstance(x, jax.Array) and x.ndim:
-      options[name] = x[0]
-  arrays = {name: x[0] for name, x in arrays.items()}
-  relations = tuple(map(first_sequence, relations))
-  output = dot_product_attention(**arrays, **options, relations=relations)
-  assert_allclose(output, whole[0], rtol=0, atol=1e-10)

@@ -1,4 +1,4 @@
-"""Laws 8 and 13: a relation equals the other one that it computes."""
+"""Law 13: a relation equals the other one that it computes."""
 
 import dataclasses
 import functools
@@ -8,17 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from calls import set_tiles
+from calls import normal, set_tiles
 from comparing import assert_close, assert_same
 from compiling import run_with_gradients
 
 from relpos_jax import (
   DistanceBias,
-  EdgeFeatures,
-  EdgeLabels,
   FunctionBias,
   LinearBias,
-  RelativePositions,
   dot_product_attention,
 )
 from relpos_jax.attention.arrays import check_array
@@ -26,24 +23,7 @@ from relpos_jax.attention.relation import Relation, distances
 
 pytestmark = pytest.mark.usefixtures("float64")
 QUERIES, KEYS, HEADS, WIDTH = 12, 9, 4, 3
-RNG = np.random.default_rng(0)
-
-
-def normal(*shape):
-  return RNG.normal(size=shape)
-
-
 TOKENS = normal(2, QUERIES, HEADS, WIDTH), *normal(2, 2, KEYS, 2, WIDTH)
-TABLES, TABLES_PER_HEAD = normal(2, 5, WIDTH), normal(2, 5, HEADS, WIDTH)
-DISTANCE = np.arange(KEYS) - np.arange(QUERIES)[:, None]
-CLIPPED = np.clip(DISTANCE, -2, 2) + 2
-OR_NONE = np.where(abs(DISTANCE) <= 2, CLIPPED, -1)  # -1 is no label
-LABELS = RNG.integers(-1, 5, (2, QUERIES, KEYS))
-ONE_HOT = np.eye(5)[LABELS] * (LABELS >= 0)[..., None]  # -1 is no feature at all
-
-
-def look_up(table, i, j, *_):
-  return table[j - i + QUERIES - 1]
 
 
 def look_up_clipped(table, i, j, *_):
@@ -77,62 +57,8 @@ def two_sided_decay(rates, i, j, *_):
   return -jnp.where(j < i, before, after) * abs(j - i)
 
 
-def labels_of_clipped(tables):
-  return EdgeLabels(CLIPPED, *tables)
-
-
-def labels_of_near(tables):
-  return EdgeLabels(OR_NONE, *tables)
-
-
-def zero_beyond(tables):
-  return RelativePositions(*tables, "zero")
-
-
-def one_hot_features(tables):
-  return EdgeFeatures(ONE_HOT, *tables)
-
-
-def random_labels(tables):
-  return EdgeLabels(LABELS, *tables)
-
-
-def function_with_table(table):
-  return FunctionBias(look_up, table)
-
-
 def function_around_table(table):
-  return FunctionBias(lambda _, *pair: look_up(table, *pair))
-
-
-def check_equal(params, relation, other, **options):
-  """Compares the outputs, and the gradients of query, key, value and parameters."""
-
-  def run(make, name):
-    def attend(query, key, value, params):
-      own = {"relations": make(params), "implementation": name}
-      return dot_product_attention(query, key, value, is_causal=True, **own, **options)
-
-    return run_with_gradients(attend, *TOKENS, params)
-
-  wanted = run(other, "reference")
-  for name in ("projected", "chunked"):
-    assert_close(run(relation, name), wanted, name)
-
-
-@pytest.mark.parametrize(
-  "params, relation, other",
-  [
-    (TABLES_PER_HEAD, labels_of_clipped, lambda tables: RelativePositions(*tables)),
-    (TABLES, labels_of_near, zero_beyond),
-    (TABLES_PER_HEAD, one_hot_features, random_labels),
-    (normal(QUERIES + KEYS - 1, HEADS), function_around_table, function_with_table),
-  ],
-  ids=["clipped distances", "near distances", "one-hot features", "code around it"],
-)
-def test_a_relation_is_what_it_computes(params, relation, other, monkeypatch):
-  set_tiles(monkeypatch, 5)
-  check_equal(params, relation, other)
+  return FunctionBias(lambda _, *pair: look_up_clipped(table, *pair))
 
 
 REVERSED = {
@@ -145,10 +71,11 @@ REVERSED = {
   "shape, relation, other",
   [
     ((5, HEADS), functools.partial(FunctionBias, look_up_clipped), DistanceBias),
+    ((5, HEADS), function_around_table, DistanceBias),
     ((HEADS,), functools.partial(FunctionBias, linear), LinearBias),
     ((2, HEADS), TwoSidedDecay, functools.partial(FunctionBias, two_sided_decay)),
   ],
-  ids=["a table", "slopes", "a class of one's own"],
+  ids=["a table", "a table around it", "slopes", "a class of one's own"],
 )
 @pytest.mark.parametrize(
   "place", [{"query_offset": 3}, REVERSED], ids=["offset", "back"]
@@ -156,9 +83,20 @@ REVERSED = {
 def test_a_relation_by_distance_is_what_it_computes(
   shape, relation, other, place, monkeypatch
 ):
+  """Compares the outputs, and the gradients of query, key, value and parameters."""
   set_tiles(monkeypatch, 5)
-  params = np.random.default_rng(1).normal(size=shape)
-  check_equal(params, relation, other, **place)
+  params = normal(*shape)
+
+  def run(make, name):
+    def attend(query, key, value, params):
+      own = {"relations": make(params), "implementation": name}
+      return dot_product_attention(query, key, value, is_causal=True, **own, **place)
+
+    return run_with_gradients(attend, *TOKENS, params)
+
+  wanted = run(other, "reference")
+  for name in ("projected", "chunked"):
+    assert_close(run(relation, name), wanted, name)
 
 
 def test_a_class_of_ones_own_is_checked():
@@ -175,7 +113,7 @@ def test_gradients_are_the_same_bits_in_every_run(monkeypatch):
     options = {"relations": relations, "implementation": "chunked"}
     return dot_product_attention(*TOKENS, **options).sum()
 
-  table = np.random.default_rng(1).normal(size=(5, HEADS))
+  table = normal(5, HEADS)
   first, *others = [jax.jit(jax.grad(loss))(table) for _ in range(3)]
   for other in others:
     assert_same(other, first)

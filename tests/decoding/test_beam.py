@@ -135,38 +135,42 @@ def test_stopping_early_loses_nothing_of_a_search_by_lists(stop, beam_size, alph
     assert np.all(scores[i, len(expected) : number] == -np.inf)
 
 
+def count_steps(decode, cache, **options):
+  """Returns the tokens of a search, and how often it decodes."""
+  steps = []
+
+  def count_and_decode(tokens, cache):
+    jax.debug.callback(lambda: steps.append(1))
+    return decode(tokens, cache)
+
+  options |= {"beam_size": 4} | TOKENS
+  tokens, _ = beam_search(count_and_decode, cache, **options)
+  jax.effects_barrier()
+  return tokens, len(steps)
+
+
 def test_the_search_at_the_present_length_takes_fewer_steps():
-  model, sizes = RememberingModel(3, 9, 0.7), {"beam_size": 4, "max_length": 50}
+  model = RememberingModel(3, 9, 0.7)
   cache = repeat(model.cache(8), 4)
-  first = beam.begin(cache, jnp.full(8, 50), **sizes, bos=BOS, pad=PAD)
-
-  def num_steps(stop):
-    extend = functools.partial(
-      beam.extend, decode=model.decode, stop=stop, eos=EOS, pad=PAD
-    )
-    last = jax.lax.while_loop(lambda search: search.is_live.any(), extend, first)
-    return last.length.sum()
-
-  assert 0 < num_steps("present") < num_steps("bound")
+  options = {"max_length": 50, "length_limits": jnp.full(8, 50)}
+  _, present = count_steps(model.decode, cache, **options, stop="present")
+  _, bound = count_steps(model.decode, cache, **options, stop="bound")
+  assert 0 < present < bound
 
 
 def test_the_search_stops_when_every_sentence_is_decided():
-  steps = []
-
   def decode(tokens, cache):
-    jax.debug.callback(lambda: steps.append(1))
     logits = jnp.full((*tokens.shape, 6), -9.0).at[..., 5].set(9.0)
     of_end = jnp.where(cache["left"] == 0, 20.0, -20.0)
     return logits.at[..., EOS].set(of_end), {"left": cache["left"] - 1}
 
   cache = {"left": jnp.array([[3] * 4, [6] * 4])}
-  options = {"beam_size": 4, "max_length": 100} | TOKENS
-  tokens, _ = beam_search(decode, cache, length_limits=jnp.full(2, 100), **options)
-  jax.effects_barrier()
+  options = {"max_length": 100, "length_limits": jnp.full(2, 100)}
+  tokens, num_steps = count_steps(decode, cache, **options)
   best = tokens[:, 0, :8].tolist()
   assert best[0] == [5, 5, 5, EOS, PAD, PAD, PAD, PAD]
   assert best[1] == [5, 5, 5, 5, 5, 5, EOS, PAD]
-  assert len(steps) == 7
+  assert num_steps == 7
 
 
 @pytest.fixture(scope="module", params=[1, 4], ids=["greedy", "beam4"])
@@ -219,19 +223,31 @@ def test_scores_are_summed_in_float32():
 
 
 @pytest.mark.parametrize(
-  "vocabulary, pad", [(300, 0), (300, 299), (307, 306), (256, 130), (7, 3)]
+  "vocabulary, pad", [(300, 0), (300, 299), (307, 306), (256, 130), (11, 3)]
 )
-def test_the_best_of_blocks_are_the_best_of_all_and_of_equals_the_first(
-  vocabulary, pad
-):
-  first, second = jax.random.split(jax.random.key(vocabulary + pad))
-  logits = jnp.round(2 * jax.random.normal(first, (3, 4, vocabulary)))  # many are equal
-  logits = logits.at[0, :, -1].set(9.0)  # the last token of a beam's last block
-  scores = jnp.round(jax.random.normal(second, (3, 4))).at[1, 2].set(-jnp.inf)
-  find_best = jax.jit(beam._best, static_argnums=(2, 3))
-  best, beams, words = find_best(logits, scores, 8, pad)
-  log_probs = jax.nn.log_softmax(logits).at[..., pad].set(-jnp.inf)
-  sums = (log_probs + scores[..., None]).reshape(3, -1)
-  expected, places = jax.lax.top_k(jnp.round(sums, 4), 8)
-  assert_allclose(best, expected, atol=1e-4)
-  assert_array_equal(beams * vocabulary + words, places)
+def test_the_best_of_large_vocabularies_and_of_equals_the_first(vocabulary, pad):
+  """Extends by two tokens: many logits are equal, those of the end and padding high."""
+  random, eos = np.random.default_rng(vocabulary + pad), vocabulary // 2
+  logits = np.round(2 * random.normal(size=(vocabulary, vocabulary)))
+  logits[:, -1] = 9.0  # the last token of the vocabulary's last block
+  logits[:, eos] = 10.0
+  logits[:, pad] = 11.0
+  log_probs = np.array(jax.nn.log_softmax(jnp.float32(logits)))
+  log_probs[:, [eos, pad]] = -np.inf
+
+  def best(scores):
+    return np.argsort(-np.round(scores.ravel(), 4), stable=True)[:4]
+
+  firsts = best(log_probs[1])
+  pairs = best(log_probs[1, firsts][:, None] + log_probs[firsts])
+  beams, seconds = np.divmod(pairs, vocabulary)
+
+  def decode(tokens, cache):
+    return jnp.float32(logits)[tokens], cache
+
+  options = {"beam_size": 4, "max_length": 99, "bos": 1, "pad": pad}
+  search = beam.begin((), jnp.array([99]), **options)
+  for _ in range(2):
+    search = beam.extend(search, decode, length_penalty=9.0, eos=eos, pad=pad)
+  wanted = np.stack([firsts[beams], seconds], axis=1)
+  assert_array_equal(search.live.tokens[0, :, 1:3], wanted)

@@ -254,7 +254,6 @@ def test_top_p_is_of_what_top_k_and_the_temperature_leave(values, num_kept):
 
 def test_other_choices_lengths_and_seeds_compile_nothing_new(sampler):
   sampler(PRIMES, num_tokens=9, seed=0)
-  size = music._sample_tokens._cache_size()
   options = {"num_tokens": [3, 15, 2], "sampling": SamplingParams(0.5, 3, 0.9)}
-  sampler([[3] * 12, [4], []], seed=1, **options)
-  assert music._sample_tokens._cache_size() == size
+  with jax.no_tracing():
+    sampler([[3] * 12, [4], []], seed=1, **options)

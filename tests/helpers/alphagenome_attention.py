@@ -6,14 +6,12 @@ import math
 import numpy as np
 
 
-def make_original():
+def make_original(module):
   """Returns the Haiku function of a `MHABlock` and the `AttentionBiasBlock` before it."""
   import haiku
 
-  m = importlib.import_module("alphagenome_research.model.attention")
-
   def attend(x, pairs):
-    return m.MHABlock()(x, m.AttentionBiasBlock()(pairs))
+    return module.MHABlock()(x, module.AttentionBiasBlock()(pairs))
 
   return haiku.without_apply_rng(haiku.transform_with_state(attend))
 
@@ -24,7 +22,8 @@ def apply_original(w, x, pairs):
   for name, values in w.items():
     module, _, kind = name.rpartition("/")
     modules.setdefault(module, {})[kind] = values
-  return make_original().apply(modules, modules, x, pairs)[0]
+  original = importlib.import_module("alphagenome_research.model.attention")
+  return make_original(original).apply(modules, modules, x, pairs)[0]
 
 
 def parameter_shapes(width: int, channels: int) -> dict[str, tuple[int, ...]]:

@@ -22,8 +22,9 @@ ANY_RELATION = ["reference", "per_position", "projected", "chunked"]
 LOW = -1e3, -1e9, -1e30, np.finfo(np.float32).min, -np.inf
 
 
-def normal(*shape):
-  return np.random.default_rng(shape).normal(size=shape)
+def normal(*shape, seeds=()):
+  """Returns random numbers, the same for the same shape and seeds."""
+  return np.random.default_rng((*shape, *seeds)).normal(size=shape)
 
 
 def make_arrays(
@@ -154,7 +155,7 @@ def set_tiles(monkeypatch, block, tile=None, heads=None):
   """Sets the queries in a block, and the keys and heads in a tile, of "chunked"."""
   compiled_results.clear_cache()
   monkeypatch.setattr(blocks, "default_block", lambda *_: block)
-  monkeypatch.setattr(band, "_choose_sizes", lambda *_: (block, tile or block, heads))
+  monkeypatch.setattr(band, "choose_sizes", lambda *_: (block, tile or block, heads))
 
 
 def assert_exact(attention, arrays, options, wanted=None, tolerance=1e-10):

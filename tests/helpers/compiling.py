@@ -58,3 +58,9 @@ def with_gradients(call, *arrays):
 def run_with_gradients(call, *arrays):
   """Compiles and runs `with_gradients`."""
   return compile_quickly(functools.partial(with_gradients, call))(*arrays)
+
+
+def temporary_bytes(program, *arrays):
+  """Returns what a compiled function takes beside its arguments and results."""
+  compiled = program.lower(*arrays).compile()
+  return compiled.memory_analysis().temp_size_in_bytes

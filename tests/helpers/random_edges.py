@@ -2,7 +2,9 @@
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
+from calls import normal
 
 NODES, SENDERS, NUM_EDGES = 5, 6, 24  # of each graph
 NUM_LABELS, NUM_FEATURES = 3, 2
@@ -10,23 +12,26 @@ NUM_ROWS = NUM_LABELS + NUM_FEATURES
 HEADS, WIDTH, VALUE_WIDTH = 4, 3, 4
 
 
-def normal(*shape, seed=0):
-  return np.random.default_rng(seed + len(shape)).normal(size=shape)
-
-
 def make_tensors(num_nodes, num_senders, batch=()):
   """Returns a query, a key and a value."""
   return [
     normal(*batch, num_nodes, HEADS, WIDTH),
-    normal(*batch, num_senders, 2, WIDTH, seed=1),
-    normal(*batch, num_senders, 2, VALUE_WIDTH, seed=2),
+    normal(*batch, num_senders, 2, WIDTH, seeds=(1,)),
+    normal(*batch, num_senders, 2, VALUE_WIDTH, seeds=(2,)),
   ]
 
 
 def make_tables(heads=()):
   """Returns a table of keys and one of values; labels have the first rows."""
-  keys = normal(NUM_ROWS, *heads, WIDTH, seed=3)
-  return keys, normal(NUM_ROWS, VALUE_WIDTH, seed=4)
+  keys = normal(NUM_ROWS, *heads, WIDTH, seeds=(3,))
+  return keys, normal(NUM_ROWS, VALUE_WIDTH, seeds=(4,))
+
+
+def split(tables):
+  """Returns the tables of labels, and those of features; None stays None."""
+  of_labels = jax.tree.map(lambda table: table[:NUM_LABELS], tables)
+  of_features = jax.tree.map(lambda table: table[NUM_LABELS:], tables)
+  return of_labels, of_features
 
 
 class Edges(NamedTuple):

@@ -193,7 +193,7 @@ def test_bfloat16_computes_near_float32_with_float32_parameters():
 def test_hypotheses_that_branch_have_the_logits_of_the_full_pass_of_each(
   changes, monkeypatch
 ):
-  monkeypatch.setattr("relpos_jax.nn.attention._FEWEST_SLOTS", 1)
+  monkeypatch.setattr("relpos_jax.nn.attention.FEWEST_SLOTS", 1)
   config, random, beam_size = tiny(**changes), np.random.default_rng(0), 3
   decode, full = compiled(config, "decode"), compiled(config)
   encoded = compiled(config, "encode_memory")(SOURCE)

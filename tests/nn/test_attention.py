@@ -77,7 +77,7 @@ def causal(request):
 def test_any_split_into_parts_gives_the_full_pass(
   causal, sizes, num_slots, fewest, monkeypatch
 ):
-  monkeypatch.setattr("relpos_jax.nn.attention._FEWEST_SLOTS", fewest)
+  monkeypatch.setattr("relpos_jax.nn.attention.FEWEST_SLOTS", fewest)
   layer, expected, decode = causal
   cache = layer.init_cache(B, num_slots)
   for rows in np.split(np.arange(T), np.cumsum(sizes)[:-1]):

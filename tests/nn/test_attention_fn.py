@@ -20,7 +20,7 @@ from relpos_jax.nn.positions import init_table
 
 B, T, D, N, H, K = 2, 5, 8, 2, 4, 2
 RANDOM = np.random.default_rng(0)
-X = RANDOM.standard_normal((B, T, D), dtype=np.float32)
+X = jnp.asarray(RANDOM.standard_normal((B, T, D), dtype=np.float32))
 PADDING = np.arange(T)[None] < np.array([[5], [3]])
 MASKS = {
   "none": None,
@@ -74,7 +74,7 @@ def make_call(kind, hook=None, **options):
     with jax.numpy_rank_promotion("raise"):
       if kind == "linen":
         return in_linen(seed, **options)
-      return in_nnx(jnp.asarray(X), rngs=nnx.Rngs(dropout=seed), **options)
+      return in_nnx(X, rngs=nnx.Rngs(dropout=seed), **options)
 
   return call, params
 
@@ -154,13 +154,13 @@ def test_weights_are_sown_as_flax_sows_them(kind):
 def test_decoding_by_the_mask_of_self_attention_is_the_full_pass():
   layer = make_layer()
   layer.attention_fn.self_attention = True
-  full = layer(jnp.asarray(X), is_causal=True)
-  alone = layer(jnp.asarray(X[1:, 2:]), is_causal=True)
+  full = layer(X, is_causal=True)
+  alone = layer(X[1:, 2:], is_causal=True)
   layer.init_cache((B, T + 2, D))
   # The second sentence begins with two tokens of padding.
   is_token = jnp.arange(T + 2) >= jnp.array([[0], [2]])
   for t in range(T):
-    y = layer(jnp.asarray(X[:, t : t + 1]), decode=True, mask=is_token[:, None, None])
+    y = layer(X[:, t : t + 1], decode=True, mask=is_token[:, None, None])
     assert_close(y[0, 0], full[0, t], atol=1e-5)
     if t >= 2:
       assert_close(y[1, 0], alone[0, t - 2], atol=1e-5)
@@ -194,10 +194,10 @@ class Stack(nnx.Module):
 
 def check_decoding(model, step):
   """Checks `step(x, t)` for each token against the full pass."""
-  full = model(jnp.asarray(X), is_causal=True)
+  full = model(X, is_causal=True)
   model.init_cache()
   for t in range(T):
-    y = step(jnp.asarray(X[:, t : t + 1]), t)
+    y = step(X[:, t : t + 1], t)
     assert_close(y[:, 0], full[:, t], atol=1e-5)
 
 
@@ -269,7 +269,7 @@ def test_a_mesh_and_partitioned_tables_give_the_result_of_one_device(axis_type):
 
   mask = np.asarray(MASKS["padding_in_numbers"])
   positions = np.tile(np.arange(T), (B, 1))
-  expected = make(init_table)(jnp.asarray(X), mask=mask)
+  expected = make(init_table)(X, mask=mask)
   spec = None, "model", None
   with jax.set_mesh(jax.make_mesh((2, 2), ("data", "model"), (axis_type,) * 2)):
     layer = make(nnx.with_partitioning(init_table, spec))

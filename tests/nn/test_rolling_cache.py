@@ -39,52 +39,26 @@ def read(layer, x, portions, window, first=0):
   return jnp.concatenate(outputs, axis=1)
 
 
-def check(layer, portions, window):
+@pytest.mark.parametrize(
+  "positions, num_key_heads, window, portions",
+  [
+    ("tables", HEADS, 4, [1] * 11),
+    ("tables", HEADS, 4, [3, 1, 7]),  # more tokens at once than slots
+    ("tables", HEADS, 4, [4, 4, 3]),
+    ("tables", HEADS, 1, [2, 9]),
+    ("tables", HEADS, 16, [5, 6]),  # more slots than tokens
+    (AlibiPositions(HEADS), 1, 4, [3, 1, 7]),
+    (RotaryPositions(), 1, 4, [3, 1, 7]),
+    (None, 1, 4, [3, 1, 7]),
+  ],
+)
+def test_decoding_equals_the_pass_in_a_window(
+  positions, num_key_heads, window, portions
+):
+  layer = make_layer(positions, num_key_heads=num_key_heads)
   x = tokens(sum(portions))
   full = layer(x, is_causal=True, local_window_size=(window - 1, 0))
   assert_close(read(layer, x, portions, window), full, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-  "window, portions",
-  [
-    (4, [1] * 11),
-    (4, [3, 1, 7]),  # more tokens at once than slots
-    (4, [4, 4, 3]),
-    (1, [2, 9]),
-    (16, [5, 6]),  # more slots than tokens
-  ],
-)
-def test_decoding_equals_the_pass_in_a_window(window, portions):
-  check(make_layer(), portions, window)
-
-
-@pytest.mark.parametrize("positions", [AlibiPositions(HEADS), RotaryPositions(), None])
-def test_any_positions_and_fewer_key_heads_may_share_the_cache(positions):
-  check(make_layer(positions, num_key_heads=1), [3, 1, 7], window=4)
-
-
-def test_a_hundred_thousand_tokens_need_512_slots():
-  rngs, portion = nnx.Rngs(0), 125
-  positions = RelativePositionTables(3, 8, rngs=rngs)
-  layer = MultiHeadAttention(8, 1, positions=positions, rngs=rngs)
-  x = jax.random.normal(jax.random.key(1), (100_000, 8))
-
-  @nnx.jit
-  def read_all(layer, x):
-    def read_portion(cache, inputs):
-      y, cache = layer.decode(inputs[0][None], cache, inputs[1][None])
-      return cache, y[0]
-
-    positions = jnp.arange(len(x)).reshape(-1, portion)
-    cache = layer.init_rolling_cache(1, window=512)
-    _, y = jax.lax.scan(read_portion, cache, (x.reshape(-1, portion, 8), positions))
-    return y.reshape(len(x), 8)
-
-  # The last 500 outputs depend on the 511 tokens before them at most.
-  full = layer(x[None, -1100:], is_causal=True, local_window_size=(511, 0))
-  actual = read_all(layer, x)[-500:]
-  assert_close(actual, full[0, -500:], rtol=1e-5, atol=1e-5)
 
 
 def test_padding_takes_no_slot_and_rows_have_their_own_lengths():

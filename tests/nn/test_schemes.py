@@ -25,7 +25,7 @@ from relpos_jax.nn import (
 )
 
 B, T, N, H = 2, 6, 3, 4
-D, K, LEFT, RANK = N * H, 3, 2, 16
+D, K, LEFT = N * H, 3, 2
 # By name: the class, its positional arguments, and its options.
 SCHEMES = {}
 SCHEMES["t5"] = T5Positions, (N, 5), {"num_buckets": 8}
@@ -140,26 +140,16 @@ def test_rotary_positions_have_the_frequencies_they_are_given():
 
 
 @each_scheme
-def test_only_distances_count_and_every_parameter_learns(scheme):
+def test_every_parameter_learns(scheme):
   graphdef, state = nnx.split(make(scheme))
 
-  def attend(state, shift):
-    at = jnp.arange(T) + shift
-    arguments = nnx.merge(graphdef, state).arguments(Q, KEY, at, at)
-    positions = {"query_positions": at, "key_positions": at}
-    return dot_product_attention(value=V, **positions, **arguments)
-
   @compile_quickly
-  def run(state, shift):
-    def loss(state):
-      output = attend(state, shift)
-      return jnp.sum(output**2), output
+  @jax.grad
+  def gradients(state):
+    arguments = nnx.merge(graphdef, state).arguments(Q, KEY)
+    return jnp.sum(dot_product_attention(value=V, **arguments) ** 2)
 
-    return jax.grad(loss, has_aux=True)(state)
-
-  gradients, output = run(state, 0)
-  assert_close(output, run(state, 7)[1], atol=2e-5)
-  for gradient in jax.tree.leaves(gradients):
+  for gradient in jax.tree.leaves(gradients(state)):
     assert jnp.abs(gradient).max() > 1e-3
 
 

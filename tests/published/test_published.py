@@ -39,25 +39,20 @@ class Case(NamedTuple):
   parameters: dict[str, Any]  # torch.Tensors, by name
   run: Callable  # of the parameters and x, as torch.Tensors
   ours: Callable  # of the parameters and x, as NumPy arrays
-  shape: tuple[int, ...]  # of x
+  shape: tuple[int, ...] | None  # of x; None is that of tokens
 
   def arrays(self) -> dict[str, np.ndarray]:
     return {name: values.detach().numpy() for name, values in self.parameters.items()}
 
 
-class HaikuCase(NamedTuple):
+class HaikuCase(Case):
   """A case of Haiku: the original is a function of arrays, as ours is."""
-
-  parameters: dict[str, np.ndarray]
-  run: Callable
-  ours: Callable
-  shape: tuple[int, ...]
 
   def arrays(self) -> dict[str, np.ndarray]:
     return self.parameters
 
 
-def case(module, run, ours, shape, **others) -> Case:
+def case(module, run, ours, shape=None, **others) -> Case:
   """Returns a case with random parameters of a module and others of these shapes."""
   import torch
 
@@ -110,9 +105,7 @@ def t5(batch, length, attention, name="T5", is_causal=False):
   def run(w, x):
     return module(x, causal(length, attention, x.dtype) if is_causal else None)[0]
 
-  return case(
-    module, run, functools.partial(page().t5, is_causal=is_causal), (batch, length, D)
-  )
+  return case(module, run, functools.partial(page().t5, is_causal=is_causal))
 
 
 def bert(batch, length, attention, of_keys=False):
@@ -135,17 +128,13 @@ def bert(batch, length, attention, of_keys=False):
       scores = scores + torch.einsum("bhrd,lrd->bhlr", key, embedding)
     return ((scores / math.sqrt(H)).softmax(-1) @ value).transpose(1, 2).flatten(2)
 
-  return case(
-    module, run, functools.partial(page().bert, of_keys=of_keys), (batch, length, D)
-  )
+  return case(module, run, functools.partial(page().bert, of_keys=of_keys))
 
 
 def wav2vec2_bert(batch, length, attention):
   m, config = configured("wav2vec2_bert", "Wav2Vec2BertConfig", attention)
   module = m.Wav2Vec2BertSelfAttention(config)
-  return case(
-    module, lambda w, x: module(x)[0], page().wav2vec2_bert, (batch, length, D)
-  )
+  return case(module, lambda w, x: module(x)[0], page().wav2vec2_bert)
 
 
 def conformer(batch, length, attention):
@@ -159,7 +148,7 @@ def conformer(batch, length, attention):
   def run(w, x):
     return module(x, relative_position_embeddings=positions(x))[0]
 
-  return case(module, run, page().conformer, (batch, length, D))
+  return case(module, run, page().conformer)
 
 
 def tensor2tensor(batch, length, attention, max_distance=16):
@@ -233,7 +222,7 @@ def deberta(batch, length, attention, is_shared):
   def ours(w, x):
     return page().deberta(w, x, w["rel_embeddings"])
 
-  return case(module, run, ours, (batch, length, D), rel_embeddings=(512, D))
+  return case(module, run, ours, rel_embeddings=(512, D))
 
 
 def gemma4_audio(batch, length, attention):
@@ -256,7 +245,7 @@ def gemma4_audio(batch, length, attention):
   def ours(w, x):
     return page().gemma4_audio(w, x, waves.astype(x.dtype))
 
-  return case(module, run, ours, (batch, length, D))
+  return case(module, run, ours)
 
 
 def xlnet(batch, length, attention):
@@ -282,7 +271,7 @@ def xlnet(batch, length, attention):
   def ours(w, x):
     return page().xlnet(w, x, np.broadcast_to(segments, x.shape[:2]))
 
-  return case(module, run, ours, (batch, length, D))
+  return case(module, run, ours)
 
 
 def bloom(batch, length, attention):
@@ -296,7 +285,7 @@ def bloom(batch, length, attention):
     alibi = m.build_alibi_tensor(torch.ones(batch, length).long(), HEADS, x.dtype)
     return module(x, torch.zeros_like(x), alibi, causal(length, EAGER, x.dtype))[0]
 
-  return case(module, run, page().bloom, (batch, length, D))
+  return case(module, run, page().bloom)
 
 
 def mpt(batch, length, attention):
@@ -309,7 +298,7 @@ def mpt(batch, length, attention):
       x, bias.to(x.dtype), attention_mask=causal(length, EAGER, x.dtype) != 0
     )[0]
 
-  return case(module, run, page().mpt, (batch, length, D))
+  return case(module, run, page().mpt)
 
 
 def rotary(batch, length, attention, name, kind, ours, **options):
@@ -326,7 +315,7 @@ def rotary(batch, length, attention, name, kind, ours, **options):
     )
     return module(x, attention_mask=mask, position_embeddings=positions)[0]
 
-  return case(module, run, ours, (batch, length, D))
+  return case(module, run, ours)
 
 
 def llama(*sizes, rope, ours):
@@ -447,11 +436,15 @@ class Row(NamedTuple):
   """A row of the page's table."""
 
   function: str  # of the page
-  make: Callable[..., Case | HaikuCase]
+  make: Callable[..., Case]
   attentions: tuple[str, ...] = (EAGER,)  # that the original has
   # What the original computes in float32 though its weights are in float64; or ALL.
   single: str = ""
   package: str = "transformers"
+
+  def case(self, batch: int, length: int, attention: str) -> Case:
+    case = self.make(batch, length, attention)
+    return case._replace(shape=case.shape or (batch, length, D))
 
 
 BOTH = (EAGER, FUSED)
@@ -524,7 +517,7 @@ def run_original(case: Case, x, dtype: str):
 
 def errors(row: Row, dtype: str) -> tuple[float, float]:
   """Returns the largest errors of output and gradients, over their largest values."""
-  case = row.make(2, TOKENS, row.attentions[-1 if dtype == "float64" else 0])
+  case = row.case(2, TOKENS, row.attentions[-1 if dtype == "float64" else 0])
   x = np.random.default_rng(0).standard_normal(case.shape).astype(dtype)
   y, dy, truth = run_original(case, x, dtype)
   our_y, (our_w, our_x) = with_gradients(case.ours)(case.arrays(), x, dy)
@@ -537,11 +530,11 @@ def errors(row: Row, dtype: str) -> tuple[float, float]:
   return float(abs(our_y - y).max() / abs(y).max()), float(max(of_gradients))
 
 
-def output_shape(case: Case | HaikuCase) -> jax.ShapeDtypeStruct:
+def output_shape(case: Case) -> jax.ShapeDtypeStruct:
   return jax.eval_shape(case.ours, case.arrays(), np.zeros(case.shape, np.float32))
 
 
-def compiled_memory(function, case: Case | HaikuCase) -> int:
+def compiled_memory(function, case: Case) -> int:
   """Returns the bytes of both passes beyond weights and inputs, by the compiler."""
   x = np.zeros(case.shape, np.float32)
   arguments = case.arrays(), x, output_shape(case)
@@ -552,14 +545,14 @@ def compiled_memory(function, case: Case | HaikuCase) -> int:
 
 def memory(row: Row, length: int = LONG) -> dict[str, int]:
   """Returns the bytes of both passes beyond weights and inputs, by program."""
-  found = row.make(1, length, row.attentions[0])
+  found = row.case(1, length, row.attentions[0])
   sizes = dict(ours=compiled_memory(found.ours, found))
   if isinstance(found, HaikuCase):
     return sizes | {EAGER: compiled_memory(found.run, found)}
   import torch
 
   for attention in row.attentions:
-    found = row.make(1, length, attention)
+    found = row.case(1, length, attention)
     x = torch.zeros(found.shape, requires_grad=True)
     dy = torch.zeros(output_shape(found).shape)
     causal(length, attention, x.dtype)  # models make it once for all layers
@@ -638,11 +631,16 @@ def table_row(name: str, results, lines) -> list[str]:
 
 def table(where, rows) -> str:
   """Returns the page's table."""
-  lines, packages = lines_of_functions(), where["packages"]
+  lines = lines_of_functions()
   cells = [table_row(name, results, lines) for name, results in rows.items()]
-  versions = ", ".join(f"{x} {packages[x]}" for x in ("jax", "torch", "transformers"))
-  source = f"{where['date'][:10]}, {where['cpu']}, {versions}, `{where['command']}`."
+  source = source_line(where, "jax", "torch", "transformers")
   return f"{source}\n\n{markdown_table(HEADER, cells)}"
+
+
+def source_line(where, *packages) -> str:
+  """Returns where and how a table was measured."""
+  versions = ", ".join(f"{name} {where['packages'][name]}" for name in packages)
+  return f"{where['date'][:10]}, {where['cpu']}, {versions}, `{where['command']}`."
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -689,9 +687,7 @@ def table_of_dna(where, rows) -> str:
     base_pairs, positions, _ = OF_DNA[name]
     both = (f"{sizes[x] / 2**20:,.0f}" for x in (EAGER, "ours"))
     cells.append([name, f"{base_pairs:,}", f"{positions:,}", *both])
-  versions = ", ".join(f"{x} {where['packages'][x]}" for x in ("jax", "torch"))
-  source = f"{where['date'][:10]}, {where['cpu']}, {versions}, `{where['command']}`."
-  return f"{markdown_table(header, cells)}\n\n{source}"
+  return f"{markdown_table(header, cells)}\n\n{source_line(where, 'jax', 'torch')}"
 
 
 @pytest.mark.parametrize("name", OF_DNA)
