@@ -155,9 +155,9 @@ def _is_long(inputs: Inputs) -> bool:
   """Returns whether there are enough keys to prefer `chunked`.
 
   On a CPU: from 64 keys on, or 512 for few queries. `chunked` is slower than
-  `per_position` at 32 tokens. At 64 it is as fast, in a fifth of the memory, and from
-  128 on it is faster: results/attention.md. Without a band `chunked` takes twice as
-  long; then it is preferred from 16 MiB of weights on.
+  `per_position` at 32 tokens. At 64 it is as fast or 1.3 times slower, by processor, in
+  half of the memory. At 512 it is faster: results/attention.md. Without a band
+  `chunked` takes twice as long; then it is preferred from 16 MiB of weights on.
 
   On other devices: from 1 GiB of weights on. Below, `projected` moves the fewest bytes.
   It needs temporary memory for three times the weights, which is 3 of the 16 GB of a
@@ -269,8 +269,8 @@ def _fastest_on_gpu(inputs: Inputs) -> Choice | None:
 
 
 def _fastest_without_relations(inputs: Inputs) -> Choice:
-  # On a CPU at 512 tokens, forward and backward, chunked takes 0.66 times as long as
-  # jax.nn (causal: 0.48), and a seventh of the memory: results/attention.md. With a
+  # On a CPU at 512 tokens, forward and backward, chunked takes 0.9 times as long as
+  # jax.nn, and a tenth of the memory: results/attention.md. With a
   # bias and at least 2**20 pairs, it takes a tenth to three quarters of the memory.
   is_long = _is_long(inputs)
   if is_long and _num_pairs(inputs) >= 2**20:
