@@ -35,7 +35,7 @@ def public_address() -> str:
 
 
 def with_head(path: pathlib.Path, address: str) -> str:
-  """Returns a notebook's text with the badge below its title and the install cell in place."""
+  """Returns a notebook's text with the badge below its title and the install cell."""
   notebook = json.loads(path.read_text("utf-8"))
   title, install, *_ = notebook["cells"]
   page = address.removeprefix("https://") + f"/blob/main/notebooks/{path.name}"

@@ -4,7 +4,8 @@ r"""Classifies labelled graphs (Shaw et al. 2018, section 3.1): kinship, molecul
   python -m experiments.sweep --config=configs/graph.py:clutrr --seeds=5
   python -m experiments.sweep --config=configs/graph.py:tu --seeds=10
   python -m experiments.sweep --config=configs/graph.py:mutagenicity --seeds=10
-  python -m experiments.train --config=configs/graph.py:tu,values --config.data.tu.fold=3
+  python -m experiments.train --config=configs/graph.py:tu,values \
+      --config.data.tu.fold=3
   python -m experiments.train --config=configs/graph.py:tu --workdir=runs/mine \
       --config.data.tu.path=FOLDER --config.data.tu.name=""
 

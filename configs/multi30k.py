@@ -1,7 +1,8 @@
-"""Translates image captions from English to German with a small Transformer.
+r"""Translates image captions from English to German with a small Transformer.
 
   python -m experiments.train --config=configs/multi30k.py --workdir=runs/multi30k
-  python -m experiments.train --config=configs/multi30k.py:sinusoidal --workdir=runs/sinusoidal
+  python -m experiments.train --config=configs/multi30k.py:sinusoidal \
+      --workdir=runs/sinusoidal
   python -m experiments.train --config=configs/multi30k.py:sinusoidal,published,prepared
 
 Multi30k is from Elliott et al. 2016. Arguments, separated by commas, are positions

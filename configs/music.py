@@ -1,7 +1,8 @@
 r"""Models Bach's chorales with a decoder: Music Transformer (Huang et al. 2018).
 
   python -m experiments.train --config=configs/music.py --workdir=runs/music
-  python -m experiments.train --config=configs/music.py:sinusoidal,published --workdir=runs/sin
+  python -m experiments.train --config=configs/music.py:sinusoidal,published \
+      --workdir=runs/sin
   python -m experiments.sweep --config=configs/music.py --seeds=3
   python -m experiments.sweep --config=configs/music.py:long --only=relative
   python -m experiments.sample --workdir=runs/music --prime=mine.mid --out=more.mid

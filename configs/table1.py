@@ -1,7 +1,9 @@
 """Repeats Table 1 of Shaw et al. 2018 on Multi30k: relative, sinusoidal, both, none.
 
 python -m experiments.sweep --config=configs/table1.py
-python -m experiments.sweep --config=configs/table1.py:published,prepared  # see multi30k.py
+python -m experiments.sweep --config=configs/table1.py:published,prepared
+
+For `published` and `prepared`, see multi30k.py.
 """
 
 from configs import multi30k

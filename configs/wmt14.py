@@ -1,8 +1,10 @@
-"""Repeats Table 1 of Shaw et al. 2018 on WMT 2014: German and French, base and big.
+r"""Repeats Table 1 of Shaw et al. 2018 on WMT 2014: German and French, base and big.
 
   python -m experiments.train --config=configs/wmt14.py:base,ende,relative --workdir=DIR
-  python -m experiments.train --config=configs/wmt14.py:big,enfr,sinusoidal --workdir=DIR
-  python -m experiments.plan --config=configs/wmt14.py:base,ende,relative --topology=v5e:2x4
+  python -m experiments.train --config=configs/wmt14.py:big,enfr,sinusoidal \
+      --workdir=DIR
+  python -m experiments.plan --config=configs/wmt14.py:base,ende,relative \
+      --topology=v5e:2x4
 
 Arguments, separated by commas, are base or big; ende or enfr; relative or sinusoidal;
 v1 or v2. The batch is for eight accelerators with 4,096 tokens each.

@@ -167,7 +167,7 @@ class DisplayStream:
       self._drop()
 
   def _drop(self) -> None:
-    """Redirects the stream and its buffer, for the whole process, to the null device."""
+    """Redirects the stream and its buffer, for all code, to the null device."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, self._stream.fileno())
     os.close(null)

@@ -1,8 +1,9 @@
-"""Scores a trained model on every test split, or on other pairs of files.
+r"""Scores a trained model on every test split, or on other pairs of files.
 
   python -m experiments.evaluate --workdir=runs/quickstart
   python -m experiments.evaluate --workdir=runs/quickstart --pairs=news.en,news.de
-  python -m experiments.evaluate --workdir=runs/quickstart --pairs=news.tsv --hypotheses=theirs.de
+  python -m experiments.evaluate --workdir=runs/quickstart --pairs=news.tsv \
+      --hypotheses=theirs.de
 
 Prints a table and samples, and draws the learning curves. Translation has four scores:
 BLEU by sacreBLEU, BLEU as in the paper, chrF, and the percentage of translations that

@@ -1,7 +1,8 @@
 r"""Estimates memory and time of a training step on TPU chips that you need not have.
 
   pip install -e '.[tpu]'
-  python -m experiments.plan --config=configs/wmt14.py:base,ende,relative --topology=v5e:2x4
+  python -m experiments.plan --config=configs/wmt14.py:base,ende,relative \
+      --topology=v5e:2x4
   python -m experiments.plan --config=configs/long.py --topology=v5e:4x4
 
 The TPU's compiler compiles the training step for all chips of the topology. It needs no

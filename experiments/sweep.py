@@ -5,7 +5,8 @@ r"""Trains every configuration of a sweep with several seeds; collects the resul
   python -m experiments.sweep --config=configs/table3.py --parallel=4 --seeds=1 \
       --config.training.num_steps=500 --config.name=table3-trial
   python -m experiments.sweep --config=configs/table2.py --only=k=16
-  python -m experiments.sweep --config=configs/table2.py --dry_run | xargs -d '\n' -n1 sbatch --wrap
+  python -m experiments.sweep --config=configs/table2.py --dry_run \
+      | xargs -d '\n' -n1 sbatch --wrap
 
 A sweep is a config file with a generator `sweep()`, which yields the name of each
 configuration and the values that it changes. Each configuration is trained once with

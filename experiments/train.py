@@ -1,10 +1,12 @@
 r"""Trains a model, scores it and draws what it learned.
 
   python -m experiments.train --config=configs/quickstart.py
-  python -m experiments.train --config=configs/multi30k.py:sinusoidal --workdir=runs/sinusoidal
-  python -m experiments.train --config=configs/multi30k.py --config.data.multi30k.path=FOLDER
-  python -m experiments.train --config=configs/quickstart.py --config.model.max_distance=4 \
-      --workdir=runs/k4
+  python -m experiments.train --config=configs/multi30k.py:sinusoidal \
+      --workdir=runs/sinusoidal
+  python -m experiments.train --config=configs/multi30k.py \
+      --config.data.multi30k.path=FOLDER
+  python -m experiments.train --config=configs/quickstart.py --workdir=runs/k4 \
+      --config.model.max_distance=4
   python -m experiments.train --config=configs/quickstart.py --workdir=runs/mine \
       --config.data.source=pairs --config.data.pairs.train=train.en,train.de \
       --config.data.pairs.valid=valid.en,valid.de \

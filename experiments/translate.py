@@ -1,7 +1,9 @@
-"""Translates lines with a trained model, in order, from a file or stdin to stdout.
+r"""Translates lines with a trained model, in order, from a file or stdin to stdout.
 
-  echo "The old teacher reads a book." | python -m experiments.translate --workdir=runs/quickstart
-  python -m experiments.translate --workdir=runs/multi30k --input=captions.en > captions.de
+  echo "The old teacher reads a book." \
+      | python -m experiments.translate --workdir=runs/quickstart
+  python -m experiments.translate --workdir=runs/multi30k \
+      --input=captions.en > captions.de
 
 The text must be UTF-8. If the model was trained on subwords, give it text in subwords.
 """

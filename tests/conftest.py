@@ -49,7 +49,7 @@ def pytest_xdist_auto_num_workers(config) -> int:
 
 
 class DropPrograms:
-  """Drops compiled programs after each file, on Linux also once a process has 1.2 GB."""
+  """Drops compiled programs after each file, and on Linux above 1.2 GB."""
 
   @pytest.hookimpl(trylast=True)
   def pytest_runtest_teardown(self, item, nextitem):
@@ -71,7 +71,7 @@ def _resident_bytes() -> int:
 
 
 def pytest_configure(config):
-  """Compiles quickly for the host; programs for GPUs and TPUs are compiled as users do."""
+  """Compiles quickly for the host, and as users do for GPUs and TPUs."""
   # In the background of a script, interrupts are ignored, and tests send some.
   if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -106,7 +106,7 @@ def kept(tmp_path, monkeypatch) -> pathlib.Path:
 
 @pytest.fixture
 def publish(kept, monkeypatch):
-  """Returns a function that takes a folder's files for the published ones of an `Upstream`."""
+  """Returns a function that publishes the files of a folder as an `Upstream`."""
 
   def publish(
     module, name: str, folder: pathlib.Path, url: str = "http://127.0.0.1:9/"

@@ -44,7 +44,7 @@ LIBRARY = {name for name in MAY_IMPORT if name.startswith("relpos_jax")}
 
 
 def package(name: str) -> str:
-  """Returns two parts of a module's name: relpos_jax.nn, experiments.data; one of configs."""
+  """Returns a module's package: relpos_jax.nn, experiments.data, configs."""
   parts = name.split(".")
   is_ours = parts[0] in ("relpos_jax", "experiments") and parts[1:2] != ["__init__"]
   return ".".join(parts[:2]) if is_ours else parts[0]
@@ -117,7 +117,8 @@ def test_the_operator_loads_no_kernels_before_they_are_used():
   program = """
 import jax, sys, relpos_jax
 x = jax.numpy.ones((1, 4, 1, 8))
-relpos_jax.dot_product_attention(x, x, x, relations=relpos_jax.RelativePositions(x[0, :3, 0], None))
+relations = relpos_jax.RelativePositions(x[0, :3, 0], None)
+relpos_jax.dot_product_attention(x, x, x, relations=relations)
 print([name for name in sys.modules if name.startswith("jax.experimental.pallas")])
 """
   answer = run_python("-c", program)
@@ -138,7 +139,7 @@ HEAVY |= {"tensorflow_datasets"}
 
 
 def loaded(*words: str, status: int) -> set[str]:
-  """Runs a command and returns the packages that it imports, those of the project in two parts."""
+  """Runs a command and returns the packages that it imports."""
   answer = run_python("-X", "importtime", "-m", *words)
   assert answer.returncode == status, answer.stderr[-1000:]
   imported = re.findall(r"^import time:.*\| +(\S+)$", answer.stderr, flags=re.MULTILINE)
@@ -162,7 +163,8 @@ import inspect, typing
 from relpos_jax import dot_product_attention
 signature = str(inspect.signature(dot_product_attention))
 print(len(signature) < 1000, "relations: 'Relations | None' = None" in signature)
-print(*[x.__annotations__["return"] for x in typing.get_overloads(dot_product_attention)])
+overloads = typing.get_overloads(dot_product_attention)
+print(*[overload.__annotations__["return"] for overload in overloads])
 """
   answer = run_python("-c", code)
   assert answer.stdout == "True True\nArray tuple[Array, Array]\n"

@@ -2,7 +2,8 @@ r"""Measures attention and training steps.
 
   python -m experiments.benchmark attention --lengths=512,1024 --implementations=chunked
   python -m experiments.benchmark step --config=configs/multi30k.py --length=16
-  python -m experiments.benchmark positions --config=configs/positions.py:chorales --length=512
+  python -m experiments.benchmark positions --config=configs/positions.py:chorales \
+      --length=512
   python -m experiments.benchmark pages --out=results
 
 Competing programs take turns in one process, and their order changes from round to

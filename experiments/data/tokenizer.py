@@ -195,8 +195,7 @@ def decode(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> str:
 def pieces(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> list[str]:
   """Returns the text of each token, for labels of plots.
 
-  A space becomes "▁", and a part of a character "�". Tokens of the kind "words" stay as
-  they are.
+  A space becomes "▁", and a part of a character "�". Words stay as they are.
   """
   tokens = [tokenizer.id_to_token(token) for token in np.asarray(ids).tolist()]
   if isinstance(tokenizer.model, models.WordLevel):

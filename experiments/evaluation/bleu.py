@@ -61,7 +61,8 @@ def paper_bleu(
   chooses the Moses tokeniser, such as "de". `tokenized` says that the text is already
   in Moses tokens.
 
-  >>> score = paper_bleu(["Der saftig-grüne Rasen !"], ["Der saftig-grüne Rasen!"], "de")
+  >>> hypothesis, reference = "Der saftig-grüne Rasen !", "Der saftig-grüne Rasen!"
+  >>> score = paper_bleu([hypothesis], [reference], "de")
   >>> score.signature.split("|version")[0]
   'nrefs:1|case:mixed|eff:no|tok:moses-de+hyphens|smooth:none'
   """

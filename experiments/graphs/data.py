@@ -25,13 +25,13 @@ from experiments.graphs.graph import Graph, GraphData, GraphNames
 from relpos_jax.typing import Float, Int
 
 RELATIONS = (
-  "aunt", "brother", "daughter", "father", "granddaughter", "grandfather", "grandmother",
-  "grandson", "husband", "mother", "sister", "son", "uncle", "wife",
+  "aunt", "brother", "daughter", "father", "granddaughter", "grandfather",
+  "grandmother", "grandson", "husband", "mother", "sister", "son", "uncle", "wife",
 )  # fmt: skip
 ANSWERS = (
-  "aunt", "brother", "daughter", "daughter-in-law", "father", "father-in-law", "granddaughter",
-  "grandfather", "grandmother", "grandson", "mother", "mother-in-law", "nephew", "niece", "sister",
-  "son", "son-in-law", "uncle",
+  "aunt", "brother", "daughter", "daughter-in-law", "father", "father-in-law",
+  "granddaughter", "grandfather", "grandmother", "grandson", "mother", "mother-in-law",
+  "nephew", "niece", "sister", "son", "son-in-law", "uncle",
 )  # fmt: skip
 # Our name of each upstream split; chains in test_k have k relations.
 SPLITS = {"1.2,1.3,1.4_train": "train"}
@@ -41,8 +41,8 @@ _ZIP, _GRAPHS = "data_db9b8f04.zip", "data_db9b8f04.graphs.jsonl"
 CLUTRR = Upstream(
   "clutrr",
   f"{_ZIP}, from data/clutrr-emnlp of github.com/uclnlp/ctp",
-  "https://raw.githubusercontent.com/uclnlp/ctp/8cd7e639024f2aa28bdae4783e940cad784580ae/"
-  "data/clutrr-emnlp/",
+  "https://raw.githubusercontent.com/uclnlp/ctp/"
+  "8cd7e639024f2aa28bdae4783e940cad784580ae/data/clutrr-emnlp/",
   {
     _ZIP: "52571c7feb2dc628d6cd56cc9e03f2572d343fdccbbc5c7301caa02f12f1b7bd",
     # The same graphs without the stories; a smaller file.
@@ -126,7 +126,9 @@ MOLECULES = Upstream(
   "97da5acfd1f8137f7776783533717182d3e5a6fc/datasets/",
   {
     "MUTAG.zip": "ea3576783c61cd2b3a942e9e3bab821cd4b359f5409fd53b31192c721207f6fa",
-    "Mutagenicity.zip": "387ce29718d08c9788521fb3a8842b67bc16751907414ac69dd3c6c113b95e40",
+    "Mutagenicity.zip": (
+      "387ce29718d08c9788521fb3a8842b67bc16751907414ac69dd3c6c113b95e40"
+    ),
   },
 )
 

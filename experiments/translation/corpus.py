@@ -301,7 +301,8 @@ CAPTIONS = Upstream(
 )
 PREPARED = CAPTIONS._replace(
   where="data/multi30k-en-de of github.com/LividWo/Revisit-MMT",
-  url=f"{_RAW}/LividWo/Revisit-MMT/dc368d0af8d60270b8f4aaa2f3ac58771c551da3/data/multi30k-en-de/",
+  url=f"{_RAW}/LividWo/Revisit-MMT/dc368d0af8d60270b8f4aaa2f3ac58771c551da3"
+  "/data/multi30k-en-de/",
 )
 _CAPTIONS = dict(train="train.{}.gz", valid="val.{}.gz", test="test_2016_flickr.{}.gz")
 _PREPARED = dict(train="train.{}", valid="valid.{}", test="test.2016.{}")
@@ -341,8 +342,12 @@ SCAN = Upstream(
   "length_split of github.com/brendenlake/SCAN",
   f"{_RAW}/brendenlake/SCAN/c4b756cbc010d75c912f16c42c8f15dc6b7e6c8f/length_split/",
   {
-    "tasks_train_length.txt": "b034212dc7cf87ce62f3a067dd6ad49c4d5cd18d51d615d13825516bcb1ebbc2",
-    "tasks_test_length.txt": "0760752ed34a75116ae11dcc1ee17526b7500060da1366540730fa24894d7db3",
+    "tasks_train_length.txt": (
+      "b034212dc7cf87ce62f3a067dd6ad49c4d5cd18d51d615d13825516bcb1ebbc2"
+    ),
+    "tasks_test_length.txt": (
+      "0760752ed34a75116ae11dcc1ee17526b7500060da1366540730fa24894d7db3"
+    ),
   },
 )
 _SCAN_HELD_OUT = 1000

@@ -1,4 +1,4 @@
-"""The cases: one table. A row names a public report or a law, inputs and what has to hold.
+"""The cases, in one table. A row names a report or a law, inputs and what has to hold.
 
 An array is given as its shape, and then drawn from a normal distribution by a seed made
 of the case's name, or as its values. README.md lists the names of arrays and options.
@@ -48,7 +48,7 @@ def tokens(T=11, S=None, N=4, K=None, B=2, H=8, V=None):
 
 
 def band(T, S, left, right):
-  """Returns the mask of keys from `left` before to `right` after a query, [1, 1, T, S]."""
+  """Returns a mask [1, 1, T, S] of keys from `left` before to `right` after a query."""
   distance = np.arange(S) - np.arange(T)[:, None]
   return ((distance >= -left) & (distance <= right))[None, None]
 
@@ -77,7 +77,7 @@ def rolled(T, window):
 
 
 def edges():
-  """Returns labels of edges 1 -> 0, 2 -> 0, 1 -> 2 by receiver and sender; -1 is none."""
+  """Returns labels of edges 1 -> 0, 2 -> 0, 1 -> 2 by receiver and sender, or -1."""
   labels = np.full((2, 3, 3), -1)
   for label, (sender, receiver) in enumerate([(1, 0), (2, 0), (1, 2)]):
     labels[:, receiver, sender] = label

@@ -1,4 +1,4 @@
-"""What has to hold: each law returns what an implementation computes, and what is wanted.
+"""What has to hold. Each law returns the results of an implementation, and the wanted.
 
 `law(attend, arrays, options)` returns two dictionaries of arrays with the same names.
 """

@@ -125,7 +125,7 @@ def table_rows(x, options, distance):
 
 
 def looked_up(one_hot, x, name):
-  """Returns the vector of each pair [B, T, S, N, H], or zero where there is no table."""
+  """Returns the vector of each pair [B, T, S, N, H]; zero without a table."""
   heads = x["query"].shape[2]
   if name not in x:
     width = x["value"].shape[3] if name == "value_table" else x["query"].shape[3]

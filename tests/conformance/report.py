@@ -1,4 +1,6 @@
-"""Writes the tables of docs/conformance.md from the records: python tests/conformance/report.py
+"""Writes the tables of docs/conformance.md from the records.
+
+  python tests/conformance/report.py
 
 A record is what `pytest tests/conformance --attend=... --record=FILE` writes.
 """

@@ -7,7 +7,7 @@ import numpy as np
 
 
 def make_original(module):
-  """Returns the Haiku function of a `MHABlock` and the `AttentionBiasBlock` before it."""
+  """Returns the Haiku function of an `AttentionBiasBlock` and its `MHABlock`."""
   import haiku
 
   def attend(x, pairs):

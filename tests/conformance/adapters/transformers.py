@@ -187,7 +187,7 @@ def mpt_of(x, options, attention):
 
 
 def needing(name, function):
-  """Returns a function that refuses calls without the module's own kind of positions."""
+  """Returns a function that refuses calls without the module's kind of positions."""
 
   @functools.wraps(function)
   def attend(arrays, options):
