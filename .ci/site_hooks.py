@@ -65,7 +65,7 @@ class Docstrings(griffe.Extension):
   """Reads docstrings as this project writes them."""
 
   def on_instance(self, *, obj: griffe.Object, **_) -> None:
-    """Makes code blocks of examples without a heading, and one name of "key, value:"."""
+    """Makes code blocks of examples without heading, and one name of "key, value:"."""
     if obj.docstring:
       text = re.sub(
         r"^>>> (?:.+\n?)+", r"```pycon\n\g<0>\n```\n", obj.docstring.value, flags=re.M
