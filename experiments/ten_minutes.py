@@ -27,6 +27,16 @@ FLAGS = dict(
 SWEEP = "configs/ten_minutes.py"
 FOLDER = pathlib.Path("results/ten_minutes")
 BASELINE = "relative"
+_COLUMNS = (
+  "scheme",
+  "seeds",
+  "BLEU",
+  f"less `{BASELINE}`'s",
+  "tokens a second",
+  "hardware",
+  "date",
+  "commit",
+)
 Record = Mapping[str, Any]
 
 
@@ -52,36 +62,32 @@ def find_bleu(runs: Sequence[Record]) -> list[float]:
 
 def make_table(records: Mapping[str, Sequence[Record]]) -> str:
   """Tabulates the schemes by their mean BLEU, the best first."""
-  from experiments.evaluation.tables import mean_and_interval, row_table
+  from experiments.evaluation.tables import (
+    format_difference,
+    markdown_table,
+    mean_and_interval,
+  )
   from experiments.training.environment import short_commit
 
-  means = {name: statistics.mean(find_bleu(runs)) for name, runs in records.items()}
-  rows = {}
-  for scheme in sorted(records, key=means.__getitem__, reverse=True):
-    runs = records[scheme]
-    speed = statistics.median(run["budget"]["tokens_per_second"] for run in runs)
+  baseline = find_bleu(records[BASELINE])
+  rows = []
+  for scheme, runs in records.items():
+    bleu = find_bleu(runs)
     last = max(runs, key=lambda run: run["date"])
-    difference = "-" if scheme == BASELINE else compare(runs, records[BASELINE])
-    rows[scheme] = {
-      "seeds": len(runs),
-      "BLEU": mean_and_interval(find_bleu(runs)),
-      f"less `{BASELINE}`'s": difference,
-      "tokens a second": f"{speed:,.0f}",
-      "hardware": last["hardware"],
-      "date": last["date"][:10],
-      "commit": short_commit(last["commit"]),
-    }
-  return row_table("scheme", rows)
-
-
-def compare(runs: Sequence[Record], baseline: Sequence[Record]) -> str:
-  """Formats the difference of two schemes; bold if its interval excludes zero."""
-  from experiments.evaluation.tables import format_interval, student_interval
-
-  difference = student_interval(find_bleu(runs), find_bleu(baseline))
-  text = format_interval(difference, sign="+")
-  is_clear = difference.half_width and abs(difference.mean) > difference.half_width
-  return f"**{text}**" if is_clear else text
+    speed = statistics.median(run["budget"]["tokens_per_second"] for run in runs)
+    cells = [
+      scheme,
+      str(len(runs)),
+      mean_and_interval(bleu),
+      "-" if scheme == BASELINE else format_difference(bleu, baseline),
+      f"{speed:,.0f}",
+      last["hardware"],
+      last["date"][:10],
+      short_commit(last["commit"]),
+    ]
+    rows.append((statistics.mean(bleu), cells))
+  rows.sort(key=lambda row: row[0], reverse=True)
+  return markdown_table(_COLUMNS, [cells for _, cells in rows])
 
 
 if __name__ == "__main__":

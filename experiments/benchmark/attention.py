@@ -19,7 +19,7 @@ from experiments.benchmark import timing
 from experiments.benchmark.timing import Program, Record
 from experiments.errors import InputError
 from experiments.evaluation.pictures import CostPanel, cost_curves
-from experiments.evaluation.tables import row_table
+from experiments.evaluation.tables import column_table
 from experiments.files import write_whole
 from experiments.training.environment import environment
 from relpos_jax import RelativePositions, dot_product_attention
@@ -313,25 +313,30 @@ def draw_section(results: Record) -> str:
   for case in cases:
     kinds[_describe_case(case)].append(case)
   picture = results["path"].with_suffix(".png")
-  dashed, table = [], {}
+  dashed = []
+  table: dict[str, dict[str, str]] = defaultdict(dict)
   for name, contestant in contestants.items():
     relations = contestant["relations"]
     if relations != "keys and values":
       dashed.append(name)
-    refused = [case["contestants"].get(name, {}).get("refused") for case in cases]
-    reasons = "; ".join(filter(None, dict.fromkeys(refused)))
-    table[name] = {"relations": relations, "reason for missing figures": reasons}
+    reasons = dict.fromkeys(case["contestants"][name]["refused"] for case in cases)
+    table["relations"][name] = relations
+    table["reason for missing figures"][name] = "; ".join(filter(None, reasons))
   cost_curves(_make_panels(kinds, settings["tokens"]), dashed, picture)
-  parts = [
-    timing.provenance(results, ("jax", "jaxlib", "torch")).strip(),
+  described = (
     f"{settings['dtype']}, N = {settings['heads']}, H = {settings['width']}, "
     f"k = {settings['max_distance']}, B T = {settings['tokens']:,}; "
-    f"repetitions: {settings['repetitions']}.",
+    f"repetitions: {settings['repetitions']}."
+  )
+  parts = [
+    timing.provenance(results, ("jax", "jaxlib", "torch")).strip(),
+    described,
     f"![Time and memory over length](attention/{picture.name})",
+    *_make_tables("Time", kinds, _format_times),
+    *_make_tables("Temporary memory", kinds, _format_memory),
+    "### Contestants",
+    column_table("", table),
   ]
-  parts += _make_tables("Time", kinds, _format_times)
-  parts += _make_tables("Temporary memory", kinds, _format_memory)
-  parts += ["### Contestants", row_table("", table)]
   return "\n\n".join(parts)
 
 
@@ -343,11 +348,8 @@ def _make_tables(
   """Makes a heading and a table for each kind of case, with a column per length."""
   parts = []
   for kind, cases in kinds.items():
-    table: dict[str, dict[str, str]] = defaultdict(dict)
-    for case in cases:
-      for name, cell in cells(case).items():
-        table[name][f"T = {case['length']:,}"] = cell
-    parts += [f"### {title}, {kind}", row_table("", table)]
+    columns = {f"T = {case['length']:,}": cells(case) for case in cases}
+    parts += [f"### {title}, {kind}", column_table("", columns)]
   return parts
 
 
@@ -409,22 +411,18 @@ def _make_panels(
   kinds: Mapping[str, Sequence[Record]], tokens: int
 ) -> list[list[CostPanel]]:
   """Makes a row of panels for each mask; with the backward pass if it was measured."""
-  panels = []
-  measures = {
-    "milliseconds": _estimate_milliseconds,
-    "temporary memory, MiB": _collect_mebibytes,
-  }
   backward = any(cases[0]["backward"] for cases in kinds.values())
-  for kind in sorted(kinds):
-    if kinds[kind][0]["backward"] != backward:
-      continue
-    title, row = f"{kind}, B T = {tokens:,}", []
-    for measure, values in measures.items():
-      curves = _make_curves(kinds[kind], values)
-      if curves:
-        row.append(CostPanel(title, measure, curves))
-    panels.append(row)
-  return panels
+  rows = []
+  for kind, cases in sorted(kinds.items()):
+    if cases[0]["backward"] == backward:
+      title = f"{kind}, B T = {tokens:,}"
+      milliseconds = _make_curves(cases, _estimate_milliseconds)
+      mebibytes = _make_curves(cases, _collect_mebibytes)
+      row = [CostPanel(title, "milliseconds", milliseconds)]
+      if mebibytes:
+        row.append(CostPanel(title, "temporary memory, MiB", mebibytes))
+      rows.append(row)
+  return rows
 
 
 def _make_curves(

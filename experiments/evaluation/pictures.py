@@ -33,6 +33,7 @@ COLOURS = (
   "#7a66cc",
 )
 _MARKERS = "osD^vPX<>*d"
+MOST_SHADED = 6  # curves with a band in one picture: more hide each other
 # Each of these position schemes has the same colour in all pictures.
 SCHEMES = (
   "relative",
@@ -153,20 +154,16 @@ def _draw_costs(ax: Any, panel: CostPanel, styles: Mapping[str, Any]) -> None:
   clean(ax)
 
 
-def spread_curves(
-  panels: Sequence[SpreadPanel],
-  path: Path,
-  title: str = "",
-  has_bands: bool = True,
-) -> Path:
+def spread_curves(panels: Sequence[SpreadPanel], path: Path, title: str = "") -> Path:
   """Draws panels side by side with one legend; returns the path.
 
   A curve shows the means, within a band from the lowest to the highest values, or
-  without it if curves are many. A name has the same colour in all panels. A
-  position scheme, "a" or "a, b", has the same colour in all pictures; more curves of
+  without it if there are more than 6 curves. A name has the same colour in all panels.
+  A position scheme, "a" or "a, b", has the same colour in all pictures; more curves of
   one scheme are dashed.
   """
   names = _list_curves(panels)
+  has_bands = len(names) <= MOST_SHADED
   styles = _choose_styles(names)
   height = 3.9 + 0.2 * len(names) / len(panels) + 0.3 * bool(title)
   figure = make_figure(max(5.5, 4.6 * len(panels)), height)
