@@ -39,7 +39,9 @@ from experiments import command, signals
 from experiments.config import flatten, own_values
 from experiments.errors import InputError
 from experiments.evaluation.records import (
+  Record,
   digest,
+  index_records,
   read_records,
   record_files,
   runs_folder,
@@ -214,7 +216,7 @@ def _plan_run(
 
 def collect_records(
   path: pathlib.Path, runs: Sequence[PlannedRun]
-) -> dict[Key, dict[str, Any]]:
+) -> dict[Key, Record]:
   """Finds the records of a sweep, and writes them to its results file."""
   command.make_folder(path.parent, "results")
   records = find_records(path, runs)
@@ -223,9 +225,7 @@ def collect_records(
   return records
 
 
-def find_records(
-  path: pathlib.Path, runs: Sequence[PlannedRun]
-) -> dict[Key, dict[str, Any]]:
+def find_records(path: pathlib.Path, runs: Sequence[PlannedRun]) -> dict[Key, Record]:
   """Finds the records of a sweep, by configuration and seed.
 
   They are in its run directories, in its results file, or in the results of another
@@ -234,7 +234,13 @@ def find_records(
 
   Raises InputError: a file is damaged, or a record is of another config.
   """
-  collected = _read_collected(path, runs)
+  collected = index_records(path, read_records(path))
+  for run in runs:
+    if run.key in collected and collected[run.key]["digest"] != run.digest:
+      raise InputError(
+        f"{path} has {run.configuration!r}, seed {run.seed}, with another config, or "
+        "by older code: delete that line, or give another --results or --config.name"
+      )
   sweep = path.name.partition(".jsonl")[0]
   others = _read_others(path.parent, sweep)
   records = {}
@@ -253,29 +259,9 @@ def find_records(
   return records | collected
 
 
-def _read_collected(
-  path: pathlib.Path, runs: Sequence[PlannedRun]
-) -> dict[Key, dict[str, Any]]:
-  """Reads a results file; raises InputError if a record is of another config."""
-  records = {}
-  for record in read_records(path):
-    key = record["row"], record["seed"]
-    if key in records:
-      problem = f"{path} has two lines of one configuration and seed"
-      raise InputError(f"{problem}: delete one of them")
-    records[key] = record
-  for run in runs:
-    if run.key in records and records[run.key]["digest"] != run.digest:
-      raise InputError(
-        f"{path} has {run.configuration!r}, seed {run.seed}, with another config, or "
-        "by older code: delete that line, or give another --results or --config.name"
-      )
-  return records
-
-
 def _read_others(
   folder: pathlib.Path, sweep: str
-) -> dict[str, tuple[pathlib.Path, dict[str, Any]]]:
+) -> dict[str, tuple[pathlib.Path, Record]]:
   """Reads the records of all other sweeps; returns files and records by digest."""
   records = {}
   for name, file in sorted(record_files(folder).items()):

@@ -102,16 +102,13 @@ def _average_segments(
   metrics: Sequence[Mapping[str, Any]], name: str
 ) -> dict[float, list[float]]:
   """Divides the finite values into at most 40 segments, by their mean step."""
-  points = []
-  for line in metrics:
-    value = line.get(name)
-    if value is not None and math.isfinite(value):
-      points.append((line["step"], value))
-  values = {}
-  for segment in np.array_split(points, min(40, len(points)) or 1):
-    if len(segment):
-      values[segment[:, 0].mean()] = segment[:, 1].tolist()
-  return values
+  steps = np.array([line["step"] for line in metrics])
+  values = np.array([line.get(name) for line in metrics], float)  # None becomes NaN
+  segments = {}
+  for indices in np.array_split(np.flatnonzero(np.isfinite(values)), 40):
+    if len(indices):
+      segments[steps[indices].mean()] = values[indices].tolist()
+  return segments
 
 
 def cost_curves(

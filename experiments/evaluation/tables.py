@@ -1,7 +1,6 @@
 """Computes confidence intervals over seeds, and formats Markdown tables."""
 
 import itertools
-import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
@@ -87,12 +86,11 @@ def text_table(title: str, rows: Mapping[str, Mapping[str, float | int]]) -> str
 
 def mean_and_interval(values: Sequence[Any] | np.ndarray, digits: int = 2) -> str:
   """Formats the mean of the finite values, ± half the width of its 95% interval."""
-  finite = [x for x in values if x is not None and math.isfinite(x)]
-  text = format_interval(student_interval(finite), digits) if finite else "-"
+  values = np.array(values, float)  # None becomes NaN
+  finite = values[np.isfinite(values)]
+  text = format_interval(student_interval(finite), digits) if len(finite) else "-"
   num_lost = len(values) - len(finite)
-  if num_lost:
-    text += f" ({num_lost} not finite)"
-  return text
+  return f"{text} ({num_lost} not finite)" if num_lost else text
 
 
 def format_interval(interval: Interval, digits: int = 2, sign: str = "") -> str:
