@@ -50,13 +50,14 @@ from experiments.evaluation.records import (
 from experiments.files import write_whole
 from experiments.launch import end_with_parent
 
+OUT = command.Flag("runs/sweeps", "folder of the run directories", is_path=True)
 FLAGS = dict(
   config=command.SWEEP,
   seeds=command.Flag(
     3, "number of seeds per configuration, counted up from the config's", least=1
   ),
   only=command.Flag("", "the one configuration to train, by its name"),
-  out=command.Flag("runs/sweeps", "folder of the run directories", is_path=True),
+  out=OUT,
   results=command.Flag(
     "results", "folder of the results; records are in its folder runs", is_path=True
   ),

@@ -22,7 +22,7 @@ FLAGS = dict(
   parallel=command.Flag(
     2, "number of runs at a time, each with its share of the cores", least=1
   ),
-  out=command.Flag("runs/sweeps", "folder of the run directories", is_path=True),
+  out=sweep.OUT,
 )
 SWEEP = "configs/ten_minutes.py"
 FOLDER = pathlib.Path("results/ten_minutes")

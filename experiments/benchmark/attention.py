@@ -21,7 +21,7 @@ from experiments.errors import InputError
 from experiments.evaluation.pictures import CostPanel, cost_curves
 from experiments.evaluation.tables import column_table
 from experiments.files import write_whole
-from experiments.training.environment import environment
+from experiments.training.environment import count_cores, environment
 from relpos_jax import RelativePositions, dot_product_attention
 from relpos_jax.attention import skew
 from relpos_jax.attention.choice import IMPLEMENTATIONS
@@ -64,19 +64,16 @@ def main(**values: Any) -> None:
   folder = command.make_folder(pathlib.Path(values["out"], "attention"), "out")
   device = re.sub("[^a-z0-9]+", "-", jax.devices()[0].device_kind.lower()).strip("-")
   path = folder / f"{values['name'] or device}.json"
-  relations = {name: {"relations": x.relations} for name, x in contestants.items()}
-  measured = []
+  results = dict(environment=environment("torch"), settings=values)
+  results |= dict(cases=[], contestants={})
+  for name, contestant in contestants.items():
+    results["contestants"][name] = {"relations": contestant.relations}
   for case in cases:
     print(f"T = {case.length:,}, {_describe_case(case._asdict())}", file=sys.stderr)
     rows, functions = prepare(case, contestants)
     pairs = time_pairs(functions, choose_pairs([*functions]), values["repetitions"])
-    measured.append({**case._asdict(), "contestants": rows, "pairs": pairs})
-    results = dict(
-      environment=environment("torch"),
-      settings=values,
-      cases=measured,
-      contestants=relations,
-    )
+    measured = {**case._asdict(), "contestants": rows, "pairs": pairs}
+    results["cases"].append(measured)
     write_whole(path, json.dumps(results) + "\n")
   timing.rewrite_page(folder, draw_section)
 
@@ -119,19 +116,21 @@ def _choose(flag: str, text: str, known: Collection[str]) -> list[str]:
 def _compile(
   case: Case, attention: Callable, backend: str | None = None, **options: Any
 ) -> Program:
-  """Compiles attention(case, query, key, value, relations, **options) for a case."""
+  """Compiles attention(query, key, value, relations, **options) for a case."""
   if backend not in (None, jax.default_backend()):
     raise NotImplementedError(f"it needs a {backend.upper()}")
-  function = functools.partial(attention, case, **options)
+  function = functools.partial(attention, is_causal=case.is_causal, **options)
   if case.backward:
     function = functools.partial(_with_gradients, function)
   compiled = jax.jit(function).lower(*arguments(case)).compile()
   memory = compiled.memory_analysis()
   temporary_bytes = memory.temp_size_in_bytes
   other_bytes = memory.argument_size_in_bytes + memory.output_size_in_bytes
-  return Program(
-    lambda: compiled(*arguments(case)), temporary_bytes, temporary_bytes + other_bytes
-  )
+
+  def run():
+    return compiled(*arguments(case))
+
+  return Program(run, temporary_bytes, temporary_bytes + other_bytes)
 
 
 def _with_gradients(function, cotangent, *arguments):
@@ -151,23 +150,24 @@ def arguments(case: Case) -> tuple:
   return *tokens, relations
 
 
-def _ours(case, query, key, value, relations, *, related=True, **options):
-  options["relations"] = relations if related else None
-  return dot_product_attention(query, key, value, is_causal=case.is_causal, **options)
+def _ours(query, key, value, relations, **options):
+  return dot_product_attention(query, key, value, relations=relations, **options)
 
 
-def _jax_nn(case, query, key, value, relations, **options):
-  return jax.nn.dot_product_attention(
-    query, key, value, is_causal=case.is_causal, **options
-  )
+def _ours_without_relations(query, key, value, relations, **options):
+  return dot_product_attention(query, key, value, **options)
 
 
-def _dense_bias(case, query, key, value, relations, **options):
+def _jax_nn(query, key, value, relations, **options):
+  return jax.nn.dot_product_attention(query, key, value, **options)
+
+
+def _dense_bias(query, key, value, relations, **options):
   """Computes the relative key term of all pairs, and passes it to jax.nn as bias."""
   inputs = gather_inputs(query, key, value, relations=relations)
   logits = skew.relative_logits(inputs, *inputs.relations) * inputs.scale
   bias = logits.astype(query.dtype)
-  return _jax_nn(case, query, key, value, None, bias=bias, **options)
+  return jax.nn.dot_product_attention(query, key, value, bias=bias, **options)
 
 
 def _torch_sdpa(case: Case) -> Program:
@@ -181,12 +181,12 @@ def _torch_sdpa(case: Case) -> Program:
     remedy = "PyTorch is not installed: pip install 'relpos_jax[benchmark]'"
     raise NotImplementedError(remedy) from error
 
-  if hasattr(os, "sched_getaffinity"):
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-  device = dict(cpu="cpu", gpu="cuda").get(jax.default_backend())
-  if not device or (device == "cuda" and not torch.cuda.is_available()):
-    missing = jax.default_backend().upper()
-    raise NotImplementedError(f"this PyTorch, {torch.__version__}, finds no {missing}")
+  torch.set_num_threads(count_cores())
+  backend = jax.default_backend()
+  if backend != "cpu" and not (backend == "gpu" and torch.cuda.is_available()):
+    version = torch.__version__
+    raise NotImplementedError(f"this PyTorch, {version}, finds no {backend.upper()}")
+  device = "cpu" if backend == "cpu" else "cuda"
   tensors = []
   for array in arguments(case)[:-1]:
     array = np.asarray(array.swapaxes(1, 2), "f4")  # [B, N, T, H]
@@ -236,7 +236,7 @@ def _choose_contestants(implementations: str, peers: str) -> dict[str, Contestan
     options = dict(backend=IMPLEMENTATIONS[name].device, implementation=name)
     contestants[name] = _make_contestant("keys and values", _ours, **options)
     if name in BLOCKWISE:
-      bare = _make_contestant("none", _ours, related=False, **options)
+      bare = _make_contestant("none", _ours_without_relations, **options)
       contestants[f"{name} (no relations)"] = bare
   for name in _choose("peers", peers, PEERS):
     contestants[name] = PEERS[name]
