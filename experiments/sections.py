@@ -25,32 +25,26 @@ from experiments.training.environment import short_commit
 from experiments.translation import scores as translation
 
 # Shaw et al. 2018: Table 1 is on newstest2014, Tables 2 and 3 on newstest2013.
+_TABLE_1 = {
+  "paper, EN-DE base": {"relative": 26.8, "sinusoidal": 26.5},
+  "paper, EN-DE big": {"relative": 29.2, "sinusoidal": 27.9},
+  "paper, EN-FR base": {"relative": 38.7, "sinusoidal": 38.2},
+  "paper, EN-FR big": {"relative": 41.5, "sinusoidal": 41.2},
+}
+_TABLE_2 = {
+  "k=0": 12.5,
+  "k=1": 25.5,
+  "k=2": 25.8,
+  "k=4": 25.9,
+  "k=16": 25.8,
+  "k=64": 25.9,
+  "k=256": 25.8,
+}
+_TABLE_3 = {"keys and values": 25.8, "keys": 25.8, "values": 25.3, "neither": 12.5}
 _PAPER = {
-  "table1": {
-    "paper, EN-DE base": {"relative": 26.8, "sinusoidal": 26.5},
-    "paper, EN-DE big": {"relative": 29.2, "sinusoidal": 27.9},
-    "paper, EN-FR base": {"relative": 38.7, "sinusoidal": 38.2},
-    "paper, EN-FR big": {"relative": 41.5, "sinusoidal": 41.2},
-  },
-  "table2": {
-    "paper, EN-DE base": {
-      "k=0": 12.5,
-      "k=1": 25.5,
-      "k=2": 25.8,
-      "k=4": 25.9,
-      "k=16": 25.8,
-      "k=64": 25.9,
-      "k=256": 25.8,
-    }
-  },
-  "table3": {
-    "paper, EN-DE base": {
-      "keys and values": 25.8,
-      "keys": 25.8,
-      "values": 25.3,
-      "neither": 12.5,
-    }
-  },
+  "table1": _TABLE_1,
+  "table2": {"paper, EN-DE base": _TABLE_2},
+  "table3": {"paper, EN-DE base": _TABLE_3},
 }
 # The number of distinct graphs in each test split of CLUTRR, by length.
 _DISTINCT = {2: 2, 3: 7, 4: 36, 5: 185, 6: 105, 7: 155, 8: 135, 9: 124, 10: 122}
@@ -378,6 +372,18 @@ def _accuracy(splits: Sequence[str], mask: Any = ...) -> Callable[[Record], floa
   return lambda run: 100 * _join_sentences(run, splits)[mask, -1].mean()
 
 
+def _make_curves(
+  records: Records, scores: Mapping[float, Callable[[Record], float]]
+) -> dict[str, dict[float, list[float]]]:
+  """Returns the scores of all seeds by configuration and length."""
+  curves = {}
+  for configuration, runs in records.items():
+    curve = curves[configuration] = {}
+    for length, score in scores.items():
+      curve[length] = [*map(score, runs)]
+  return curves
+
+
 def _draw_exact(
   records: Records, splits: Mapping[str, Sequence[str]], picture: pathlib.Path
 ) -> str:
@@ -386,12 +392,9 @@ def _draw_exact(
   mark = _first(records)["config"]["batches.max_length"] - 0.5, "longest in training"
   panels = []
   for end, end_splits in splits.items():
-    curves: dict[str, dict[float, list[float]]] = defaultdict(dict)
     lengths, masks = _bin_lengths(records, end_splits, num_trained=4, num_longer=8)
-    for mask in masks:
-      score = _accuracy(end_splits, mask)
-      for configuration, runs in records.items():
-        curves[configuration][lengths[mask].mean()] = [*map(score, runs)]
+    scores = {lengths[mask].mean(): _accuracy(end_splits, mask) for mask in masks}
+    curves = _make_curves(records, scores)
     panels.append(SpreadPanel(f"length in tokens, {end}", "exact (%)", curves, mark))
   spread_curves(panels, picture, _title_picture(records))
   return _link(f"Exact matches over length: {picture.stem}", picture)
@@ -446,24 +449,23 @@ def _describe_chains(sweep: str, records: Records, folder: pathlib.Path) -> str:
   sentences, longest = _first(records)["sentences"], graphs.LONGEST_TRAINED
   is_longest = np.array(sentences["valid"])[:, 0] == longest
   longest_accuracy = _accuracy(["valid"], is_longest)
-  longer = [k for k in graphs.CTP if k > longest]
-  longer_tests = [f"test_{k}" for k in longer]
+  longer_tests = [f"test_{k}" for k in graphs.CTP if k > longest]
   table = _begin_table(records)
   table["valid"] = _average_accuracy(records, "valid")
   table[f"valid, {longest}"] = _average(records, longest_accuracy, 1)
   table[f"test, {longest}"] = _average_accuracy(records, f"test_{longest}")
-  name = f"test, {min(longer)} to {max(longer)}"
-  table[name] = _average_accuracy(records, *longer_tests)
-  by_length: Table = {}
-  curves: dict[str, dict[int, list[float]]] = defaultdict(dict)
+  table[f"test, {longest + 1} to {max(graphs.CTP)}"] = _average_accuracy(
+    records, *longer_tests
+  )
+  by_length, scores = {}, {}
   for k, published in graphs.CTP.items():
     test = f"test_{k}"
     rows = {**dict.fromkeys(records), graphs.NAME: published}
     name = f"{k} ({len(sentences[test])}; {_DISTINCT[k]})"
     by_length[name] = rows | _average_accuracy(records, test)
-    for configuration, runs in records.items():
-      curves[configuration][k] = [*map(_accuracy([test]), runs)]
+    scores[k] = _accuracy([test])
   picture = folder / f"{sweep}-lengths.png"
+  curves = _make_curves(records, scores)
   graphs.draw_lengths(curves, picture, _title_picture(records))
   differences = _tabulate_differences(
     f"valid, {longest}", records, longest_accuracy, is_paired=True

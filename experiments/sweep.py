@@ -151,10 +151,8 @@ def _find_waiting(
   """Returns the runs without a record; if there are none, says how to train again."""
   waiting = [run for run in chosen if run.key not in records]
   if not waiting:
-    flags = "--results=FOLDER"
-    if any(run.workdir.exists() for run in chosen):
-      flags += " --out=FOLDER"
-    print(f"every run has a record: give {flags} to train again", file=sys.stderr)
+    remedy = "give --results=FOLDER --out=FOLDER to train again"
+    print(f"every run has a record: {remedy}", file=sys.stderr)
   return waiting
 
 

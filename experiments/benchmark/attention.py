@@ -71,7 +71,7 @@ def main(**values: Any) -> None:
   for case in cases:
     print(f"T = {case.length:,}, {_describe_case(case._asdict())}", file=sys.stderr)
     rows, functions = prepare(case, contestants)
-    pairs = time_pairs(functions, choose_pairs([*functions]), values["repetitions"])
+    pairs = time_pairs(functions, choose_pairs(functions), values["repetitions"])
     measured = {**case._asdict(), "contestants": rows, "pairs": pairs}
     results["cases"].append(measured)
     write_whole(path, json.dumps(results) + "\n")
@@ -281,24 +281,21 @@ def time_pairs(
   take turns to be first.
   """
   timed = [dict(name=a, against=b, seconds=[], against_seconds=[]) for a, b in pairs]
-  for repetition in range(repetitions):
+  sides = [("against", "against_seconds"), ("name", "seconds")]
+  for _ in range(repetitions):
     for pair in timed:
-      sides = [("against", "against_seconds"), ("name", "seconds")]
-      if repetition % 2:
-        sides.reverse()
       for name, seconds in sides:
         pair[seconds].append(timing.run_time(functions[pair[name]]))
+    sides.reverse()
   return timed
 
 
-def choose_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
+def choose_pairs(names: Collection[str]) -> list[tuple[str, str]]:
   """Pairs all functions with jax.nn, and blockwise ones also with alternatives."""
   pairs = [(name, STOCK) for name in names if name != STOCK]
   for name in BLOCKWISE:
-    for other in (f"{name} (no relations)", "per_position"):
-      if {name, other} <= {*names}:
-        pairs.append((name, other))
-  return pairs
+    pairs += [(name, f"{name} (no relations)"), (name, "per_position")]
+  return [(name, other) for name, other in pairs if {name, other} <= {*names}]
 
 
 # Page

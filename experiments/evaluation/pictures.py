@@ -250,7 +250,7 @@ def _choose_styles(
   """
   kinds = dict.fromkeys(map(_name_kind, names))
   numbers = {kind: SCHEMES.index(kind) for kind in kinds if kind in SCHEMES}
-  free = sorted({*range(len(COLOURS))} - {*numbers.values()}) or range(len(COLOURS))
+  free = sorted({*range(len(COLOURS))} - {*numbers.values()})
   others = [kind for kind in kinds if kind not in SCHEMES]
   numbers.update(zip(others, itertools.cycle(free), strict=False))
   styles, drawn = {}, set()

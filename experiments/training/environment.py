@@ -33,18 +33,21 @@ def environment(*packages: str) -> dict[str, Any]:
   devices = jax.devices()
   date = datetime.datetime.now(datetime.UTC)
   cpu = cpuinfo("model name.*: (.*)") or platform.processor() or platform.machine()
-  return dict(
+  code = dict(
     date=date.isoformat(timespec="seconds"),
     command=shlex.join(["python", *sys.orig_argv[1:]]),
     git_commit=_git_commit(),
     python=platform.python_version(),
     packages={name: _version(name) for name in (*_PACKAGES, *packages)},
+  )
+  machine = dict(
     platform=platform.platform(),
     cpu=cpu,
     cpu_cores=count_cores(),
     devices=f"{len(devices)} x {devices[0].device_kind}",
     processes=jax.process_count(),
   )
+  return code | machine
 
 
 def count_cores() -> int | None:

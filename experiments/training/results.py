@@ -121,17 +121,21 @@ def _make_record(
     minutes=round(seconds / 60, 2),
     tokens_per_second=round(statistics.median(speeds), 1) if speeds else None,
   )
-  return dict(
+  identity = dict(
     sweep="",
     row=run.config.name,
     seed=run.config.seed,
     digest=digest(changes),
     recipe=RECIPE,
     config=without_folders(changes),
+  )
+  origin = dict(
     commit=environment["git_commit"],
     date=environment["date"],
     hardware=hardware(environment),
     packages={"python": environment["python"], **environment["packages"]},
+  )
+  outcome = dict(
     budget=budget,
     checkpoints=[*run.steps],
     scores=evaluation.scores,
@@ -139,3 +143,4 @@ def _make_record(
     curve=curve,
     exact=exact,
   )
+  return identity | origin | outcome
