@@ -66,9 +66,6 @@ def one_panel(*names, values=(99.0, 100.0)):
   return SpreadPanel("updates", "BLEU", curves, ticks=[250, 500])
 
 
-# The site's, light and dark.
-
-
 def test_a_scheme_has_the_same_colour_and_marker_in_every_picture(figure_of):
   def styles(*names):
     (ax,) = figure_of(spread_curves, [one_panel(*names)]).axes
