@@ -91,7 +91,7 @@ def _collect_facts(records: Records) -> dict[str, str]:
   """Collects the budget, machine, code and versions of the runs."""
   runs = list(itertools.chain(*records.values()))
   minutes = statistics.median(run["budget"]["minutes"] for run in runs)
-  values: dict[str, set[str]] = defaultdict(set)
+  values = defaultdict(set)
   for run in runs:
     budget, packages = run["budget"], run["packages"]
     averaged = len(run.get("checkpoints", ()))
@@ -113,7 +113,7 @@ def _collect_facts(records: Records) -> dict[str, str]:
 
 def _tabulate_configs(records: Records) -> str:
   """Tabulates the config values that differ between configurations, except the seed."""
-  table: Table = {}
+  table = {}
   for key in sorted(_first(records)["config"].keys() - {"seed"}):
     column = {}
     for configuration, runs in records.items():
@@ -177,14 +177,14 @@ def _tabulate_differences(
   """
   if len(records) < 2:
     return ""
-  scores: dict[str, dict[int, float]] = defaultdict(dict)  # by seed
+  scores = defaultdict(dict)  # by seed
   for configuration, runs in records.items():
     for run in runs:
       value = score(run)
       if math.isfinite(value):
         scores[configuration][run["seed"]] = value
   others = [*records] if len(records) <= _MOST_PAIRED else [*records][:1]
-  table: Table = defaultdict(dict)
+  table = defaultdict(dict)
   for configuration, other in itertools.product(records, others):
     row, column = scores[configuration], scores[other]
     samples = [[*row.values()], [*column.values()]]
@@ -242,7 +242,7 @@ def _collect_values(
   runs: Sequence[Record], column: int, start: float
 ) -> dict[float, list[float]]:
   """Collects a column of the runs' curves; returns its values by step."""
-  values: dict[float, list[float]] = defaultdict(list)
+  values = defaultdict(list)
   for line in itertools.chain(*(run["curve"] for run in runs)):
     step, value = line[0], line[column]
     if step >= start and value is not None:
@@ -296,7 +296,7 @@ def _describe_lengths(sweep: str, records: Records, folder: pathlib.Path) -> str
   """Tabulates exact matches at equal validation scores, and at the end by length."""
   first = _first(records)
   source = first["config"]["data.source"]
-  splits: dict[str, list[str]] = {"EOS free": [], "length given": []}
+  splits = {"EOS free": [], "length given": []}
   facts = {}
   for split in first["scores"]:
     if split.endswith(translation.GIVEN):
@@ -314,9 +314,9 @@ def _describe_lengths(sweep: str, records: Records, folder: pathlib.Path) -> str
 
 def _compare_at_level(sweep: str, records: Records, level: float) -> str:
   """Tabulates exact matches when validation first reaches a level."""
-  table: Table = defaultdict(dict, seeds=_list_seeds(records))
+  table = defaultdict(dict, seeds=_list_seeds(records))
   for configuration, runs in records.items():
-    values: dict[str, list[float]] = defaultdict(list)
+    values = defaultdict(list)
     for run in runs:
       for name, value in _find_level(run, level).items():
         values[name].append(value)
@@ -438,8 +438,10 @@ def _average_accuracy(records: Records, *splits: str) -> Column:
     runs = runs[:1]  # seeds of `tu` are folds: only these differ in the majority class
   guesses = []
   for run in runs:
-    shares = [run["scores"][split]["majority"] for split in splits]
-    sizes = [len(run["sentences"][split]) for split in splits]
+    shares, sizes = [], []
+    for split in splits:
+      shares.append(run["scores"][split]["majority"])
+      sizes.append(len(run["sentences"][split]))
     guesses.append(np.average(shares, weights=sizes))
   column = _average(records, _accuracy(splits), 1)
   return {**column, _GUESS: mean_and_interval(guesses, 1)}

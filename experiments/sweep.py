@@ -275,9 +275,7 @@ def _train(
 ) -> None:
   """Trains runs on this machine; calls `collect` whenever a training ends."""
   queue = collections.deque(waiting)
-  running: dict[
-    int, tuple[PlannedRun, subprocess.Popen]
-  ] = {}  # by share of the machine
+  running = {}  # run and process by share of the machine
 
   def report(run: PlannedRun, state: str) -> None:
     counts = f"{len(running)} running, {len(queue)} waiting"

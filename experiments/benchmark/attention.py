@@ -82,7 +82,6 @@ def _make_cases(values: Mapping[str, Any]) -> list[Case]:
   masks = _choose("masks", values["masks"], MASKS)
   passes = _choose("passes", values["passes"], PASSES)
   tokens = values["tokens"]
-  same = [values[name] for name in ("heads", "width", "max_distance", "dtype")]
   cases = []
   for word in values["lengths"].split(","):
     length = int(word) if word.isdecimal() else 0
@@ -90,8 +89,17 @@ def _make_cases(values: Mapping[str, Any]) -> list[Case]:
       problem = f"--lengths: {word!r} does not divide --tokens={tokens}"
       raise InputError(f"{problem}; change one of them")
     for name, mask in itertools.product(passes, masks):
-      kind = mask == "causal", name == "backward"
-      cases.append(Case(tokens // length, length, *same, *kind))
+      case = Case(
+        batch=tokens // length,
+        length=length,
+        heads=values["heads"],
+        width=values["width"],
+        max_distance=values["max_distance"],
+        dtype=values["dtype"],
+        is_causal=mask == "causal",
+        backward=name == "backward",
+      )
+      cases.append(case)
   return cases
 
 
@@ -306,12 +314,12 @@ def draw_section(results: Record) -> str:
   """Draws a picture beside the results; returns their section of the page."""
   settings, contestants = results["settings"], results["contestants"]
   cases = sorted(results["cases"], key=lambda case: case["length"])
-  kinds: dict[str, list[Record]] = defaultdict(list)
+  kinds = defaultdict(list)
   for case in cases:
     kinds[_describe_case(case)].append(case)
   picture = results["path"].with_suffix(".png")
   dashed = []
-  table: dict[str, dict[str, str]] = defaultdict(dict)
+  table = defaultdict(dict)
   for name, contestant in contestants.items():
     relations = contestant["relations"]
     if relations != "keys and values":
@@ -426,7 +434,7 @@ def _make_curves(
   cases: Sequence[Record], values: Callable[[Record], dict[str, float]]
 ) -> dict[str, list[tuple[float, float]]]:
   """Collects each contestant's values over the length."""
-  curves: dict[str, list[tuple[float, float]]] = defaultdict(list)
+  curves = defaultdict(list)
   for case in cases:
     for name, value in values(case).items():
       if name != AGAIN:

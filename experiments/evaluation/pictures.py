@@ -212,7 +212,6 @@ def _format_axes(ax: Any, panel: SpreadPanel) -> None:
       textcoords="offset points",
       ha="center",
       va="bottom",
-      color=GREY,
       fontsize=8,
     )
   if panel.ticks:
@@ -248,10 +247,13 @@ def _choose_styles(
 
   The names in `dashed` are drawn dashed, and so are all but the first of a kind.
   """
-  kinds = dict.fromkeys(map(_name_kind, names))
-  numbers = {kind: SCHEMES.index(kind) for kind in kinds if kind in SCHEMES}
+  numbers, others = {}, []
+  for kind in dict.fromkeys(map(_name_kind, names)):
+    if kind in SCHEMES:
+      numbers[kind] = SCHEMES.index(kind)
+    else:
+      others.append(kind)
   free = sorted({*range(len(COLOURS))} - {*numbers.values()})
-  others = [kind for kind in kinds if kind not in SCHEMES]
   numbers.update(zip(others, itertools.cycle(free), strict=False))
   styles, drawn = {}, set()
   for name in names:
@@ -270,8 +272,8 @@ def _save_with_legend(
 ) -> Path:
   lines = {}
   for ax in figure.axes:
-    handles, labels = ax.get_legend_handles_labels()
-    lines |= zip(labels, handles, strict=True)
+    for line in ax.lines:
+      lines[line.get_label()] = line
   handles = [lines[name] for name in names]
   place = "outside lower center"
   figure.legend(handles=handles, loc=place, ncols=columns, frameon=False)
@@ -317,7 +319,7 @@ def _draw_weights(ax: Any, panel: Panel, highest: float, fontsize: float) -> Any
     linewidth=0.4,
   )
   # Without parse_math, dollar signs in words would start formulas.
-  text: dict[str, Any] = {"fontsize": fontsize, "parse_math": False}
+  text = {"fontsize": fontsize, "parse_math": False}
   ax.set_yticks(np.arange(len(panel.rows)) + 0.5, panel.rows, **text)
   ax.set_xticks(np.arange(len(panel.columns)) + 0.5, panel.columns, rotation=90, **text)
   ax.tick_params(length=0)
@@ -325,8 +327,7 @@ def _draw_weights(ax: Any, panel: Panel, highest: float, fontsize: float) -> Any
   ax.invert_yaxis()
   ax.set_aspect("equal", anchor="N")
   ax.spines[:].set_visible(False)
-  ax.set_ylabel("query", color=GREY)
-  ax.set_xlabel("key", color=GREY)
+  ax.set(xlabel="key", ylabel="query")
   return image
 
 

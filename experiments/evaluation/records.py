@@ -168,17 +168,17 @@ def group_records(path: pathlib.Path, records: Sequence[Record]) -> Records:
   Raises InputError: two records have the same configuration and seed, or records that
   do not belong in one table.
   """
-  index_records(path, records)
-  firsts: dict[Any, tuple[int, Any]] = {}
+  indexed = index_records(path, records)
+  firsts = {}  # line and value by what is shared
   for number, record in enumerate(records, start=1):
     for key, value in _collect_shared(record).items():
       first, expected = firsts.setdefault(key, (number, value))
       if value != expected:
         problem = f"not the same {key[0]} as line {first}, so not in one table"
         raise InputError(f"{path}, line {number}: {problem}: delete one of them")
-  grouped = {record["row"]: [] for record in records}
-  for record in sorted(records, key=lambda record: record["seed"]):
-    grouped[record["row"]].append(record)
+  grouped = {configuration: [] for configuration, _ in indexed}
+  for configuration, seed in sorted(indexed, key=lambda key: key[1]):
+    grouped[configuration].append(indexed[configuration, seed])
   return grouped
 
 
