@@ -11,10 +11,10 @@ recorded already is not trained again: give a changed scheme another NAME.
 
 import pathlib
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from experiments import command, sweep
+from experiments.evaluation.records import Record, Records, group_records, read_records
 
 FLAGS = dict(
   scheme=command.Flag(None, "the scheme, such as t5, or the NAME of your file"),
@@ -37,15 +37,13 @@ _COLUMNS = (
   "date",
   "commit",
 )
-Record = Mapping[str, Any]
 
 
 def main(scheme: str, seeds: int, parallel: int, out: pathlib.Path) -> None:
   """Trains a scheme with each seed; prints its score and rewrites the table."""
   values = command.parse(dict(config=command.SWEEP), [f"--config={SWEEP}"])
   sweep.main(values["config"], seeds, scheme, out, FOLDER, parallel, dry_run=False)
-  # Imported here because they load JAX.
-  from experiments.evaluation.records import group_records, read_records
+  # Imported here because it loads JAX.
   from experiments.evaluation.tables import mean_and_interval, rewrite_sections
 
   file = FOLDER / "runs" / "ten-minutes.jsonl"
@@ -60,7 +58,7 @@ def find_bleu(runs: Sequence[Record]) -> list[float]:
   return [run["scores"]["test"]["sacrebleu"] for run in runs]
 
 
-def make_table(records: Mapping[str, Sequence[Record]]) -> str:
+def make_table(records: Records) -> str:
   """Tabulates the schemes by their mean BLEU, the best first."""
   from experiments.evaluation.tables import (
     format_difference,
