@@ -154,6 +154,7 @@ def figures(chip: Chip, step: "Compiled", num_steps: int) -> dict[str, str]:
   iteration of each loop. For Pallas kernels it uses the estimates that they declare.
   """
   memory, cost = step.memory_analysis(), step.cost_analysis()
+  peak = _gigabytes(memory.peak_memory_in_bytes)
   flops, traffic = cost["flops"], cost["bytes accessed"]
   compute_time = flops / chip.flops
   memory_time = traffic / chip.hbm_bandwidth
@@ -162,16 +163,19 @@ def figures(chip: Chip, step: "Compiled", num_steps: int) -> dict[str, str]:
   if num_steps:
     hours = num_steps / 3600
     updates = f"{hours * low:.1f} to {hours * high:.1f} h"
-  return {
-    "memory": f"{_gigabytes(memory.peak_memory_in_bytes)} of {_gigabytes(chip.hbm)}",
+  sizes = {
+    "memory": f"{peak} of {_gigabytes(chip.hbm)}",
     "memory of state and batch": _gigabytes(memory.argument_size_in_bytes),
     "10^12 operations": f"{flops / 1e12:.2f}",
     "memory traffic": _gigabytes(traffic),
+  }
+  times = {
     "time of compute": f"{1000 * compute_time:.1f} ms",
     "time of memory": f"{1000 * memory_time:.1f} ms",
     "time without the network": f"{1000 * low:.1f} to {1000 * high:.1f} ms",
     "all updates": updates,
   }
+  return sizes | times
 
 
 def _gigabytes(num_bytes: float) -> str:

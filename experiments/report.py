@@ -44,7 +44,7 @@ def main(results: pathlib.Path) -> list[pathlib.Path]:
   from experiments.evaluation.tables import rewrite_sections
   from experiments.sections import make_section
 
-  pages: dict[pathlib.Path, dict[str, str]] = defaultdict(dict)
+  pages = defaultdict(dict)
   for sweep, file in sorted(record_files(runs_folder(results)).items()):
     task, records = _read_records(file)
     folder = results / _choose_page(sweep, task)

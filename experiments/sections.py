@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import pathlib
 import statistics
 from collections import defaultdict
@@ -11,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from experiments.errors import InputError
-from experiments.evaluation.pictures import SpreadPanel, spread_curves
+from experiments.evaluation.pictures import MOST_SHADED, SpreadPanel, spread_curves
 from experiments.evaluation.records import Record, Records
 from experiments.evaluation.tables import (
-  format_interval,
+  column_table,
+  format_difference,
   mean_and_interval,
-  row_table,
-  student_interval,
 )
 from experiments.graphs import scores as graphs
 from experiments.music import scores as music
@@ -25,56 +25,50 @@ from experiments.training.environment import short_commit
 from experiments.translation import scores as translation
 
 # Shaw et al. 2018: Table 1 is on newstest2014, Tables 2 and 3 on newstest2013.
+_TABLE_1 = {
+  "paper, EN-DE base": {"relative": 26.8, "sinusoidal": 26.5},
+  "paper, EN-DE big": {"relative": 29.2, "sinusoidal": 27.9},
+  "paper, EN-FR base": {"relative": 38.7, "sinusoidal": 38.2},
+  "paper, EN-FR big": {"relative": 41.5, "sinusoidal": 41.2},
+}
+_TABLE_2 = {
+  "k=0": 12.5,
+  "k=1": 25.5,
+  "k=2": 25.8,
+  "k=4": 25.9,
+  "k=16": 25.8,
+  "k=64": 25.9,
+  "k=256": 25.8,
+}
+_TABLE_3 = {"keys and values": 25.8, "keys": 25.8, "values": 25.3, "neither": 12.5}
 _PAPER = {
-  "table1": {
-    "paper, EN-DE base": {"relative": 26.8, "sinusoidal": 26.5},
-    "paper, EN-DE big": {"relative": 29.2, "sinusoidal": 27.9},
-    "paper, EN-FR base": {"relative": 38.7, "sinusoidal": 38.2},
-    "paper, EN-FR big": {"relative": 41.5, "sinusoidal": 41.2},
-  },
-  "table2": {
-    "paper, EN-DE base": {
-      "k=0": 12.5,
-      "k=1": 25.5,
-      "k=2": 25.8,
-      "k=4": 25.9,
-      "k=16": 25.8,
-      "k=64": 25.9,
-      "k=256": 25.8,
-    }
-  },
-  "table3": {
-    "paper, EN-DE base": {
-      "keys and values": 25.8,
-      "keys": 25.8,
-      "values": 25.3,
-      "neither": 12.5,
-    }
-  },
+  "table1": _TABLE_1,
+  "table2": {"paper, EN-DE base": _TABLE_2},
+  "table3": {"paper, EN-DE base": _TABLE_3},
 }
 # The number of distinct graphs in each test split of CLUTRR, by length.
 _DISTINCT = {2: 2, 3: 7, 4: 36, 5: 185, 6: 105, 7: 155, 8: 135, 9: 124, 10: 122}
 _GUESS = "most frequent class in training"
 _MOST_PAIRED = 8  # configurations in a table of all pairs: more are too wide
-_MOST_SHADED = 6  # curves with spread in one picture: more hide each other
 
-Table = dict[str, dict[str, object]]  # cells by configuration and column
+Column = dict[str, object]  # cells by configuration
+Table = dict[str, Column]  # columns by title
 
 
 def make_section(task: str, sweep: str, records: Records, folder: pathlib.Path) -> str:
   """Returns a sweep's section of the results page; draws its picture in `folder`."""
   config = _first(records)["config"]
   if task == "music":
-    return _describe_music(sweep, records, folder)
-  if task == "translation" and config["evaluation.given_lengths"]:
-    return _describe_lengths(sweep, records, folder)
-  if task == "translation":
-    return _describe_translation(sweep, records, folder)
-  if task == "graphs" and config["data.source"] == "clutrr":
-    return _describe_chains(sweep, records, folder)
-  if task == "graphs":
-    return _describe_folds(sweep, records)
-  raise InputError(f"no table for runs of {task}: add one to {__name__}.make_section")
+    describe = _describe_music
+  elif task == "translation":
+    is_of_lengths = config["evaluation.given_lengths"]
+    describe = _describe_lengths if is_of_lengths else _describe_translation
+  elif task == "graphs":
+    is_of_chains = config["data.source"] == "clutrr"
+    describe = _describe_chains if is_of_chains else _describe_folds
+  else:
+    raise InputError(f"no table for runs of {task}: add one to {__name__}.make_section")
+  return describe(sweep, records, folder)
 
 
 # All tasks
@@ -85,9 +79,7 @@ def _first(records: Records) -> Record:
   return next(iter(records.values()))[0]
 
 
-def _join_parts(
-  records: Records, parts: Sequence[str], facts: Mapping[str, object]
-) -> str:
+def _join_parts(records: Records, parts: list[str], facts: Mapping[str, object]) -> str:
   """Joins a sweep's tables with a table of its configs, and facts about its runs."""
   facts = {**facts, **_collect_facts(records)}
   lines = [f"- {name}: {value}" for name, value in facts.items()]
@@ -99,7 +91,7 @@ def _collect_facts(records: Records) -> dict[str, str]:
   """Collects the budget, machine, code and versions of the runs."""
   runs = list(itertools.chain(*records.values()))
   minutes = statistics.median(run["budget"]["minutes"] for run in runs)
-  values: dict[str, set[str]] = defaultdict(set)
+  values = defaultdict(set)
   for run in runs:
     budget, packages = run["budget"], run["packages"]
     averaged = len(run.get("checkpoints", ()))
@@ -111,10 +103,9 @@ def _collect_facts(records: Records) -> dict[str, str]:
       "hardware": run["hardware"],
       "date": run["date"][:10],
       "commit": short_commit(run["commit"]),
-      "python": packages["python"],
-      "jax": packages.get("jax"),
-      "flax": packages.get("flax"),
     }
+    for name in ("python", "jax", "flax"):
+      facts[name] = packages.get(name)
     for name, value in facts.items():
       values[name].add(str(value))
   return {name: ", ".join(sorted(texts)) for name, texts in values.items()}
@@ -122,14 +113,14 @@ def _collect_facts(records: Records) -> dict[str, str]:
 
 def _tabulate_configs(records: Records) -> str:
   """Tabulates the config values that differ between configurations, except the seed."""
-  configs = {name: runs[0]["config"] for name, runs in records.items()}
-  first = next(iter(configs.values()))
-  table: Table = defaultdict(dict)
-  for key in sorted(first.keys() - {"seed"}):
-    if any(config.get(key) != first[key] for config in configs.values()):
-      for configuration, config in configs.items():
-        table[configuration][key] = _format_value(config.get(key))
-  return row_table("config", table) if table else ""
+  table = {}
+  for key in sorted(_first(records)["config"].keys() - {"seed"}):
+    column = {}
+    for configuration, runs in records.items():
+      column[configuration] = _format_value(runs[0]["config"].get(key))
+    if len({*column.values()}) > 1:
+      table[key] = column
+  return column_table("config", table) if table else ""
 
 
 def _format_value(value: object) -> str:
@@ -138,16 +129,14 @@ def _format_value(value: object) -> str:
   return f"`{value if is_word else json.dumps(value).removesuffix('.0')}`"
 
 
-def _add_column(
-  table: Table,
-  name: str,
-  records: Records,
-  score: Callable[[Record], float],
-  digits: int = 2,
-) -> None:
-  """Adds a column: the mean of a score over the seeds, with its interval."""
+def _average(
+  records: Records, score: Callable[[Record], float], digits: int = 2
+) -> Column:
+  """Returns a column: the mean of a score over the seeds, with its interval."""
+  column = {}
   for configuration, runs in records.items():
-    table[configuration][name] = mean_and_interval([*map(score, runs)], digits)
+    column[configuration] = mean_and_interval([*map(score, runs)], digits)
+  return column
 
 
 def _score(split: str, kind: str) -> Callable[[Record], float]:
@@ -155,21 +144,22 @@ def _score(split: str, kind: str) -> Callable[[Record], float]:
   return lambda run: run["scores"][split][kind]
 
 
-def _list_seeds(runs: Sequence[Record]) -> str:
-  return ", ".join(str(run["seed"]) for run in runs)
-
-
-def _last_loss(run: Record) -> float:
-  return run["curve"][-1][1]
+def _list_seeds(records: Records) -> Column:
+  column = {}
+  for configuration, runs in records.items():
+    column[configuration] = ", ".join(str(run["seed"]) for run in runs)
+  return column
 
 
 def _begin_table(records: Records) -> Table:
   """Returns the first columns of a sweep's table: seeds and last validation loss."""
-  table: Table = defaultdict(dict)
-  for configuration, runs in records.items():
-    table[configuration]["seeds"] = _list_seeds(runs)
-  _add_column(table, "valid loss", records, _last_loss, 3)
-  return table
+  losses = _average(records, lambda run: run["curve"][-1][1], 3)
+  return {"seeds": _list_seeds(records), "valid loss": losses}
+
+
+def _choose_cells(cells: Mapping[str, object], records: Records) -> Column:
+  """Returns published results as a column: those of the configurations of a sweep."""
+  return {configuration: cells.get(configuration, "-") for configuration in records}
 
 
 def _tabulate_differences(
@@ -182,77 +172,39 @@ def _tabulate_differences(
   """Tabulates the differences between configurations, if there are several.
 
   Runs that diverged are left out. More than 8 configurations are only compared with the
-  first one.
+  first one. If `is_paired`, the intervals are of the differences at common seeds.
+  Otherwise they are of the differences of two means.
   """
   if len(records) < 2:
     return ""
-  scores = {name: _finite_scores(runs, score) for name, runs in records.items()}
+  scores = defaultdict(dict)  # by seed
+  for configuration, runs in records.items():
+    for run in runs:
+      value = score(run)
+      if math.isfinite(value):
+        scores[configuration][run["seed"]] = value
   others = [*records] if len(records) <= _MOST_PAIRED else [*records][:1]
-  table: Table = defaultdict(dict)
+  table = defaultdict(dict)
   for configuration, other in itertools.product(records, others):
-    cell = "-"
-    if configuration != other:
-      cell = _format_difference(scores[configuration], scores[other], digits, is_paired)
-    table[configuration][other] = cell
-  return row_table(f"{title}, row - column", table)
-
-
-def _finite_scores(
-  runs: Sequence[Record], score: Callable[[Record], float]
-) -> dict[int, float]:
-  """Returns the finite scores by seed."""
-  scores = {}
-  for run in runs:
-    value = score(run)
-    if np.isfinite(value):
-      scores[run["seed"]] = value
-  return scores
-
-
-def _format_difference(
-  scores: Mapping[int, float],
-  others: Mapping[int, float],
-  digits: int,
-  is_paired: bool,
-) -> str:
-  """Formats the difference of two configurations; bold if it is significant (95%).
-
-  Both scores are by seed. If `is_paired`, the interval is of the differences at common
-  seeds. Otherwise it is of the difference of two means.
-  """
-  samples = [[*scores.values()], [*others.values()]]
-  if is_paired:
-    seeds = sorted(scores.keys() & others.keys())
-    samples = [[scores[seed] - others[seed] for seed in seeds]]
-  if not all(samples):
-    return "-"
-  interval = student_interval(*samples)
-  text = format_interval(interval, digits, sign="+")
-  mean, half_width = interval
-  if half_width is None or abs(mean) <= half_width:
-    return text
-  return f"**{text}**"
-
-
-def _draw_panels(
-  panels: Sequence[SpreadPanel], records: Records, picture: pathlib.Path
-) -> None:
-  """Draws panels with their spread; without it if the curves are many."""
-  title = _title_picture(records)
-  if len(records) > _MOST_SHADED:
-    title, _, _ = title.partition(":")
-  spread_curves(panels, picture, title, has_bands=len(records) <= _MOST_SHADED)
+    row, column = scores[configuration], scores[other]
+    samples = [[*row.values()], [*column.values()]]
+    if is_paired:
+      samples = [[row[seed] - column[seed] for seed in sorted(row.keys() & column)]]
+    cell = "-" if configuration == other else format_difference(*samples, digits=digits)
+    table[other][configuration] = cell
+  return column_table(f"{title}, row - column", table)
 
 
 def _title_picture(records: Records) -> str:
-  """Makes a picture's title: the data and the number of seeds."""
+  """Makes a picture's title: the data, the number of seeds, and what is drawn."""
   source = _first(records)["config"]["data.source"]
   counts = [len(runs) for runs in records.values()]
   fewest, most = min(counts), max(counts)
   if most == 1:
     return f"{source}, 1 seed"
   seeds = most if fewest == most else f"{fewest} to {most}"
-  return f"{source}, {seeds} seeds: mean, lowest to highest"
+  title = f"{source}, {seeds} seeds"
+  return title if len(records) > MOST_SHADED else f"{title}: mean, lowest to highest"
 
 
 def _link(caption: str, picture: pathlib.Path) -> str:
@@ -279,10 +231,10 @@ def _draw_curves(
     steps = sorted(set().union(*curves.values()))
     panel = SpreadPanel("updates", f"validation {measure}", curves, ticks=steps)
     panels.append(panel)
-  if len(records) > _MOST_SHADED:
+  if len(records) > MOST_SHADED:
     panels = panels[-1:]
   picture = folder / f"{sweep}-learning.png"
-  _draw_panels(panels, records, picture)
+  spread_curves(panels, picture, _title_picture(records))
   return _link(f"Learning curves: {sweep}", picture)
 
 
@@ -290,12 +242,11 @@ def _collect_values(
   runs: Sequence[Record], column: int, start: float
 ) -> dict[float, list[float]]:
   """Collects a column of the runs' curves; returns its values by step."""
-  values: dict[float, list[float]] = defaultdict(list)
-  for run in runs:
-    for line in run["curve"]:
-      step, value = line[0], line[column]
-      if step >= start and value is not None:
-        values[step].append(value)
+  values = defaultdict(list)
+  for line in itertools.chain(*(run["curve"] for run in runs)):
+    step, value = line[0], line[column]
+    if step >= start and value is not None:
+      values[step].append(value)
   return dict(sorted(values.items()))
 
 
@@ -305,45 +256,29 @@ def _collect_values(
 
 def _describe_translation(sweep: str, records: Records, folder: pathlib.Path) -> str:
   first = _first(records)
-  config, splits = first["config"], list(first["scores"])
-  if "test" in splits:
-    splits.remove("test")
-    splits.insert(0, "test")
+  config = first["config"]
+  splits = sorted(first["scores"], key=lambda split: split != "test")  # test is first
+  main_split = splits[0]
+  runs = list(itertools.chain(*records.values()))
   table = _begin_table(records)
-  scores = _find_scores(records, splits)
-  published = _PAPER.get(sweep.partition("-")[0], {})
-  for name, (split, kind) in scores.items():
-    _add_column(table, name, records, _score(split, kind))
-  for name, bleu in published.items():
-    for configuration, cells in table.items():
-      cells[name] = bleu.get(configuration, "-")
+  for kind, title in translation.TITLES.items():
+    for split in [main_split] if kind == "paper_bleu" else splits:
+      # Old records lack some scores.
+      if all(kind in run["scores"][split] for run in runs):
+        name = title if split == main_split else f"{title}, {split}"
+        table[name] = _average(records, _score(split, kind))
+  for name, bleu in _PAPER.get(sweep.partition("-")[0], {}).items():
+    table[name] = _choose_cells(bleu, records)
   facts = {"data": f"{config['data.source']} {config['data.languages']}"}
   for split, sentences in first["sentences"].items():
     facts[f"sentences of {split}"] = f"{len(sentences):,}"
-  main_split = splits[0]
   signatures = first["scores"][main_split]["signatures"]
   facts["sacreBLEU"] = signatures["sacrebleu"]
   facts["paper's BLEU"] = signatures["paper_bleu"]
   title, score = f"sacreBLEU of {main_split}", _score(main_split, "sacrebleu")
   differences = _tabulate_differences(title, records, score)
   curves = _draw_curves(sweep, records, ["loss (nats per token)", "BLEU"], folder)
-  return _join_parts(records, [row_table(sweep, table), differences, curves], facts)
-
-
-def _find_scores(records: Records, splits: Sequence[str]) -> dict[str, tuple[str, str]]:
-  """Returns the split and kind of score of each column, by its title.
-
-  Scores that an old record lacks are left out. The paper's BLEU is only shown for the
-  first split.
-  """
-  runs = list(itertools.chain(*records.values()))
-  columns = {}
-  for kind, title in translation.TITLES.items():
-    for split in splits[:1] if kind == "paper_bleu" else splits:
-      name = title if split == splits[0] else f"{title}, {split}"
-      if all(kind in run["scores"][split] for run in runs):
-        columns[name] = split, kind
-  return columns
+  return _join_parts(records, [column_table(sweep, table), differences, curves], facts)
 
 
 def _join_sentences(run: Record, splits: Sequence[str]) -> np.ndarray:
@@ -361,7 +296,7 @@ def _describe_lengths(sweep: str, records: Records, folder: pathlib.Path) -> str
   """Tabulates exact matches at equal validation scores, and at the end by length."""
   first = _first(records)
   source = first["config"]["data.source"]
-  splits: dict[str, list[str]] = {"EOS free": [], "length given": []}
+  splits = {"EOS free": [], "length given": []}
   facts = {}
   for split in first["scores"]:
     if split.endswith(translation.GIVEN):
@@ -379,15 +314,17 @@ def _describe_lengths(sweep: str, records: Records, folder: pathlib.Path) -> str
 
 def _compare_at_level(sweep: str, records: Records, level: float) -> str:
   """Tabulates exact matches when validation first reaches a level."""
-  table: Table = {}
+  table = defaultdict(dict, seeds=_list_seeds(records))
   for configuration, runs in records.items():
-    reached = list(filter(None, (_find_level(run, level) for run in runs)))
-    cells = {"seeds": _list_seeds(runs), "reached": f"{len(reached)} of {len(runs)}"}
-    for name in reached[0] if reached else ():
-      values = [exact[name] for exact in reached]
-      cells[name] = mean_and_interval(values, 0 if name == "updates" else 1)
-    table[configuration] = cells
-  return row_table(f"{sweep}: valid first at {level}%", table)
+    values = defaultdict(list)
+    for run in runs:
+      for name, value in _find_level(run, level).items():
+        values[name].append(value)
+    table["reached"][configuration] = f"{len(values['updates'])} of {len(runs)}"
+    for name, reached in values.items():
+      digits = 0 if name == "updates" else 1
+      table[name][configuration] = mean_and_interval(reached, digits)
+  return column_table(f"{sweep}: valid first at {level}%", table)
 
 
 def _find_level(run: Record, level: float) -> dict[str, float]:
@@ -401,41 +338,50 @@ def _find_level(run: Record, level: float) -> dict[str, float]:
 
 def _tabulate_lengths(title: str, records: Records, splits: Sequence[str]) -> str:
   """Tabulates the exact matches (%) at the end, by length in tokens."""
-  lengths = _join_sentences(_first(records), splits)[:, 0]
-  trained, *longer = _bin_lengths(records, splits, num_trained=1, num_longer=4)
-  table: Table = defaultdict(dict)
-  _add_column(table, "valid", records, lambda run: run["exact"]["valid"][-1][1], 1)
-  for inside in (trained, *longer, ~trained):
-    binned = lengths[inside]
+  table = {"valid": _average(records, lambda run: run["exact"]["valid"][-1][1], 1)}
+  lengths, masks = _bin_lengths(records, splits, num_trained=1, num_longer=4)
+  for mask in (*masks, ~masks[0]):
+    binned = lengths[mask]
     name = f"{binned.min()} to {binned.max()} ({len(binned):,})"
-    _add_column(table, name, records, _accuracy(splits, inside), 1)
-  return row_table(title, table)
+    table[name] = _average(records, _accuracy(splits, mask), 1)
+  return column_table(title, table)
 
 
 def _bin_lengths(
   records: Records, splits: Sequence[str], num_trained: int, num_longer: int
-) -> list[np.ndarray]:
-  """Divides the sentences into bins of length; returns a mask for each bin.
+) -> tuple[np.ndarray, list[np.ndarray]]:
+  """Divides the sentences into bins; returns their lengths, and a mask for each bin.
 
   The first bins hold the lengths of training, the others longer ones. The bins of each
   kind have about equally many sentences.
   """
-  first, bins = _first(records), []
+  first, masks = _first(records), []
   lengths = _join_sentences(first, splits)[:, 0]
-  is_longer = (
-    lengths >= first["config"]["batches.max_length"]
-  )  # max_length includes EOS
+  # The maximum includes EOS.
+  is_longer = lengths >= first["config"]["batches.max_length"]
   for side, num_bins in ((~is_longer, num_trained), (is_longer, num_longer)):
     shares = np.arange(1, num_bins + 1) / num_bins
     ends = np.unique(np.quantile(lengths[side], shares, method="lower"))
     bin_index = np.searchsorted(ends, lengths)
-    bins += [side & (bin_index == number) for number in range(len(ends))]
-  return bins
+    masks += [side & (bin_index == number) for number in range(len(ends))]
+  return lengths, masks
 
 
 def _accuracy(splits: Sequence[str], mask: Any = ...) -> Callable[[Record], float]:
   """Makes a score: the percentage of exact sentences or correct graphs."""
   return lambda run: 100 * _join_sentences(run, splits)[mask, -1].mean()
+
+
+def _make_curves(
+  records: Records, scores: Mapping[float, Callable[[Record], float]]
+) -> dict[str, dict[float, list[float]]]:
+  """Returns the scores of all seeds by configuration and length."""
+  curves = {}
+  for configuration, runs in records.items():
+    curve = curves[configuration] = {}
+    for length, score in scores.items():
+      curve[length] = [*map(score, runs)]
+  return curves
 
 
 def _draw_exact(
@@ -446,14 +392,11 @@ def _draw_exact(
   mark = _first(records)["config"]["batches.max_length"] - 0.5, "longest in training"
   panels = []
   for end, end_splits in splits.items():
-    lengths = _join_sentences(_first(records), end_splits)[:, 0]
-    curves: dict[str, dict[float, list[float]]] = defaultdict(dict)
-    for inside in _bin_lengths(records, end_splits, num_trained=4, num_longer=8):
-      score = _accuracy(end_splits, inside)
-      for configuration, runs in records.items():
-        curves[configuration][lengths[inside].mean()] = [*map(score, runs)]
+    lengths, masks = _bin_lengths(records, end_splits, num_trained=4, num_longer=8)
+    scores = {lengths[mask].mean(): _accuracy(end_splits, mask) for mask in masks}
+    curves = _make_curves(records, scores)
     panels.append(SpreadPanel(f"length in tokens, {end}", "exact (%)", curves, mark))
-  _draw_panels(panels, records, picture)
+  spread_curves(panels, picture, _title_picture(records))
   return _link(f"Exact matches over length: {picture.stem}", picture)
 
 
@@ -469,88 +412,82 @@ def _describe_music(sweep: str, records: Records, folder: pathlib.Path) -> str:
     facts[f"pieces of {split}"] = len(rows)
   for name in ("num_layers", "width", "num_heads"):
     facts[name] = config[f"model.{name}"]
-  # In a sweep of positions, the name `relative` means another scheme.
-  is_positions = sweep.startswith("positions")
-  has_published = config["data.source"] == "chorales" and not is_positions
   table = _begin_table(records)
   for split in first["scores"]:
-    _add_column(table, f"{split}, a token", records, _score(split, "nll"), 3)
-  if has_published:
-    for configuration, cells in table.items():
-      nats = music.PUBLISHED.get(configuration, "-")
-      cells["published (second hand), valid, a token"] = nats
+    table[f"{split}, a token"] = _average(records, _score(split, "nll"), 3)
+  # In a sweep of positions, the name `relative` means another scheme.
+  if config["data.source"] == "chorales" and not sweep.startswith("positions"):
+    name = "published (second hand), valid, a token"
+    table[name] = _choose_cells(music.PUBLISHED, records)
   # The loss falls so far in the first tenth of the updates that it would hide the rest.
   start = first["budget"]["updates"] / 10
   title, score = f"{main_split}, a token", _score(main_split, "nll")
   differences = _tabulate_differences(title, records, score, 3)
   curves = _draw_curves(sweep, records, ["loss (nats per token)"], folder, start)
-  return _join_parts(records, [row_table(sweep, table), differences, curves], facts)
+  return _join_parts(records, [column_table(sweep, table), differences, curves], facts)
 
 
 # Graphs
 # --------------------------------------------------------------------------------------
 
 
-def _add_accuracy(table: Table, name: str, records: Records, *splits: str) -> None:
-  """Adds a column with the accuracy of each configuration and of the majority class."""
-  _add_column(table, name, records, _accuracy(splits), 1)
+def _average_accuracy(records: Records, *splits: str) -> Column:
+  """Returns the accuracy of each configuration and of the most frequent class."""
   runs = next(iter(records.values()))
   if runs[0]["config"]["data.source"] != "tu":
     runs = runs[:1]  # seeds of `tu` are folds: only these differ in the majority class
   guesses = []
   for run in runs:
-    total = num_graphs = 0
+    shares, sizes = [], []
     for split in splits:
-      size = len(run["sentences"][split])
-      total += size * run["scores"][split]["majority"]
-      num_graphs += size
-    guesses.append(total / num_graphs)
-  table[_GUESS][name] = mean_and_interval(guesses, 1)
+      shares.append(run["scores"][split]["majority"])
+      sizes.append(len(run["sentences"][split]))
+    guesses.append(np.average(shares, weights=sizes))
+  column = _average(records, _accuracy(splits), 1)
+  return {**column, _GUESS: mean_and_interval(guesses, 1)}
 
 
 def _describe_chains(sweep: str, records: Records, folder: pathlib.Path) -> str:
   sentences, longest = _first(records)["sentences"], graphs.LONGEST_TRAINED
   is_longest = np.array(sentences["valid"])[:, 0] == longest
   longest_accuracy = _accuracy(["valid"], is_longest)
-  longer = {k: f"test_{k}" for k in graphs.CTP if k > longest}
+  longer_tests = [f"test_{k}" for k in graphs.CTP if k > longest]
   table = _begin_table(records)
-  _add_accuracy(table, "valid", records, "valid")
-  _add_column(table, f"valid, {longest}", records, longest_accuracy, 1)
-  _add_accuracy(table, f"test, {longest}", records, f"test_{longest}")
-  name = f"test, {min(longer)} to {max(longer)}"
-  _add_accuracy(table, name, records, *longer.values())
-  by_length: Table = {row: {} for row in (*records, graphs.NAME, _GUESS)}
-  curves: dict[str, dict[int, list[float]]] = defaultdict(dict)
+  table["valid"] = _average_accuracy(records, "valid")
+  table[f"valid, {longest}"] = _average(records, longest_accuracy, 1)
+  table[f"test, {longest}"] = _average_accuracy(records, f"test_{longest}")
+  table[f"test, {longest + 1} to {max(graphs.CTP)}"] = _average_accuracy(
+    records, *longer_tests
+  )
+  by_length, scores = {}, {}
   for k, published in graphs.CTP.items():
     test = f"test_{k}"
+    rows = {**dict.fromkeys(records), graphs.NAME: published}
     name = f"{k} ({len(sentences[test])}; {_DISTINCT[k]})"
-    _add_accuracy(by_length, name, records, test)
-    by_length[graphs.NAME][name] = published
-    for configuration, runs in records.items():
-      curves[configuration][k] = [*map(_accuracy([test]), runs)]
+    by_length[name] = rows | _average_accuracy(records, test)
+    scores[k] = _accuracy([test])
   picture = folder / f"{sweep}-lengths.png"
+  curves = _make_curves(records, scores)
   graphs.draw_lengths(curves, picture, _title_picture(records))
   differences = _tabulate_differences(
     f"valid, {longest}", records, longest_accuracy, is_paired=True
   )
   parts = [
-    row_table(sweep, table),
+    column_table(sweep, table),
     differences,
-    row_table("test, relations (graphs)", by_length),
+    column_table("test, relations (graphs)", by_length),
     _link("Accuracy over length", picture),
   ]
   return _join_parts(records, parts, {})
 
 
-def _describe_folds(sweep: str, records: Records) -> str:
+def _describe_folds(sweep: str, records: Records, _: pathlib.Path) -> str:
   config = _first(records)["config"]
-  table: Table = defaultdict(dict)
-  for configuration, runs in records.items():
-    table[configuration]["seeds"] = _list_seeds(runs)
+  table = {"seeds": _list_seeds(records)}
   for split in ("valid", "test"):
-    _add_accuracy(table, split, records, split)
+    table[split] = _average_accuracy(records, split)
   title = f"{sweep}: {config['data.tu.name']}, {config['data.tu.num_folds']} folds"
   differences = _tabulate_differences(
     "test", records, _accuracy(["test"]), is_paired=True
   )
-  return _join_parts(records, [row_table(title, table), differences], {})
+  return _join_parts(records, [column_table(title, table), differences], {})

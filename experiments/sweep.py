@@ -40,7 +40,9 @@ from experiments import command, signals
 from experiments.config import flatten, own_values
 from experiments.errors import InputError
 from experiments.evaluation.records import (
+  Record,
   digest,
+  index_records,
   read_records,
   record_files,
   runs_folder,
@@ -49,13 +51,14 @@ from experiments.evaluation.records import (
 from experiments.files import write_whole
 from experiments.launch import end_with_parent
 
+OUT = command.Flag("runs/sweeps", "folder of the run directories", is_path=True)
 FLAGS = dict(
   config=command.SWEEP,
   seeds=command.Flag(
     3, "number of seeds per configuration, counted up from the config's", least=1
   ),
   only=command.Flag("", "the one configuration to train, by its name"),
-  out=command.Flag("runs/sweeps", "folder of the run directories", is_path=True),
+  out=OUT,
   results=command.Flag(
     "results", "folder of the results; records are in its folder runs", is_path=True
   ),
@@ -149,10 +152,8 @@ def _find_waiting(
   """Returns the runs without a record; if there are none, says how to train again."""
   waiting = [run for run in chosen if run.key not in records]
   if not waiting:
-    flags = "--results=FOLDER"
-    if any(run.workdir.exists() for run in chosen):
-      flags += " --out=FOLDER"
-    print(f"every run has a record: give {flags} to train again", file=sys.stderr)
+    remedy = "give --results=FOLDER --out=FOLDER to train again"
+    print(f"every run has a record: {remedy}", file=sys.stderr)
   return waiting
 
 
@@ -215,7 +216,7 @@ def _plan_run(
 
 def collect_records(
   path: pathlib.Path, runs: Sequence[PlannedRun]
-) -> dict[Key, dict[str, Any]]:
+) -> dict[Key, Record]:
   """Finds the records of a sweep, and writes them to its results file."""
   command.make_folder(path.parent, "results")
   records = find_records(path, runs)
@@ -224,9 +225,7 @@ def collect_records(
   return records
 
 
-def find_records(
-  path: pathlib.Path, runs: Sequence[PlannedRun]
-) -> dict[Key, dict[str, Any]]:
+def find_records(path: pathlib.Path, runs: Sequence[PlannedRun]) -> dict[Key, Record]:
   """Finds the records of a sweep, by configuration and seed.
 
   They are in its run directories, in its results file, or in the results of another
@@ -235,7 +234,13 @@ def find_records(
 
   Raises InputError: a file is damaged, or a record is of another config.
   """
-  collected = _read_collected(path, runs)
+  collected = index_records(path, read_records(path))
+  for run in runs:
+    if run.key in collected and collected[run.key]["digest"] != run.digest:
+      raise InputError(
+        f"{path} has {run.configuration!r}, seed {run.seed}, with another config, or "
+        "by older code: delete that line, or give another --results or --config.name"
+      )
   sweep = path.name.partition(".jsonl")[0]
   others = _read_others(path.parent, sweep)
   records = {}
@@ -254,29 +259,9 @@ def find_records(
   return records | collected
 
 
-def _read_collected(
-  path: pathlib.Path, runs: Sequence[PlannedRun]
-) -> dict[Key, dict[str, Any]]:
-  """Reads a results file; raises InputError if a record is of another config."""
-  records = {}
-  for record in read_records(path):
-    key = record["row"], record["seed"]
-    if key in records:
-      problem = f"{path} has two lines of one configuration and seed"
-      raise InputError(f"{problem}: delete one of them")
-    records[key] = record
-  for run in runs:
-    if run.key in records and records[run.key]["digest"] != run.digest:
-      raise InputError(
-        f"{path} has {run.configuration!r}, seed {run.seed}, with another config, or "
-        "by older code: delete that line, or give another --results or --config.name"
-      )
-  return records
-
-
 def _read_others(
   folder: pathlib.Path, sweep: str
-) -> dict[str, tuple[pathlib.Path, dict[str, Any]]]:
+) -> dict[str, tuple[pathlib.Path, Record]]:
   """Reads the records of all other sweeps; returns files and records by digest."""
   records = {}
   for name, file in sorted(record_files(folder).items()):
@@ -291,9 +276,7 @@ def _train(
 ) -> None:
   """Trains runs on this machine; calls `collect` whenever a training ends."""
   queue = collections.deque(waiting)
-  running: dict[
-    int, tuple[PlannedRun, subprocess.Popen]
-  ] = {}  # by share of the machine
+  running = {}  # run and process by share of the machine
 
   def report(run: PlannedRun, state: str) -> None:
     counts = f"{len(running)} running, {len(queue)} waiting"

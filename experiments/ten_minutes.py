@@ -11,10 +11,10 @@ recorded already is not trained again: give a changed scheme another NAME.
 
 import pathlib
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from experiments import command, sweep
+from experiments.evaluation.records import Record, Records, group_records, read_records
 
 FLAGS = dict(
   scheme=command.Flag(None, "the scheme, such as t5, or the NAME of your file"),
@@ -22,20 +22,28 @@ FLAGS = dict(
   parallel=command.Flag(
     2, "number of runs at a time, each with its share of the cores", least=1
   ),
-  out=command.Flag("runs/sweeps", "folder of the run directories", is_path=True),
+  out=sweep.OUT,
 )
 SWEEP = "configs/ten_minutes.py"
 FOLDER = pathlib.Path("results/ten_minutes")
 BASELINE = "relative"
-Record = Mapping[str, Any]
+_COLUMNS = (
+  "scheme",
+  "seeds",
+  "BLEU",
+  f"less `{BASELINE}`'s",
+  "tokens a second",
+  "hardware",
+  "date",
+  "commit",
+)
 
 
 def main(scheme: str, seeds: int, parallel: int, out: pathlib.Path) -> None:
   """Trains a scheme with each seed; prints its score and rewrites the table."""
   values = command.parse(dict(config=command.SWEEP), [f"--config={SWEEP}"])
   sweep.main(values["config"], seeds, scheme, out, FOLDER, parallel, dry_run=False)
-  # Imported here because they load JAX.
-  from experiments.evaluation.records import group_records, read_records
+  # Imported here because it loads JAX.
   from experiments.evaluation.tables import mean_and_interval, rewrite_sections
 
   file = FOLDER / "runs" / "ten-minutes.jsonl"
@@ -50,38 +58,34 @@ def find_bleu(runs: Sequence[Record]) -> list[float]:
   return [run["scores"]["test"]["sacrebleu"] for run in runs]
 
 
-def make_table(records: Mapping[str, Sequence[Record]]) -> str:
+def make_table(records: Records) -> str:
   """Tabulates the schemes by their mean BLEU, the best first."""
-  from experiments.evaluation.tables import mean_and_interval, row_table
+  from experiments.evaluation.tables import (
+    format_difference,
+    markdown_table,
+    mean_and_interval,
+  )
   from experiments.training.environment import short_commit
 
-  means = {name: statistics.mean(find_bleu(runs)) for name, runs in records.items()}
-  rows = {}
-  for scheme in sorted(records, key=means.__getitem__, reverse=True):
-    runs = records[scheme]
-    speed = statistics.median(run["budget"]["tokens_per_second"] for run in runs)
+  baseline = find_bleu(records[BASELINE])
+  rows = []
+  for scheme, runs in records.items():
+    bleu = find_bleu(runs)
     last = max(runs, key=lambda run: run["date"])
-    difference = "-" if scheme == BASELINE else compare(runs, records[BASELINE])
-    rows[scheme] = {
-      "seeds": len(runs),
-      "BLEU": mean_and_interval(find_bleu(runs)),
-      f"less `{BASELINE}`'s": difference,
-      "tokens a second": f"{speed:,.0f}",
-      "hardware": last["hardware"],
-      "date": last["date"][:10],
-      "commit": short_commit(last["commit"]),
-    }
-  return row_table("scheme", rows)
-
-
-def compare(runs: Sequence[Record], baseline: Sequence[Record]) -> str:
-  """Formats the difference of two schemes; bold if its interval excludes zero."""
-  from experiments.evaluation.tables import format_interval, student_interval
-
-  difference = student_interval(find_bleu(runs), find_bleu(baseline))
-  text = format_interval(difference, sign="+")
-  is_clear = difference.half_width and abs(difference.mean) > difference.half_width
-  return f"**{text}**" if is_clear else text
+    speed = statistics.median(run["budget"]["tokens_per_second"] for run in runs)
+    cells = [
+      scheme,
+      str(len(runs)),
+      mean_and_interval(bleu),
+      "-" if scheme == BASELINE else format_difference(bleu, baseline),
+      f"{speed:,.0f}",
+      last["hardware"],
+      last["date"][:10],
+      short_commit(last["commit"]),
+    ]
+    rows.append((statistics.mean(bleu), cells))
+  rows.sort(key=lambda row: row[0], reverse=True)
+  return markdown_table(_COLUMNS, [cells for _, cells in rows])
 
 
 if __name__ == "__main__":

@@ -25,9 +25,30 @@ import sys
 
 from experiments import command
 
-OUT = command.Flag("", "the folder to write to; empty: only print")
 FLAGS = dict(
   out=command.Flag("results", "the folder of measurements and pages", is_path=True)
+)
+_ATTENTION = dict(
+  lengths=command.Flag(
+    "32,128,512,1024,4096", "tokens of a sequence, separated by commas"
+  ),
+  implementations=command.Flag(
+    "usual", "all, none, usual (all but reference), or some"
+  ),
+  peers=command.Flag("all", "all, none, or some, such as cudnn,torch_sdpa"),
+  masks=command.Flag("all", "all, bidirectional or causal"),
+  passes=command.Flag("all", "all, forward, or backward, which includes forward"),
+)
+_SIZES = dict(
+  repetitions=command.Flag(20, "how often every pair is timed", least=1),
+  tokens=command.Flag(4096, "tokens of a batch, for every length", least=1),
+  heads=command.Flag(8, "number of heads", least=1),
+  width=command.Flag(64, "width of a head", least=1),
+  max_distance=command.Flag(16, "k: tables have 2 k + 1 rows", least=0),
+)
+_FILE = dict(
+  out=command.Flag("runs/benchmark", "the folder to write to"),
+  name=command.Flag("", "names the results; by default the device does"),
 )
 _STEP = dict(
   config=command.CONFIG,
@@ -35,30 +56,15 @@ _STEP = dict(
   repetitions=command.Flag(
     42, "steps of each model; a multiple of 6 balances their order", least=2
   ),
-  out=OUT,
+  out=command.Flag("", "the folder to write to; empty: only print"),
+)
+_POSITIONS = dict(
+  _STEP, repetitions=command.Flag(22, "steps of each of the 11 models", least=2)
 )
 COMMANDS = dict(
-  attention=dict(
-    lengths=command.Flag(
-      "32,128,512,1024,4096", "tokens of a sequence, separated by commas"
-    ),
-    implementations=command.Flag(
-      "usual", "all, none, usual (all but reference), or some"
-    ),
-    peers=command.Flag("all", "all, none, or some, such as cudnn,torch_sdpa"),
-    masks=command.Flag("all", "all, bidirectional or causal"),
-    passes=command.Flag("all", "all, forward, or backward, which includes forward"),
-    repetitions=command.Flag(20, "how often every pair is timed", least=1),
-    tokens=command.Flag(4096, "tokens of a batch, for every length", least=1),
-    heads=command.Flag(8, "number of heads", least=1),
-    width=command.Flag(64, "width of a head", least=1),
-    max_distance=command.Flag(16, "k: tables have 2 k + 1 rows", least=0),
-    out=command.Flag("runs/benchmark", "the folder to write to"),
-    name=command.Flag("", "names the results; by default the device does"),
-  ),
+  attention=_ATTENTION | _SIZES | _FILE,
   step=_STEP,
-  positions=_STEP
-  | dict(repetitions=command.Flag(22, "steps of each of the 11 models", least=2)),
+  positions=_POSITIONS,
   pages=FLAGS,
 )
 

@@ -19,9 +19,9 @@ from experiments.benchmark import timing
 from experiments.benchmark.timing import Program, Record
 from experiments.errors import InputError
 from experiments.evaluation.pictures import CostPanel, cost_curves
-from experiments.evaluation.tables import row_table
+from experiments.evaluation.tables import column_table
 from experiments.files import write_whole
-from experiments.training.environment import environment
+from experiments.training.environment import count_cores, environment
 from relpos_jax import RelativePositions, dot_product_attention
 from relpos_jax.attention import skew
 from relpos_jax.attention.choice import IMPLEMENTATIONS
@@ -64,19 +64,16 @@ def main(**values: Any) -> None:
   folder = command.make_folder(pathlib.Path(values["out"], "attention"), "out")
   device = re.sub("[^a-z0-9]+", "-", jax.devices()[0].device_kind.lower()).strip("-")
   path = folder / f"{values['name'] or device}.json"
-  relations = {name: {"relations": x.relations} for name, x in contestants.items()}
-  measured = []
+  results = dict(environment=environment("torch"), settings=values)
+  results |= dict(cases=[], contestants={})
+  for name, contestant in contestants.items():
+    results["contestants"][name] = {"relations": contestant.relations}
   for case in cases:
     print(f"T = {case.length:,}, {_describe_case(case._asdict())}", file=sys.stderr)
     rows, functions = prepare(case, contestants)
-    pairs = time_pairs(functions, choose_pairs([*functions]), values["repetitions"])
-    measured.append({**case._asdict(), "contestants": rows, "pairs": pairs})
-    results = dict(
-      environment=environment("torch"),
-      settings=values,
-      cases=measured,
-      contestants=relations,
-    )
+    pairs = time_pairs(functions, choose_pairs(functions), values["repetitions"])
+    measured = {**case._asdict(), "contestants": rows, "pairs": pairs}
+    results["cases"].append(measured)
     write_whole(path, json.dumps(results) + "\n")
   timing.rewrite_page(folder, draw_section)
 
@@ -85,7 +82,6 @@ def _make_cases(values: Mapping[str, Any]) -> list[Case]:
   masks = _choose("masks", values["masks"], MASKS)
   passes = _choose("passes", values["passes"], PASSES)
   tokens = values["tokens"]
-  same = [values[name] for name in ("heads", "width", "max_distance", "dtype")]
   cases = []
   for word in values["lengths"].split(","):
     length = int(word) if word.isdecimal() else 0
@@ -93,8 +89,17 @@ def _make_cases(values: Mapping[str, Any]) -> list[Case]:
       problem = f"--lengths: {word!r} does not divide --tokens={tokens}"
       raise InputError(f"{problem}; change one of them")
     for name, mask in itertools.product(passes, masks):
-      kind = mask == "causal", name == "backward"
-      cases.append(Case(tokens // length, length, *same, *kind))
+      case = Case(
+        batch=tokens // length,
+        length=length,
+        heads=values["heads"],
+        width=values["width"],
+        max_distance=values["max_distance"],
+        dtype=values["dtype"],
+        is_causal=mask == "causal",
+        backward=name == "backward",
+      )
+      cases.append(case)
   return cases
 
 
@@ -119,19 +124,21 @@ def _choose(flag: str, text: str, known: Collection[str]) -> list[str]:
 def _compile(
   case: Case, attention: Callable, backend: str | None = None, **options: Any
 ) -> Program:
-  """Compiles attention(case, query, key, value, relations, **options) for a case."""
+  """Compiles attention(query, key, value, relations, **options) for a case."""
   if backend not in (None, jax.default_backend()):
     raise NotImplementedError(f"it needs a {backend.upper()}")
-  function = functools.partial(attention, case, **options)
+  function = functools.partial(attention, is_causal=case.is_causal, **options)
   if case.backward:
     function = functools.partial(_with_gradients, function)
   compiled = jax.jit(function).lower(*arguments(case)).compile()
   memory = compiled.memory_analysis()
   temporary_bytes = memory.temp_size_in_bytes
   other_bytes = memory.argument_size_in_bytes + memory.output_size_in_bytes
-  return Program(
-    lambda: compiled(*arguments(case)), temporary_bytes, temporary_bytes + other_bytes
-  )
+
+  def run():
+    return compiled(*arguments(case))
+
+  return Program(run, temporary_bytes, temporary_bytes + other_bytes)
 
 
 def _with_gradients(function, cotangent, *arguments):
@@ -151,23 +158,24 @@ def arguments(case: Case) -> tuple:
   return *tokens, relations
 
 
-def _ours(case, query, key, value, relations, *, related=True, **options):
-  options["relations"] = relations if related else None
-  return dot_product_attention(query, key, value, is_causal=case.is_causal, **options)
+def _ours(query, key, value, relations, **options):
+  return dot_product_attention(query, key, value, relations=relations, **options)
 
 
-def _jax_nn(case, query, key, value, relations, **options):
-  return jax.nn.dot_product_attention(
-    query, key, value, is_causal=case.is_causal, **options
-  )
+def _ours_without_relations(query, key, value, relations, **options):
+  return dot_product_attention(query, key, value, **options)
 
 
-def _dense_bias(case, query, key, value, relations, **options):
+def _jax_nn(query, key, value, relations, **options):
+  return jax.nn.dot_product_attention(query, key, value, **options)
+
+
+def _dense_bias(query, key, value, relations, **options):
   """Computes the relative key term of all pairs, and passes it to jax.nn as bias."""
   inputs = gather_inputs(query, key, value, relations=relations)
   logits = skew.relative_logits(inputs, *inputs.relations) * inputs.scale
   bias = logits.astype(query.dtype)
-  return _jax_nn(case, query, key, value, None, bias=bias, **options)
+  return jax.nn.dot_product_attention(query, key, value, bias=bias, **options)
 
 
 def _torch_sdpa(case: Case) -> Program:
@@ -181,12 +189,12 @@ def _torch_sdpa(case: Case) -> Program:
     remedy = "PyTorch is not installed: pip install 'relpos_jax[benchmark]'"
     raise NotImplementedError(remedy) from error
 
-  if hasattr(os, "sched_getaffinity"):
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-  device = dict(cpu="cpu", gpu="cuda").get(jax.default_backend())
-  if not device or (device == "cuda" and not torch.cuda.is_available()):
-    missing = jax.default_backend().upper()
-    raise NotImplementedError(f"this PyTorch, {torch.__version__}, finds no {missing}")
+  torch.set_num_threads(count_cores())
+  backend = jax.default_backend()
+  if backend != "cpu" and not (backend == "gpu" and torch.cuda.is_available()):
+    version = torch.__version__
+    raise NotImplementedError(f"this PyTorch, {version}, finds no {backend.upper()}")
+  device = "cpu" if backend == "cpu" else "cuda"
   tensors = []
   for array in arguments(case)[:-1]:
     array = np.asarray(array.swapaxes(1, 2), "f4")  # [B, N, T, H]
@@ -236,7 +244,7 @@ def _choose_contestants(implementations: str, peers: str) -> dict[str, Contestan
     options = dict(backend=IMPLEMENTATIONS[name].device, implementation=name)
     contestants[name] = _make_contestant("keys and values", _ours, **options)
     if name in BLOCKWISE:
-      bare = _make_contestant("none", _ours, related=False, **options)
+      bare = _make_contestant("none", _ours_without_relations, **options)
       contestants[f"{name} (no relations)"] = bare
   for name in _choose("peers", peers, PEERS):
     contestants[name] = PEERS[name]
@@ -281,24 +289,21 @@ def time_pairs(
   take turns to be first.
   """
   timed = [dict(name=a, against=b, seconds=[], against_seconds=[]) for a, b in pairs]
-  for repetition in range(repetitions):
+  sides = [("against", "against_seconds"), ("name", "seconds")]
+  for _ in range(repetitions):
     for pair in timed:
-      sides = [("against", "against_seconds"), ("name", "seconds")]
-      if repetition % 2:
-        sides.reverse()
       for name, seconds in sides:
         pair[seconds].append(timing.run_time(functions[pair[name]]))
+    sides.reverse()
   return timed
 
 
-def choose_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
+def choose_pairs(names: Collection[str]) -> list[tuple[str, str]]:
   """Pairs all functions with jax.nn, and blockwise ones also with alternatives."""
   pairs = [(name, STOCK) for name in names if name != STOCK]
   for name in BLOCKWISE:
-    for other in (f"{name} (no relations)", "per_position"):
-      if {name, other} <= {*names}:
-        pairs.append((name, other))
-  return pairs
+    pairs += [(name, f"{name} (no relations)"), (name, "per_position")]
+  return [(name, other) for name, other in pairs if {name, other} <= {*names}]
 
 
 # Page
@@ -309,29 +314,34 @@ def draw_section(results: Record) -> str:
   """Draws a picture beside the results; returns their section of the page."""
   settings, contestants = results["settings"], results["contestants"]
   cases = sorted(results["cases"], key=lambda case: case["length"])
-  kinds: dict[str, list[Record]] = defaultdict(list)
+  kinds = defaultdict(list)
   for case in cases:
     kinds[_describe_case(case)].append(case)
   picture = results["path"].with_suffix(".png")
-  dashed, table = [], {}
+  dashed = []
+  table = defaultdict(dict)
   for name, contestant in contestants.items():
     relations = contestant["relations"]
     if relations != "keys and values":
       dashed.append(name)
-    refused = [case["contestants"].get(name, {}).get("refused") for case in cases]
-    reasons = "; ".join(filter(None, dict.fromkeys(refused)))
-    table[name] = {"relations": relations, "reason for missing figures": reasons}
+    reasons = dict.fromkeys(case["contestants"][name]["refused"] for case in cases)
+    table["relations"][name] = relations
+    table["reason for missing figures"][name] = "; ".join(filter(None, reasons))
   cost_curves(_make_panels(kinds, settings["tokens"]), dashed, picture)
-  parts = [
-    timing.provenance(results, ("jax", "jaxlib", "torch")).strip(),
+  described = (
     f"{settings['dtype']}, N = {settings['heads']}, H = {settings['width']}, "
     f"k = {settings['max_distance']}, B T = {settings['tokens']:,}; "
-    f"repetitions: {settings['repetitions']}.",
+    f"repetitions: {settings['repetitions']}."
+  )
+  parts = [
+    timing.provenance(results, ("jax", "jaxlib", "torch")).strip(),
+    described,
     f"![Time and memory over length](attention/{picture.name})",
+    *_make_tables("Time", kinds, _format_times),
+    *_make_tables("Temporary memory", kinds, _format_memory),
+    "### Contestants",
+    column_table("", table),
   ]
-  parts += _make_tables("Time", kinds, _format_times)
-  parts += _make_tables("Temporary memory", kinds, _format_memory)
-  parts += ["### Contestants", row_table("", table)]
   return "\n\n".join(parts)
 
 
@@ -343,11 +353,8 @@ def _make_tables(
   """Makes a heading and a table for each kind of case, with a column per length."""
   parts = []
   for kind, cases in kinds.items():
-    table: dict[str, dict[str, str]] = defaultdict(dict)
-    for case in cases:
-      for name, cell in cells(case).items():
-        table[name][f"T = {case['length']:,}"] = cell
-    parts += [f"### {title}, {kind}", row_table("", table)]
+    columns = {f"T = {case['length']:,}": cells(case) for case in cases}
+    parts += [f"### {title}, {kind}", column_table("", columns)]
   return parts
 
 
@@ -409,29 +416,25 @@ def _make_panels(
   kinds: Mapping[str, Sequence[Record]], tokens: int
 ) -> list[list[CostPanel]]:
   """Makes a row of panels for each mask; with the backward pass if it was measured."""
-  panels = []
-  measures = {
-    "milliseconds": _estimate_milliseconds,
-    "temporary memory, MiB": _collect_mebibytes,
-  }
   backward = any(cases[0]["backward"] for cases in kinds.values())
-  for kind in sorted(kinds):
-    if kinds[kind][0]["backward"] != backward:
-      continue
-    title, row = f"{kind}, B T = {tokens:,}", []
-    for measure, values in measures.items():
-      curves = _make_curves(kinds[kind], values)
-      if curves:
-        row.append(CostPanel(title, measure, curves))
-    panels.append(row)
-  return panels
+  rows = []
+  for kind, cases in sorted(kinds.items()):
+    if cases[0]["backward"] == backward:
+      title = f"{kind}, B T = {tokens:,}"
+      milliseconds = _make_curves(cases, _estimate_milliseconds)
+      mebibytes = _make_curves(cases, _collect_mebibytes)
+      row = [CostPanel(title, "milliseconds", milliseconds)]
+      if mebibytes:
+        row.append(CostPanel(title, "temporary memory, MiB", mebibytes))
+      rows.append(row)
+  return rows
 
 
 def _make_curves(
   cases: Sequence[Record], values: Callable[[Record], dict[str, float]]
 ) -> dict[str, list[tuple[float, float]]]:
   """Collects each contestant's values over the length."""
-  curves: dict[str, list[tuple[float, float]]] = defaultdict(list)
+  curves = defaultdict(list)
   for case in cases:
     for name, value in values(case).items():
       if name != AGAIN:

@@ -16,7 +16,7 @@ from experiments.config import own_values
 from experiments.data.tokenizer import UNK
 from experiments.errors import InputError
 from experiments.evaluation.records import digest
-from experiments.evaluation.tables import row_table
+from experiments.evaluation.tables import markdown_table
 from experiments.files import write_whole
 from experiments.systems import find_system, parse_config
 from experiments.training.environment import environment
@@ -25,6 +25,15 @@ from experiments.training.sharding import make_mesh
 BASELINE, AGAIN = "sinusoidal", "sinusoidal (again)"
 # Starts of the names of sections, by the folder of the results.
 _PREFIXES = dict(steps="", positions="cost-")
+_COLUMNS = (
+  "positions",
+  "parameters",
+  "temporary memory",
+  "ms a step, median",
+  "tokens a second",
+  "ratio (quartiles)",
+  "95% interval of the ratio",
+)
 
 
 def time_steps(config: ConfigDict, length: int, repetitions: int, out: str) -> None:
@@ -111,30 +120,32 @@ def make_stepper(
 
 def make_section(results: timing.Record) -> str:
   """Formats a section: the provenance, median times, and ratios to the baseline."""
-  (rows, length), seconds = results["shape"], results["seconds"]
+  (num_rows, length), seconds = results["shape"], results["seconds"]
   baseline = np.mean([seconds[BASELINE], seconds[AGAIN]], axis=0)
-  table = {}
+  rows = []
   for name, figures in results["models"].items():
     ratio = interval = ""
-    if name == AGAIN:
-      ratio, interval = _format_ratio(seconds[name], seconds[BASELINE])
-    elif name != BASELINE:
-      ratio, interval = _format_ratio(seconds[name], baseline)
+    if name != BASELINE:
+      against = seconds[BASELINE] if name == AGAIN else baseline
+      ratio, interval = _format_ratio(seconds[name], against)
+    memory = figures["temporary_bytes"] / 2**20
     median = np.median(seconds[name])
-    table[name] = {
-      "parameters": f"{figures['parameters']:,}",
-      "temporary memory": f"{figures['temporary_bytes'] / 2**20:,.1f} MiB",
-      "ms a step, median": f"{1e3 * median:,.1f}",
-      "tokens a second": f"{rows * length / median:,.0f}",
-      "ratio (quartiles)": ratio,
-      "95% interval of the ratio": interval,
-    }
-  return (
-    f"{timing.provenance(results, ['jax'])}\n"
-    f"{results['name']}: width {results['width']}, {rows} x {length} tokens, "
-    f"{results['dtype']}, {len(baseline)} rounds, config {results['digest']}.\n\n"
-    f"{row_table('positions', table)}"
+    cells = [
+      name,
+      f"{figures['parameters']:,}",
+      f"{memory:,.1f} MiB",
+      f"{1e3 * median:,.1f}",
+      f"{num_rows * length / median:,.0f}",
+      ratio,
+      interval,
+    ]
+    rows.append(cells)
+  described = (
+    f"{results['name']}: width {results['width']}, {num_rows} x {length} tokens, "
+    f"{results['dtype']}, {len(baseline)} rounds, config {results['digest']}."
   )
+  table = markdown_table(_COLUMNS, rows)
+  return f"{timing.provenance(results, ['jax'])}\n{described}\n\n{table}"
 
 
 def _format_ratio(

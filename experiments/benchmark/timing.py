@@ -80,7 +80,7 @@ def rewrite_page(
     rewrite_sections(folder.with_suffix(".md"), sections)
 
 
-def provenance(results: Record, packages: Sequence[str] = ("jax", "jaxlib")) -> str:
+def provenance(results: Record, packages: Sequence[str]) -> str:
   """Formats hardware, date, versions and command of a measurement as Markdown."""
   machine = results["environment"]
   facts = [hardware(machine), machine["date"][:10], f"Python {machine['python']}"]

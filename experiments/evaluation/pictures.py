@@ -33,6 +33,7 @@ COLOURS = (
   "#7a66cc",
 )
 _MARKERS = "osD^vPX<>*d"
+MOST_SHADED = 6  # curves with a band in one picture: more hide each other
 # Each of these position schemes has the same colour in all pictures.
 SCHEMES = (
   "relative",
@@ -101,16 +102,13 @@ def _average_segments(
   metrics: Sequence[Mapping[str, Any]], name: str
 ) -> dict[float, list[float]]:
   """Divides the finite values into at most 40 segments, by their mean step."""
-  points = []
-  for line in metrics:
-    value = line.get(name)
-    if value is not None and math.isfinite(value):
-      points.append((line["step"], value))
-  values = {}
-  for segment in np.array_split(points, min(40, len(points)) or 1):
-    if len(segment):
-      values[segment[:, 0].mean()] = segment[:, 1].tolist()
-  return values
+  steps = np.array([line["step"] for line in metrics])
+  values = np.array([line.get(name) for line in metrics], float)  # None becomes NaN
+  segments = {}
+  for indices in np.array_split(np.flatnonzero(np.isfinite(values)), 40):
+    if len(indices):
+      segments[steps[indices].mean()] = values[indices].tolist()
+  return segments
 
 
 def cost_curves(
@@ -153,20 +151,16 @@ def _draw_costs(ax: Any, panel: CostPanel, styles: Mapping[str, Any]) -> None:
   clean(ax)
 
 
-def spread_curves(
-  panels: Sequence[SpreadPanel],
-  path: Path,
-  title: str = "",
-  has_bands: bool = True,
-) -> Path:
+def spread_curves(panels: Sequence[SpreadPanel], path: Path, title: str = "") -> Path:
   """Draws panels side by side with one legend; returns the path.
 
   A curve shows the means, within a band from the lowest to the highest values, or
-  without it if curves are many. A name has the same colour in all panels. A
-  position scheme, "a" or "a, b", has the same colour in all pictures; more curves of
+  without it if there are more than 6 curves. A name has the same colour in all panels.
+  A position scheme, "a" or "a, b", has the same colour in all pictures; more curves of
   one scheme are dashed.
   """
   names = _list_curves(panels)
+  has_bands = len(names) <= MOST_SHADED
   styles = _choose_styles(names)
   height = 3.9 + 0.2 * len(names) / len(panels) + 0.3 * bool(title)
   figure = make_figure(max(5.5, 4.6 * len(panels)), height)
@@ -218,7 +212,6 @@ def _format_axes(ax: Any, panel: SpreadPanel) -> None:
       textcoords="offset points",
       ha="center",
       va="bottom",
-      color=GREY,
       fontsize=8,
     )
   if panel.ticks:
@@ -254,10 +247,13 @@ def _choose_styles(
 
   The names in `dashed` are drawn dashed, and so are all but the first of a kind.
   """
-  kinds = dict.fromkeys(map(_name_kind, names))
-  numbers = {kind: SCHEMES.index(kind) for kind in kinds if kind in SCHEMES}
-  free = sorted({*range(len(COLOURS))} - {*numbers.values()}) or range(len(COLOURS))
-  others = [kind for kind in kinds if kind not in SCHEMES]
+  numbers, others = {}, []
+  for kind in dict.fromkeys(map(_name_kind, names)):
+    if kind in SCHEMES:
+      numbers[kind] = SCHEMES.index(kind)
+    else:
+      others.append(kind)
+  free = sorted({*range(len(COLOURS))} - {*numbers.values()})
   numbers.update(zip(others, itertools.cycle(free), strict=False))
   styles, drawn = {}, set()
   for name in names:
@@ -276,8 +272,8 @@ def _save_with_legend(
 ) -> Path:
   lines = {}
   for ax in figure.axes:
-    handles, labels = ax.get_legend_handles_labels()
-    lines |= zip(labels, handles, strict=True)
+    for line in ax.lines:
+      lines[line.get_label()] = line
   handles = [lines[name] for name in names]
   place = "outside lower center"
   figure.legend(handles=handles, loc=place, ncols=columns, frameon=False)
@@ -323,7 +319,7 @@ def _draw_weights(ax: Any, panel: Panel, highest: float, fontsize: float) -> Any
     linewidth=0.4,
   )
   # Without parse_math, dollar signs in words would start formulas.
-  text: dict[str, Any] = {"fontsize": fontsize, "parse_math": False}
+  text = {"fontsize": fontsize, "parse_math": False}
   ax.set_yticks(np.arange(len(panel.rows)) + 0.5, panel.rows, **text)
   ax.set_xticks(np.arange(len(panel.columns)) + 0.5, panel.columns, rotation=90, **text)
   ax.tick_params(length=0)
@@ -331,8 +327,7 @@ def _draw_weights(ax: Any, panel: Panel, highest: float, fontsize: float) -> Any
   ax.invert_yaxis()
   ax.set_aspect("equal", anchor="N")
   ax.spines[:].set_visible(False)
-  ax.set_ylabel("query", color=GREY)
-  ax.set_xlabel("key", color=GREY)
+  ax.set(xlabel="key", ylabel="query")
   return image
 
 

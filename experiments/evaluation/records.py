@@ -37,8 +37,6 @@ import hashlib
 import json
 import lzma
 import pathlib
-import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -73,7 +71,7 @@ def digest(changes: Mapping[str, Any], recipe: int = RECIPE) -> str:
   >>> digest({"seed": 1, "model.rate": 0}) == digest({"model.rate": 0.0, "seed": 1})
   True
   """
-  values = _without_folders(changes)
+  values = without_folders(changes)
   for key, value in values.items():
     if type(value) is int:
       values[key] = float(value)  # 0 and 0.0 are the same value
@@ -82,78 +80,14 @@ def digest(changes: Mapping[str, Any], recipe: int = RECIPE) -> str:
   return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _without_folders(changes: Mapping[str, Any]) -> dict[str, Any]:
+def without_folders(changes: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the values of a config that a digest depends on."""
   values = dict(changes)
   for key in _UNVERSIONED:
     values.pop(key, None)
   if values.get("data.tu.name", _VERIFIED_GRAPHS[0]) in _VERIFIED_GRAPHS:
     values.pop("data.tu.path", None)
   return values
-
-
-def make_record(
-  config: Mapping[str, Any],
-  changes: Mapping[str, Any],
-  environment: Mapping[str, Any],
-  metrics: Sequence[Mapping[str, Any]],
-  scores: Mapping[str, Any],
-  sentences: Mapping[str, list[list[int | float]]],
-  checkpoints: Sequence[int],
-  score: str,
-) -> dict[str, Any]:
-  """Makes the record of a single run from the contents of its files.
-
-  `changes` are the values that differ from the defaults, by dotted key. `checkpoints`
-  are the steps that were averaged. Scores and sentences are by split, as in the record.
-  `score` is the metric of the curve, such as valid_bleu; some runs have none.
-  """
-  curve, exact = _extract_curves(metrics, score)
-  return dict(
-    sweep="",
-    row=config["name"],
-    seed=config["seed"],
-    digest=digest(changes),
-    recipe=RECIPE,
-    config=_without_folders(changes),
-    commit=environment["git_commit"],
-    date=environment["date"],
-    hardware=hardware(environment),
-    packages=dict(python=environment["python"], **environment["packages"]),
-    budget=_summarize_budget(config, metrics, checkpoints[-1]),
-    checkpoints=[*checkpoints],
-    scores=dict(scores),
-    sentences=dict(sentences),
-    curve=curve,
-    exact=exact,
-  )
-
-
-def _summarize_budget(
-  config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], updates: int
-) -> dict[str, Any]:
-  seconds = metrics[-1]["time"] - metrics[0]["time"]  # includes pauses
-  speeds = [*filter(None, (line.get("tokens_per_second") for line in metrics))]
-  return dict(
-    updates=updates,
-    tokens_per_update=config["batches"]["tokens"],
-    minutes=round(seconds / 60, 2),
-    tokens_per_second=round(statistics.median(speeds), 1) if speeds else None,
-  )
-
-
-def _extract_curves(
-  metrics: Iterable[Mapping[str, Any]], score: str
-) -> tuple[list[list], dict[str, list]]:
-  """Extracts a record's `curve` and `exact` from the lines of metrics.jsonl."""
-  curve: list[list] = []
-  exact: dict[str, list] = defaultdict(list)
-  for line in metrics:
-    for name, value in line.items():
-      if name.endswith("_exact"):
-        exact[name.removesuffix("_exact")].append([line["step"], value])
-    if "valid_loss" in line:
-      curve.append([line["step"], line["valid_loss"], line.get(score)])
-  return curve, exact
 
 
 def hardware(environment: Mapping[str, Any]) -> str:
@@ -211,48 +145,59 @@ def read_records(path: pathlib.Path) -> list[dict[str, Any]]:
   return records
 
 
+def index_records(
+  path: pathlib.Path, records: Iterable[Record]
+) -> dict[tuple[str, int], Record]:
+  """Returns the records of a results file by configuration and seed.
+
+  Raises InputError: two records have the same configuration and seed.
+  """
+  indexed = {}
+  for number, record in enumerate(records, start=1):
+    configuration, seed = key = record["row"], record["seed"]
+    if key in indexed:
+      problem = f"a second record of {configuration!r}, seed {seed}"
+      raise InputError(f"{path}, line {number}: {problem}: delete one of them")
+    indexed[key] = record
+  return indexed
+
+
 def group_records(path: pathlib.Path, records: Sequence[Record]) -> Records:
   """Groups the records of a results file by configuration, in the order of seeds.
 
   Raises InputError: two records have the same configuration and seed, or records that
   do not belong in one table.
   """
-  grouped: dict[str, dict[int, Record]] = defaultdict(dict)
-  firsts: dict[Any, tuple[int, Any]] = {}
+  indexed = index_records(path, records)
+  firsts = {}  # line and value by what is shared
   for number, record in enumerate(records, start=1):
-    configuration, seed, where = record["row"], record["seed"], f"{path}, line {number}"
-    runs = grouped[configuration]
-    if seed in runs:
-      problem = f"a second record of {configuration!r}, seed {seed}"
-      raise InputError(f"{where}: {problem}: delete one of them")
-    runs[seed] = record
     for key, value in _collect_shared(record).items():
       first, expected = firsts.setdefault(key, (number, value))
       if value != expected:
         problem = f"not the same {key[0]} as line {first}, so not in one table"
-        raise InputError(f"{where}: {problem}: delete one of them")
-  in_order = {}
-  for configuration, runs in grouped.items():
-    in_order[configuration] = [runs[seed] for seed in sorted(runs)]
-  return in_order
+        raise InputError(f"{path}, line {number}: {problem}: delete one of them")
+  grouped = {configuration: [] for configuration, _ in indexed}
+  for configuration, seed in sorted(indexed, key=lambda key: key[1]):
+    grouped[configuration].append(indexed[configuration, seed])
+  return grouped
 
 
 def _collect_shared(record: Record) -> dict[tuple, Any]:
   """Returns what the runs of one table, configuration or seed must have in common."""
-  budget, config = record["budget"], dict(record["config"])
-  seed = record["seed"]
+  budget, config, seed = record["budget"], dict(record["config"]), record["seed"]
   config.pop("seed", None)
   if config.get("data.source") != "tu":
     seed = None  # seeds of `tu` are folds, each with data of its own
+  lengths = {}
+  for split, sentences in record["sentences"].items():
+    lengths[split] = [sentence[0] for sentence in sentences]
   shared = {
     ("recipe",): record.get("recipe", 1),
     ("budget", seed): (budget["updates"], budget["tokens_per_update"]),
     ("config", record["row"]): config,
+    ("data", seed): lengths,
   }
   for split, scores in record["scores"].items():
     for name, signature in scores.get("signatures", {}).items():
       shared["signatures", split, name] = signature
-  lengths = {}
-  for split, sentences in record["sentences"].items():
-    lengths[split] = [sentence[0] for sentence in sentences]
-  return {**shared, ("data", seed): lengths}
+  return shared

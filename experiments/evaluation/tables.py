@@ -1,7 +1,6 @@
 """Computes confidence intervals over seeds, and formats Markdown tables."""
 
 import itertools
-import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
@@ -55,12 +54,12 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
   return "\n".join(lines)
 
 
-def row_table(title: str, rows: Mapping[str, Mapping[str, object]]) -> str:
-  """Formats a Markdown table of cells by row and column; missing cells are dashes."""
-  columns = dict.fromkeys(itertools.chain(*rows.values()))
+def column_table(title: str, columns: Mapping[str, Mapping[str, object]]) -> str:
+  """Formats a Markdown table of cells by column and row; missing cells are dashes."""
   lines = []
-  for name, cells in rows.items():
-    lines.append([name, *(str(cells.get(column, "-")) for column in columns)])
+  for row in dict.fromkeys(itertools.chain(*columns.values())):
+    cells = [str(column.get(row, "-")) for column in columns.values()]
+    lines.append([row, *cells])
   return markdown_table([title, *columns], lines)
 
 
@@ -87,12 +86,11 @@ def text_table(title: str, rows: Mapping[str, Mapping[str, float | int]]) -> str
 
 def mean_and_interval(values: Sequence[Any] | np.ndarray, digits: int = 2) -> str:
   """Formats the mean of the finite values, ± half the width of its 95% interval."""
-  finite = [x for x in values if x is not None and math.isfinite(x)]
-  text = format_interval(student_interval(finite), digits) if finite else "-"
+  values = np.array(values, float)  # None becomes NaN
+  finite = values[np.isfinite(values)]
+  text = format_interval(student_interval(finite), digits) if len(finite) else "-"
   num_lost = len(values) - len(finite)
-  if num_lost:
-    text += f" ({num_lost} not finite)"
-  return text
+  return f"{text} ({num_lost} not finite)" if num_lost else text
 
 
 def format_interval(interval: Interval, digits: int = 2, sign: str = "") -> str:
@@ -102,6 +100,22 @@ def format_interval(interval: Interval, digits: int = 2, sign: str = "") -> str:
   if half_width is not None:
     text += f" ± {half_width:.{digits}f}"
   return text
+
+
+def format_difference(
+  values: Sequence[float], *minus: Sequence[float], digits: int = 2
+) -> str:
+  """Formats the mean of differences, or with a second sample the means' difference.
+
+  It is bold if it is significant: its 95% interval excludes zero.
+  """
+  if not values or not all(minus):
+    return "-"
+  interval = student_interval(values, *minus)
+  text = format_interval(interval, digits, sign="+")
+  mean, half_width = interval
+  is_significant = half_width is not None and abs(mean) > half_width
+  return f"**{text}**" if is_significant else text
 
 
 def rewrite_sections(page: pathlib.Path, sections: Mapping[str, str]) -> None:

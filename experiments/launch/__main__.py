@@ -70,7 +70,7 @@ def run_with_retries(words: Sequence[str], processes: int, retries: int) -> int:
 
 def _run(words: Sequence[str], processes: int, received: Sequence[int]) -> int:
   """Runs the command once; returns the status of a failed process, or 0."""
-  running: list[subprocess.Popen] = []
+  running = []
   try:
     for env in environments(processes, os.environ):
       running.append(subprocess.Popen([*end_with_parent(), *words], env=env))
@@ -100,8 +100,11 @@ def _any_runs(processes: Sequence[subprocess.Popen]) -> bool:
 
 def _status(processes: Sequence[subprocess.Popen]) -> int:
   """Returns the status of a failed process, or 0; prefers one that is not retried."""
-  codes = [process.poll() or 0 for process in processes]
-  failed = [code if code > 0 else 128 - code for code in codes if code]
+  failed = []
+  for process in processes:
+    code = process.poll()
+    if code:
+      failed.append(code if code > 0 else 128 - code)
   return min(failed, key=lambda code: code in _RETRIED, default=0)
 
 

@@ -31,21 +31,30 @@ _PACKAGES = (
 def environment(*packages: str) -> dict[str, Any]:
   """Describes date, command, hardware and versions, also of additional packages."""
   devices = jax.devices()
-  cpu_cores = os.cpu_count()
-  if hasattr(os, "sched_getaffinity"):
-    cpu_cores = len(os.sched_getaffinity(0))
-  return dict(
-    date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+  date = datetime.datetime.now(datetime.UTC)
+  cpu = cpuinfo("model name.*: (.*)") or platform.processor() or platform.machine()
+  code = dict(
+    date=date.isoformat(timespec="seconds"),
     command=shlex.join(["python", *sys.orig_argv[1:]]),
     git_commit=_git_commit(),
     python=platform.python_version(),
     packages={name: _version(name) for name in (*_PACKAGES, *packages)},
+  )
+  machine = dict(
     platform=platform.platform(),
-    cpu=cpuinfo("model name.*: (.*)") or platform.processor() or platform.machine(),
-    cpu_cores=cpu_cores,
+    cpu=cpu,
+    cpu_cores=count_cores(),
     devices=f"{len(devices)} x {devices[0].device_kind}",
     processes=jax.process_count(),
   )
+  return code | machine
+
+
+def count_cores() -> int | None:
+  """Counts the cores that this process may use, where that is known."""
+  if hasattr(os, "sched_getaffinity"):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count()
 
 
 def code_version() -> dict[str, str | None]:
@@ -77,9 +86,8 @@ def _version(package: str) -> str | None:
 def cpuinfo(pattern: str) -> str:
   """Searches Linux's description of the CPU; returns a pattern's first group, or ""."""
   path = pathlib.Path("/proc/cpuinfo")
-  if not path.exists():
-    return ""
-  match = re.search(pattern, path.read_text(), re.MULTILINE)
+  text = path.read_text() if path.exists() else ""
+  match = re.search(pattern, text, re.MULTILINE)
   return match[1] if match else ""
 
 

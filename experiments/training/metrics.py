@@ -10,6 +10,7 @@ import re
 import secrets
 import socket
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -26,6 +27,7 @@ from experiments.files import Path, in_bucket, upload, write_whole
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 _FEW = 5  # the time left is unreliable after fewer steps
+_PAUSE = 5.0  # seconds between the lines that are printed without a terminal
 
 
 class Reporter:
@@ -50,12 +52,11 @@ class Reporter:
     *,
     log: Callable[..., None] = lambda values, step: None,
     console: rich.console.Console | None = None,
-    seconds: float = 5.0,
   ):
     """Prepares a reporter; nothing is written before the context is entered.
 
     Progress is shown on `console`, by default stderr. Without a terminal, a line is
-    printed every `seconds` seconds, or after 1% of the elapsed time if that is longer.
+    printed every five seconds, or after 1% of the elapsed time if that is longer.
     `log` is called with the values of each line.
     """
     self._workdir = self._folder = workdir
@@ -67,8 +68,7 @@ class Reporter:
     # When the last step ended; None if the next step must not be timed.
     self._last: float | None = None
     self._timed = collections.deque(maxlen=100)  # seconds, tokens
-    console = console or rich.console.Console(stderr=True)
-    self._display = _Display(console, num_steps, seconds)
+    self._display = _Display(num_steps, console)
 
   def __enter__(self) -> "Reporter":
     import tensorboardX  # here, because only training needs it
@@ -140,7 +140,7 @@ class Reporter:
     with open(self._folder / "samples.txt", "a", encoding="utf-8") as file:
       file.write(f"=== step {step}, {tag}\n{text}\n\n")
     # TensorBoard renders Markdown: indented lines appear unchanged.
-    indented = re.sub("^", "    ", text, flags=re.MULTILINE)
+    indented = textwrap.indent(text, "    ")
     self._add_event(step, summary=self._tensorboard.summary.text(tag, indented))
     self._display.print_text(text)
     self._last = None
@@ -191,25 +191,22 @@ def read_metrics(workdir: Path) -> list[dict[str, Any]]:
   path = workdir / "metrics.jsonl"
   if not path.exists():
     return []
-  lines = []
-  for text in path.read_bytes().splitlines(keepends=True):
-    if text.endswith(b"\n"):
-      try:
-        lines.append(_read_line(text))
-      except ValueError as error:
-        remedy = "delete the lines that are damaged"
-        raise InputError(f"damaged {path} ({error}): {remedy}") from error
-  return lines
+  # What follows the last end of a line was cut short.
+  *texts, _ = path.read_bytes().split(b"\n")
+  try:
+    return [_read_line(text) for text in texts]
+  except ValueError as error:
+    remedy = "delete the lines that are damaged"
+    raise InputError(f"damaged {path} ({error}): {remedy}") from error
 
 
 def _read_line(text: bytes) -> dict[str, Any]:
   """Parses a line of metrics.jsonl; raises ValueError if it has wrong values."""
   line = json.loads(text)
-  if not isinstance(line, dict):
+  if not isinstance(line, dict) or not isinstance(line.get("step"), int):
     raise ValueError("a line without a step")
-  for name, kind in (("step", int), ("time", int | float)):
-    if not isinstance(line.get(name), kind):
-      raise ValueError(f"a line without a {name}")
+  if not isinstance(line.get("time"), int | float):
+    raise ValueError("a line without a time")
   for name, value in line.items():
     if not isinstance(value, int | float | None):
       raise ValueError(f"{name} is {value!r}")
@@ -223,8 +220,13 @@ def wandb_run(config: Mapping[str, Any], workdir: Path, project: str) -> Any:
   file = workdir / "wandb_id.txt"
   if not file.exists():
     write_whole(file, secrets.token_hex(8))
-  options = dict(name=config["name"], config=config, resume="allow")
-  return wandb.init(project=project, id=file.read_text(), **options)
+  return wandb.init(
+    project=project,
+    id=file.read_text(),
+    name=config["name"],
+    config=config,
+    resume="allow",
+  )
 
 
 def _copy_until(last: int, workdir: Path, target: Path) -> list[dict[str, Any]]:
@@ -234,26 +236,25 @@ def _copy_until(last: int, workdir: Path, target: Path) -> list[dict[str, Any]]:
   write_whole(target / "metrics.jsonl", text)
   samples = workdir / "samples.txt"
   if samples.exists():
-    text = samples.read_bytes().decode()
+    text, end = samples.read_bytes().decode(), None
     for header in re.finditer(r"^=== step (\d+), ", text, flags=re.MULTILINE):
       if int(header[1]) > last:
-        text = text[: header.start()]
+        end = header.start()
         break
-    write_whole(target / samples.name, text)
+    write_whole(target / samples.name, text[:end])
   return lines
 
 
 class _Display(rich.progress.Progress):
   """Shows a progress bar on a terminal; elsewhere prints a line now and then."""
 
-  def __init__(self, console: rich.console.Console, num_steps: int, seconds: float):
-    columns = (
-      rich.progress.BarColumn(20),
-      rich.progress.TextColumn("{task.description}"),
-    )
-    super().__init__(*columns, console=console, disable=not console.is_terminal)
-    self._bar = self.add_task("starting", total=num_steps)
-    self._seconds, self._line = seconds, ""
+  def __init__(self, total: int, console: rich.console.Console | None = None):
+    console = console or rich.console.Console(stderr=True)
+    bar = rich.progress.BarColumn(20)
+    text = rich.progress.TextColumn("{task.description}")
+    super().__init__(bar, text, console=console, disable=not console.is_terminal)
+    self._bar = self.add_task("starting", total=total)
+    self._line = ""
     self._since = self._last_shown = time.monotonic()
 
   def show(
@@ -262,7 +263,7 @@ class _Display(rich.progress.Progress):
     self._line = line
     self.update(self._bar, completed=completed, description=line)
     now = time.monotonic()
-    pause = max(self._seconds, 0.01 * (now - self._since))
+    pause = max(_PAUSE, 0.01 * (now - self._since))
     if at_once or now - self._last_shown > pause:
       self.show_last_line()
       self._last_shown = now
@@ -282,7 +283,7 @@ def track(items: Iterable, total: int, what: str) -> Iterator:
   Where stderr is no terminal, a line is printed every five seconds.
   """
   start = time.monotonic()
-  with _Display(rich.console.Console(stderr=True), total, seconds=5.0) as display:
+  with _Display(total) as display:
     for done, item in enumerate(items, 1):
       yield item
       speed = done / max(time.monotonic() - start, 1e-9)

@@ -1,17 +1,27 @@
 """Prints, draws and records the scores of a trained model."""
 
+import collections
 import json
+import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.config import own_values
 from experiments.evaluation.pictures import learning_curves
-from experiments.evaluation.records import make_record, to_line
+from experiments.evaluation.records import (
+  RECIPE,
+  digest,
+  hardware,
+  to_line,
+  without_folders,
+)
 from experiments.files import Path, write_whole
 from experiments.training.metrics import read_metrics
 from experiments.training.run import Run
 from experiments.training.workdir import read_json
+
+Metrics = Sequence[Mapping[str, Any]]  # the lines of metrics.jsonl
 
 
 class Evaluation(NamedTuple):
@@ -59,15 +69,14 @@ def _write_record(
   evaluation: Evaluation,
   run: Run,
   workdir: Path,
-  metrics: list[dict[str, Any]],
+  metrics: Metrics,
   score: str,
 ) -> None:
   """Writes record.json if the training is finished; deletes an outdated one."""
   file = workdir / "record.json"
-  config = run.config
   environment = read_json(workdir / "environment.json")
   # Runs of epochs by older code have no "updates": num_steps is then 0, for unknown.
-  num_steps = environment.get("updates", config.training.num_steps)
+  num_steps = environment.get("updates", run.config.training.num_steps)
   last = metrics[-1] if metrics else {}
   last_step = last.get("step", 0)
   # A finished training ends with an evaluation.
@@ -79,16 +88,59 @@ def _write_record(
       file=sys.stderr,
     )
   elif is_finished:
-    record = make_record(
-      config.to_dict(),
-      own_values(config),
-      environment,
-      metrics,
-      evaluation.scores,
-      evaluation.sentences,
-      run.steps,
-      score,
-    )
+    record = _make_record(evaluation, run, environment, metrics, score)
     write_whole(file, to_line(record))
   elif last_step <= num_steps:
     file.unlink(missing_ok=True)
+
+
+def _make_record(
+  evaluation: Evaluation,
+  run: Run,
+  environment: Mapping[str, Any],
+  metrics: Metrics,
+  score: str,
+) -> dict[str, Any]:
+  """Makes the record of a run; `experiments.evaluation.records` says what it holds."""
+  changes = own_values(run.config)
+  seconds = metrics[-1]["time"] - metrics[0]["time"]  # includes pauses
+  speeds, curve = [], []
+  exact = collections.defaultdict(list)
+  for line in metrics:
+    step, speed = line["step"], line.get("tokens_per_second")
+    if speed:
+      speeds.append(speed)
+    if "valid_loss" in line:
+      curve.append([step, line["valid_loss"], line.get(score)])
+    for name, value in line.items():
+      if name.endswith("_exact"):
+        exact[name.removesuffix("_exact")].append([step, value])
+  budget = dict(
+    updates=run.steps[-1],
+    tokens_per_update=run.config.batches.tokens,
+    minutes=round(seconds / 60, 2),
+    tokens_per_second=round(statistics.median(speeds), 1) if speeds else None,
+  )
+  identity = dict(
+    sweep="",
+    row=run.config.name,
+    seed=run.config.seed,
+    digest=digest(changes),
+    recipe=RECIPE,
+    config=without_folders(changes),
+  )
+  origin = dict(
+    commit=environment["git_commit"],
+    date=environment["date"],
+    hardware=hardware(environment),
+    packages={"python": environment["python"], **environment["packages"]},
+  )
+  outcome = dict(
+    budget=budget,
+    checkpoints=[*run.steps],
+    scores=evaluation.scores,
+    sentences=evaluation.sentences,
+    curve=curve,
+    exact=exact,
+  )
+  return identity | origin | outcome

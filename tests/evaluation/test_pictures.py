@@ -42,36 +42,18 @@ def words_of(tmp_path):
   return draw
 
 
-@pytest.fixture
-def figure_of(monkeypatch, tmp_path):
-  """Draws a picture and returns its figure."""
+def test_a_scheme_has_the_same_colour_and_marker_in_every_picture(
+  monkeypatch, tmp_path
+):
   figures = []
-  save = pictures.save
+  save = lambda figure, path: figures.append(figure) or path
+  monkeypatch.setattr(pictures, "save", save)
 
-  def keep(figure, path):
-    figures.append(figure)
-    return save(figure, path)
-
-  def draw(function, *args, **options):
-    function(*args, tmp_path / "picture.png", **options)
-    return figures.pop()
-
-  monkeypatch.setattr(pictures, "save", keep)
-  return draw
-
-
-def one_panel(*names, values=(99.0, 100.0)):
-  points = {250: values, 500: values}
-  curves = {name: points for name in names}
-  return SpreadPanel("updates", "BLEU", curves, ticks=[250, 500])
-
-
-# The site's, light and dark.
-
-
-def test_a_scheme_has_the_same_colour_and_marker_in_every_picture(figure_of):
   def styles(*names):
-    (ax,) = figure_of(spread_curves, [one_panel(*names)]).axes
+    curves = {name: {250: [99.0, 100.0], 500: [99.0, 100.0]} for name in names}
+    panel = SpreadPanel("updates", "BLEU", curves, ticks=[250, 500])
+    spread_curves([panel], tmp_path / "picture.png")
+    (ax,) = figures.pop().axes
     styles = {}
     for line in ax.lines:
       look = line.get_color(), line.get_marker(), line.get_linestyle()

@@ -49,9 +49,8 @@ def test_the_digest_ignores_folders_of_known_graphs_alone(name):
   assert (digest(mine) == digest(yours)) == is_known
 
 
-@pytest.mark.parametrize("name", ["table1.jsonl", "table1.jsonl.xz"])
-def test_records_round_trip(tmp_path, name):
-  file = tmp_path / name
+def test_records_round_trip(tmp_path):
+  file = tmp_path / "table1.jsonl.xz"
   assert read_records(file) == []
   write_records(file, RECORDS)
   assert read_records(file) == RECORDS

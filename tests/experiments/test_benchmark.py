@@ -22,31 +22,25 @@ NOT_HERE = "its device is not here"
 ELSEWHERE = Implementation(lambda inputs: inputs.query, lambda inputs: NOT_HERE)
 
 
-# Times
-# --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def calls(monkeypatch):
-  """Returns the names that ran; the n-th run takes n seconds."""
+def test_pairs_run_side_by_side_and_take_turns_to_be_first(monkeypatch):
   calls = []
 
   def run_time(function):
+    """Takes n seconds for the n-th run."""
     calls.append(function())
     return float(len(calls))
 
   monkeypatch.setattr(timing, "run_time", run_time)
-  return calls
-
-
-FUNCTIONS = {name: lambda name=name: name for name in "abc"}
-
-
-def test_pairs_run_side_by_side_and_take_turns_to_be_first(calls):
-  first, second = attention.time_pairs(FUNCTIONS, [("a", "c"), ("b", "c")], 2)
+  functions = {name: lambda name=name: name for name in "abc"}
+  first, second = attention.time_pairs(functions, [("a", "c"), ("b", "c")], 2)
   assert "".join(calls) == "cacb" + "acbc"
   assert (first["seconds"], first["against_seconds"]) == ([2.0, 5.0], [1.0, 6.0])
   assert (second["seconds"], second["against_seconds"]) == ([4.0, 7.0], [3.0, 8.0])
+
+
+def test_without_room_for_jax_nn_the_others_are_compared():
+  names = ["chunked", "chunked (no relations)", AGAIN]
+  assert attention.choose_pairs(names) == [("chunked", "chunked (no relations)")]
 
 
 # Attention
@@ -83,7 +77,6 @@ def test_every_time_and_every_refusal_is_kept(call, tmp_path, monkeypatch):
   [
     ("lengths=48", "--lengths 48 --tokens=4096"),
     ("implementations=fast", "'fast' chunked"),
-    ("repetitions=0", "--repetitions=0 positive integer"),
   ],
 )
 def test_a_mistake_is_one_line_before_anything_is_compiled(call, tmp_path, flag, words):

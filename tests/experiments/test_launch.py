@@ -33,13 +33,11 @@ def test_a_killed_command_is_retried_and_a_failed_one_is_not(
   assert len((tmp_path / "starts").read_text().splitlines()) == num_starts
 
 
-def wait_until(condition) -> None:
-  while not condition():
+def wait_for(folder: pathlib.Path, pattern: str) -> list[pathlib.Path]:
+  """Waits until both processes have written a file; returns the files."""
+  while len(paths := [*folder.glob(pattern)]) < 2:
     time.sleep(0.05)
-
-
-def count(folder: pathlib.Path, pattern: str) -> int:
-  return len([*folder.glob(pattern)])
+  return paths
 
 
 def is_alive(pid: int) -> bool:
@@ -62,7 +60,7 @@ def test_a_signal_is_passed_on_and_nothing_is_retried(number, tmp_path):
   script += f"touch {tmp_path}/up$JAX_PROCESS_ID; while true; do sleep 0.05; done"
 
   def terminate():
-    wait_until(lambda: count(tmp_path, "up*") == 2)
+    wait_for(tmp_path, "up*")
     os.kill(os.getpid(), number)
     if number == signal.SIGHUP:  # the kernel sends one, and the shell another
       time.sleep(0.1)
@@ -73,7 +71,7 @@ def test_a_signal_is_passed_on_and_nothing_is_retried(number, tmp_path):
   thread.start()
   assert run_with_retries(["bash", "-c", script], 2, retries=2) == 143
   thread.join()
-  assert count(tmp_path, "ended*") == 2
+  assert len([*tmp_path.glob("ended*")]) == 2
   assert signal.getsignal(number) == handler
 
 
@@ -83,12 +81,12 @@ def test_a_killed_launcher_leaves_no_orphans(tmp_path):
   module = [sys.executable, "-m", "experiments.launch", "--processes=2"]
   words = [*module, "--", "bash", "-c", script]
   launcher = subprocess.Popen(words, cwd=FOLDER.parents[1])
-  wait_until(lambda: count(tmp_path, "*") == 2)
-  children = [int(path.name) for path in tmp_path.iterdir()]
+  children = [int(path.name) for path in wait_for(tmp_path, "*")]
   assert all(map(is_alive, children))
   launcher.kill()
   launcher.wait()
-  wait_until(lambda: not any(map(is_alive, children)))
+  while any(map(is_alive, children)):
+    time.sleep(0.05)
 
 
 # Recipes, with programs that note their arguments
@@ -116,11 +114,6 @@ def recipe(tmp_path):
     return status, [line.split("\0") for line in lines]
 
   return recipe
-
-
-def options(words):
-  pairs = [word[2:].partition("=") for word in words if word.startswith("--")]
-  return {name: value for name, _, value in pairs}
 
 
 SLURM = dict(SLURM_JOB_ID="7", SLURM_CPUS_PER_TASK="8")
@@ -171,6 +164,6 @@ def test_a_tpu_vm_is_queued_and_a_preempted_one_replaced(recipe, end, status, ve
     assert "--zone=z" in call
     assert ("--spot" in call) == (call[4] == "create")
     assert ("--worker=all" in call) == is_on_vm
-  train = options(calls[-1])["command"]
+  (train,) = (word for word in calls[-1] if word.startswith("--command="))
   assert "experiments.train --distributed" in train
   assert "--workdir=runs/with\\ space" in train

@@ -3,6 +3,7 @@
 import io
 import re
 import resource
+import types
 
 import pytest
 import rich.console
@@ -15,21 +16,13 @@ from experiments.training.metrics import Reporter, read_metrics
 
 @pytest.fixture
 def clock(monkeypatch):
-  class Clock:
-    now = 1000.0
-
-  monkeypatch.setattr(metrics.time, "monotonic", lambda: Clock.now)
-  return Clock
-
-
-def make_reporter(workdir, num_steps=100, terminal=False, start=0, **options):
-  console = rich.console.Console(file=io.StringIO(), force_terminal=terminal, width=100)
-  return Reporter(workdir, start, num_steps, console=console, **options), console.file
+  clock = types.SimpleNamespace(now=1000.0)
+  monkeypatch.setattr(metrics.time, "monotonic", lambda: clock.now)
+  return clock
 
 
 def run(workdir, steps):
-  reporter, _ = make_reporter(workdir, start=steps[0] - 1)
-  with reporter:
+  with Reporter(workdir, steps[0] - 1, 100) as reporter:
     for step in steps:
       reporter.step(step, dict(loss=10.0 / step, num_tokens=1000))
       if step % 5 == 0:
@@ -39,9 +32,8 @@ def run(workdir, steps):
 
 def test_the_times_of_a_run_never_go_back_as_clocks_do(tmp_path, clock, monkeypatch):
   for start, now in ((0, 5000.0), (2, 3000.0)):  # the second run is on a machine behind
-    reporter, _ = make_reporter(tmp_path, start=start)
     monkeypatch.setattr(metrics.time, "time", lambda: now)  # noqa: B023
-    with reporter:
+    with Reporter(tmp_path, start, 100) as reporter:
       for step in (start + 1, start + 2):
         reporter.values(step, dict(valid_loss=1.0))
         now -= 60
@@ -50,8 +42,7 @@ def test_the_times_of_a_run_never_go_back_as_clocks_do(tmp_path, clock, monkeypa
 
 
 def test_about_a_thousand_steps_are_kept_and_always_the_last(tmp_path):
-  reporter, _ = make_reporter(tmp_path, 2003)
-  with reporter:
+  with Reporter(tmp_path, 0, 2003) as reporter:
     for step in range(1, 2004):
       reporter.step(step, dict(loss=1.0, num_tokens=1))
   lines = read_metrics(tmp_path)
@@ -72,7 +63,7 @@ def test_tensorboard_has_scalars_texts_and_where_the_run_went_on(tmp_path):
 
 
 def test_no_room_is_an_error_and_nobody_waits(tmp_path):
-  reporter, _ = make_reporter(tmp_path, num_steps=1000)
+  reporter = Reporter(tmp_path, 0, 1000)
   _, most = before = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, most))
   try:
@@ -112,13 +103,13 @@ def read_events(folder):
 def test_a_terminal_gets_a_bar_and_a_file_a_line_now_and_then_and_the_last(
   tmp_path, clock, terminal
 ):
-  reporter, output = make_reporter(tmp_path, terminal=terminal)
-  with reporter:
+  console = rich.console.Console(file=io.StringIO(), force_terminal=terminal, width=100)
+  with Reporter(tmp_path, 0, 100, console=console) as reporter:
     for step in range(1, 28):
       reporter.step(step, dict(loss=2.0, num_tokens=500))
       clock.now += 0.5
     reporter.text(27, "valid", "[bold]ein Satz[/bold]")
-  shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output.getvalue())
+  shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
   assert "step 27/100  loss 2.000  1,000 tokens/s  0:00:36 left" in shown
   assert "[bold]ein Satz[/bold]" in shown
   assert ("━" in shown) == terminal
