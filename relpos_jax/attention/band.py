@@ -8,6 +8,9 @@ subtracted from the logits of other pairs, where float32 would lose digits.
 
 The output of query i gets sum_r P_ir w_r, where P_ir sums its weights on row r.
 
+If the band has more rows than a tile of pairs has distances, numbers of all queries and
+rows would be too many. Then tiles.py multiplies the rows of each tile itself.
+
 Several relations share one band, from their leftmost row to their rightmost. Rows are
 in the order of distances: the left side, one row per diagonal, the right side.
 `KeyBias` has numbers per key instead of per query, and `LinearBias` has no rows.
@@ -111,32 +114,38 @@ def logits_by_row(
 
 
 def _has_wide_tables(inputs: Inputs, distances_of_tile: int) -> bool:
-  """Returns whether the band has more rows than a tile has distances.
+  """Returns whether the band of some vectors has more rows than a tile has distances.
 
   Then each tile multiplies its own rows. It takes less time than to compute the logits
   of all rows first. And with a row for every distance, these would take more memory
   than the weights.
   """
   low, high = distances(inputs)
-  has_one_offset = len(inputs.query_positions) == len(inputs.key_positions) == 1
-  return has_one_offset and high - low >= distances_of_tile
+  relations = _by_distance(inputs)
+  vectors = [x.content(inputs.queries, inputs.keys)[0] for x in relations]
+  has_vectors = any(x is not None for x in vectors)
+  return has_vectors and high - low >= distances_of_tile
 
 
-def _factors(
-  inputs: Inputs, margin: int, by_key: bool = False
-) -> tuple[tuple[Float[Array, "B T N P"], ...], tuple[Float[Array, "1 R #N P"], ...]]:
-  """Returns the vectors of queries or keys that tables multiply, and the tables."""
-  factors, tables = (), ()
+def _wide_tables(inputs: Inputs, margin: int) -> tuple[Tables, tuple[Array, ...]]:
+  """Returns the tables for `tiles.Tables`, and the vectors for `Queries.others`."""
+  of_queries, of_keys, of_others, others = [], [], [], []
   for relation in _by_distance(inputs):
     aligned = _align_rows(inputs, relation, margin)
     vectors, table = aligned.content(inputs.queries, inputs.keys)
-    if relation.is_by_key != by_key or vectors is None or table is None:
+    if vectors is None or table is None:
       continue
-    vectors = vectors.astype(table.dtype)
-    if relation.is_scaled:
-      vectors *= jnp.asarray(inputs.scale, vectors.dtype)
-    factors, tables = (*factors, vectors), (*tables, table[None])
-  return factors, tables
+    scale = jnp.asarray(inputs.scale if relation.is_scaled else 1, table.dtype)
+    if relation.is_by_key:
+      of_keys.append(table * scale)
+    elif vectors is inputs.query and relation.is_scaled:
+      of_queries.append(table)  # `Queries.vectors` are scaled
+    else:
+      of_others.append(table[None])
+      others.append(vectors.astype(table.dtype) * scale)
+  sums = _sum(of_queries), _sum(of_keys), value_table(inputs, margin)
+  queries, keys, values = [None if x is None else x[None] for x in sums]
+  return Tables(queries, keys, tuple(of_others), values), tuple(others)
 
 
 def slopes(inputs: Inputs) -> Float[Array, "1 1 N"] | None:
@@ -145,9 +154,9 @@ def slopes(inputs: Inputs) -> Float[Array, "1 1 N"] | None:
   return _sum([x.slopes[None, None] for x in biases])
 
 
-def value_table(inputs: Inputs) -> Float[Array, "R #N V"] | None:
+def value_table(inputs: Inputs, margin: int = 0) -> Float[Array, "R #N V"] | None:
   """Sums the value tables of all relations; None if there are none."""
-  relations = [_align_rows(inputs, x) for x in _by_distance(inputs)]
+  relations = [_align_rows(inputs, x, margin) for x in _by_distance(inputs)]
   return _sum([getattr(x, "value", None) for x in relations])
 
 
@@ -164,7 +173,7 @@ def _by_distance(inputs: Inputs) -> list[ByDistance]:
 def _align_rows(inputs: Inputs, relation: ByDistance, margin: int = 0) -> ByDistance:
   """Selects table rows, so that the tables have the rows of the band.
 
-  Repeats the first and the last row as often as `margin` says.
+  A margin adds the rows of so many more distances at each end.
   """
   low, high = distances(inputs)
   row_distances = jnp.arange(low - margin, high + margin + 1)
@@ -183,7 +192,8 @@ def prepare(inputs: Inputs) -> tuple[Plan, Sides, Sides]:
   if inputs.is_causal:
     right = 0
   block, tile, heads = choose_sizes(inputs)
-  is_wide = _has_wide_tables(inputs, block + tile)
+  has_one_offset = heads or len(inputs.query_positions) == 1
+  is_wide = has_one_offset and _has_wide_tables(inputs, block + tile)
   if is_wide and not heads:
     # A key has a row for each distance of its tile: square tiles have the fewest.
     log_size = math.isqrt(block * tile).bit_length() - 1
@@ -194,25 +204,19 @@ def prepare(inputs: Inputs) -> tuple[Plan, Sides, Sides]:
     tile=tile,
     heads=heads,
     band=Band(low + 1, high - low - 1, has_right=high <= right),
-    first_row=low - margin,
-    has_values=value_table(inputs) is not None,
+    first_distance=low - margin if is_wide else None,
+    needs_weights=not is_wide and value_table(inputs) is not None,
     soft_cap=inputs.soft_cap,
     reach=(left, right),
     dropout_rate=inputs.dropout_rate,
     precision=jax.config.jax_default_matmul_precision,  # pyright: ignore
   )
   query = inputs.query.astype(dtype) * jnp.asarray(inputs.scale, dtype)
+  tables, others = _wide_tables(inputs, margin) if is_wide else (Tables(), ())
   query_rows = logits_by_row(inputs, with_vectors=not is_wide)
   key_rows = logits_by_row(inputs, by_key=True, with_vectors=not is_wide)
-  queries = Queries(query, _swap_heads(query_rows), slopes(inputs))
+  queries = Queries(query, _swap_heads(query_rows), slopes(inputs), others)
   keys = Keys(inputs.key, inputs.value, _swap_heads(key_rows))
-  tables = Tables()
-  if is_wide:
-    query_factors, query_tables = _factors(inputs, margin)
-    key_factors, key_tables = _factors(inputs, margin, by_key=True)
-    queries = queries._replace(factors=query_factors)
-    keys = keys._replace(factors=key_factors)
-    tables = Tables(query_tables, key_tables)
   bias = None if inputs.bias is None else inputs.bias.astype(dtype)
   return plan, Sides(queries, keys, bias, tables), _marks(inputs)
 
@@ -246,7 +250,7 @@ def finish(inputs: Inputs, results: Results) -> Any:
   """Returns the output [B, T, N, V], and the residual [B, T, N] if asked for it."""
   output, weights, log_total = results
   table = value_table(inputs)
-  if table is not None:
+  if table is not None and weights.shape[-1]:
     output += jnp.einsum("BTNR,RNV->BTNV", weights, table)
   query_mask = inputs.query_mask
   if inputs.mask is not None and inputs.mask.shape[3] == 1:
@@ -306,7 +310,8 @@ def choose_sizes(inputs: Inputs) -> tuple[int, int, int | None]:
   if not is_on_cpu or not is_one_device():
     tile = min(2048, num_keys)
     most = _PAIRS_ON_CPUS if is_on_cpu else _PAIRS
-    return default_block(batch * heads * tile, most), tile, None
+    block = default_block(batch * heads * tile, most)
+    return min(block, num_queries), tile, None
   # Small tiles skip more masked pairs, and large tiles have faster products.
   is_short = inputs.is_causal and num_keys < 2048
   size = 256 if is_short or inputs.window is not None else 512

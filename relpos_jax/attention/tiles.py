@@ -1,9 +1,9 @@
 """Attention by blocks of queries and tiles of keys, without a [T, S] tensor.
 
 It takes logits by table row (band.py) and returns weights by table row. The products
-with tables are in the caller, where JAX differentiates them. Only rows of wide tables
-are multiplied here, tile by tile. The derivative of a block is written by hand, since
-it recomputes the weights.
+with tables are in the caller, where JAX differentiates them. Only the products with
+`Tables` are here. The derivative of a block is written by hand, since it recomputes the
+weights.
 
 On one CPU, a block has a few heads of one sequence, so that it stays in the cache. On
 other devices it has all heads and sequences, and XLA partitions the products.
@@ -37,7 +37,7 @@ class Queries(NamedTuple):
   vectors: Float[Array, "B T N H"]  # multiplied by the scale
   rows: Float[Array, "#B #T #N R"] | None  # logits of queries by row of the band
   slopes: Float[Array, "1 1 N"] | None
-  factors: tuple[Float[Array, "B T N P"], ...] = ()  # multiplied by rows of `Tables`
+  others: tuple[Float[Array, "B T N _"], ...] = ()  # more vectors, for `Tables.others`
 
 
 class Keys(NamedTuple):
@@ -46,18 +46,19 @@ class Keys(NamedTuple):
   vectors: Float[Array, "B S K H"]
   values: Float[Array, "B S K V"]
   rows: Float[Array, "B S N R"] | None  # logits of keys by row of the band
-  factors: tuple[Float[Array, "B S N P"], ...] = ()  # multiplied by rows of `Tables`
 
 
 class Tables(NamedTuple):
-  """Holds wide tables, for the factors of queries and for the factors of keys.
+  """Holds tables with more rows than a tile has distances.
 
-  A tile multiplies its factors by its own rows only. So logits by row, which would be
-  more than the weights, are never in memory.
+  Each tile multiplies its vectors by its own rows only. So logits by row, which might
+  be more than the weights, are never in memory.
   """
 
-  queries: tuple[Float[Array, "1 R #N P"], ...] = ()
-  keys: tuple[Float[Array, "1 R #N P"], ...] = ()
+  queries: Float[Array, "1 R #N H"] | None = None  # rows multiply `Queries.vectors`
+  keys: Float[Array, "1 R #N H"] | None = None  # rows multiply `Keys.vectors`
+  others: tuple[Float[Array, "1 R #N _"], ...] = ()  # rows multiply `Queries.others`
+  values: Float[Array, "1 R #N V"] | None = None  # rows are summed, times weights
 
 
 class Marks(NamedTuple):
@@ -91,7 +92,7 @@ class Results(NamedTuple):
   """Holds the results of a call."""
 
   output: Float[Array, "B T N V"]
-  weights: Float[Array, "B T N R"]  # by row of the band; R = 0 without a value table
+  weights: Float[Array, "B T N R"]  # by row of the band; R = 0 unless asked for
   log_total: Float[Array, "B T N"]  # logsumexp of the logits, -inf if all are masked
 
 
@@ -125,8 +126,8 @@ class Plan(NamedTuple):
   tile: int  # keys in a tile
   heads: int | None  # heads in a block, of one sequence; None: all, of all sequences
   band: Band
-  first_row: int  # the distance j - i of the first row of wide tables
-  has_values: bool  # whether there is a value table, which needs weights by row
+  first_distance: int | None  # that of the first row of `Tables`; None without any
+  needs_weights: bool  # whether `Results` has the weights by row
   soft_cap: float | None
   reach: tuple[int, int]  # keys farther to the left or right are masked
   dropout_rate: float
@@ -368,15 +369,31 @@ def _slice_tile(
   pairs = [(3, *queries), (4, *keys)]  # in pairs, heads come before tokens
   for axis, *part in others:
     pairs.append((2 if axis == 3 else axis, *part))
-  # One row more on each side, as a band has. Slices beyond the table are clamped: there
-  # all its rows are equal. With wide tables, all sequences have the same positions.
+  tables = ()
+  if plan.first_distance is not None:
+    rows = _slice_rows(plan, block_marks, tile, plan.first_distance)
+    tables = rows, *others
+  return Sides((), ((2, *keys), *others), tuple(pairs), tables)
+
+
+def _slice_rows(
+  plan: Plan, block_marks: Sides, tile: Int[Array, ""], first_distance: int
+) -> tuple[int, Array, int]:
+  """Returns the slice of the rows of `Tables` for a tile, with one more at each end.
+
+  A block has one sequence, or all sequences have the same positions. Starts beyond the
+  ends are clamped: rows there are equal, or their pairs are masked or do not occur.
+  """
   first_query = block_marks.queries.positions.reshape(-1)[0]
   first_key = block_marks.keys.positions[0, 0, tile * plan.tile, 0]
   offset = _clip_offsets(first_query - first_key)
-  first_row = jnp.maximum(-offset - plan.block - plan.first_row, 0)
-  first_row = first_row.astype(tile.dtype)
-  rows = first_row, plan.block + plan.tile + 1
-  return Sides((), ((2, *keys), *others), tuple(pairs), ((2, *rows), *others))
+  row = jnp.maximum(-offset - plan.block - first_distance, 0)
+  return 2, row.astype(tile.dtype), _band_of_tile(plan).num_rows
+
+
+def _band_of_tile(plan: Plan) -> Band:
+  """Returns a band of all diagonals of a tile, whose offset is 0."""
+  return Band(1 - plan.block, plan.block + plan.tile - 1, has_right=False)
 
 
 def _take(plan: Plan, sides: Sides, slices: Sides) -> Sides:
@@ -453,7 +470,7 @@ def no_sums(plan: Plan, queries: Queries, keys: Keys) -> Sums:
   vectors, shape = queries.vectors, queries.vectors.shape[:-1]
   number = zeros(shape, vectors)
   output = zeros((*shape, keys.values.shape[-1]), vectors)
-  num_rows = plan.band.num_rows if plan.has_values else 0
+  num_rows = plan.band.num_rows if plan.needs_weights else 0
   weights = zeros((*shape, num_rows), vectors)
   return Sums(number + masks.LOWEST, number, output, weights)
 
@@ -477,8 +494,10 @@ def _attend_tile(plan: Plan, floats: Sides, marks: Sides, sums: Sums) -> Sums:
   # With the width before the queries, this product takes half the time on a CPU.
   output_VT = jnp.einsum("...SV,...ST->...VT", floats.keys.values, weights)
   output = sums.output + output_VT.swapaxes(-1, -2)
+  if floats.tables.values is not None:
+    output += _sum_rows(plan, weights, floats.tables.values)
   by_row = sums.weights
-  if plan.has_values:
+  if plan.needs_weights:
     by_row += diagonals.sum_by_row(weights, _offsets(marks), plan.band, False)
   return Sums(maximum, total, output, by_row)
 
@@ -495,18 +514,30 @@ def _differentiate_tile(
   powers = jnp.exp(logits - maximum[..., None, :])
   weights = powers * inverse_total[..., None, :]
   d_weights = jnp.einsum("...SV,...TV->...ST", values, d_output)
-  if plan.has_values:
+  if plan.needs_weights:
     d_weights = _add_rows(plan, marks, d_weights, d_by_row)
+  value_rows = floats.tables.values
+  if value_rows is not None:
+    d_rows = _project([(d_output, value_rows)])
+    band = _band_of_tile(plan)
+    d_weights = diagonals.add_rows(d_weights, d_rows, _no_offset(), band, False)
   d_weights = _drop(plan, marks, d_weights)
   d_logits = weights * (d_weights - delta[..., None, :])
-  d_values = jnp.einsum("...TV,...ST->...SV", d_output, _drop(plan, marks, weights))
+  weights = _drop(plan, marks, weights)
+  d_values = jnp.einsum("...TV,...ST->...SV", d_output, weights)
   d_content, gradients = pull_back(d_logits)
   d_query_HT = jnp.einsum("...SH,...ST->...HT", vectors, d_content)
-  d_key = jnp.einsum("...TH,...ST->...SH", floats.queries.vectors, d_content)
-  d_query = d_query_HT.swapaxes(-1, -2)
+  d_query = gradients.queries.vectors + d_query_HT.swapaxes(-1, -2)
   d_queries = gradients.queries._replace(vectors=d_query)
+  d_key = jnp.einsum("...TH,...ST->...SH", floats.queries.vectors, d_content)
+  d_key += gradients.keys.vectors
   d_keys = gradients.keys._replace(vectors=d_key, values=d_values)
-  return gradients._replace(queries=d_queries, keys=d_keys)
+  d_tables = gradients.tables
+  if value_rows is not None:
+    sum_rows = functools.partial(_sum_rows, plan, weights)
+    (d_value_rows,) = jax.vjp(sum_rows, value_rows)[1](d_output)
+    d_tables = d_tables._replace(values=d_value_rows)
+  return Sides(d_queries, d_keys, gradients.pairs, d_tables)
 
 
 def _content(floats: Sides) -> Float[Array, "*B S T"]:
@@ -520,10 +551,14 @@ def _add_terms(
 ) -> Float[Array, "*B S T"]:
   """Adds the relations and the bias to the products, then caps the logits."""
   queries, keys, bias, tables = floats
-  if tables.queries:
-    logits = _add_products(plan, marks, logits, queries.factors, tables.queries)
-  if tables.keys:
-    logits = _add_products(plan, marks, logits, keys.factors, tables.keys, by_key=True)
+  by_query = list(zip(queries.others, tables.others, strict=True))
+  if tables.queries is not None:
+    by_query.append((queries.vectors, tables.queries))
+  if by_query:
+    logits = _add_products(plan, marks, logits, by_query)
+  if tables.keys is not None:
+    by_key = [(keys.vectors, tables.keys)]
+    logits = _add_products(plan, marks, logits, by_key, by_key=True)
   if queries.rows is not None:
     logits = _add_rows(plan, marks, logits, queries.rows)
   if keys.rows is not None:
@@ -548,31 +583,44 @@ def _add_products(
   plan: Plan,
   marks: Sides,
   x: Float[Array, "*B S T"],
-  factors: tuple[Array, ...],
-  tables: tuple[Array, ...],
+  factors: list[tuple[Array, Array]],
   by_key: bool = False,
 ) -> Float[Array, "*B S T"]:
-  """Adds to x[s, t] the products of a token's factors and the pair's table rows."""
+  """Adds to x[s, t] the products of a token's vectors and the pair's table rows.
 
-  def project(tables: tuple[Array, ...]) -> Float[Array, "*B _ R"]:
-    products = [
-      jnp.einsum("...TP,...RP->...TR", *pair)
-      for pair in zip(factors, tables, strict=True)
-    ]
-    return functools.reduce(jnp.add, products)
+  `factors` are vectors of queries, or of keys, and the tables that multiply them. If
+  all pairs of a tile are on one side of the band, they have the same row.
+  """
 
   def add_rows(x: Array) -> Array:
-    band = Band(1 - plan.block, plan.block + plan.tile - 1, has_right=False)
-    no_offset = jnp.zeros((), jnp.int32)
-    return diagonals.add_rows(x, project(tables), no_offset, band, by_key)
+    rows = _project(factors)
+    return diagonals.add_rows(x, rows, _no_offset(), _band_of_tile(plan), by_key)
 
   def add_one_row(x: Array) -> Array:
-    one_row = project(tuple(table[..., 1:2, :] for table in tables))
-    return x + (one_row if by_key else one_row.swapaxes(-1, -2))
+    row = _project([(vectors, table[..., 1:2, :]) for vectors, table in factors])
+    return x + (row if by_key else row.swapaxes(-1, -2))
 
   offset = _offsets(marks).reshape(-1)[0]
   is_left, is_right = diagonals.find_side(x.shape[-2:], offset, plan.band)
   return jax.lax.cond(is_left | is_right, add_one_row, add_rows, x)
+
+
+def _project(factors: list[tuple[Array, Array]]) -> Float[Array, "*B _ R"]:
+  """Sums the products of vectors [..., T, P] and tables [..., R, P]."""
+  products = [jnp.einsum("...TP,...RP->...TR", *pair) for pair in factors]
+  return functools.reduce(jnp.add, products)
+
+
+def _sum_rows(
+  plan: Plan, weights: Float[Array, "*B S T"], table: Float[Array, "*#B R V"]
+) -> Float[Array, "*B T V"]:
+  """Sums the table rows of all pairs of a query, times their weights."""
+  by_row = diagonals.sum_by_row(weights, _no_offset(), _band_of_tile(plan), False)
+  return jnp.einsum("...TR,...RV->...TV", by_row, table)
+
+
+def _no_offset() -> Int[Array, ""]:
+  return jnp.zeros((), jnp.int32)
 
 
 def _offsets(marks: Sides) -> Int[Array, "*#B 1"]:

@@ -51,10 +51,14 @@ def check(call, attention, axes, along=HEADS_TOO, stays=True, kind="auto"):
   return text
 
 
-def in_blocks(*args, **options):
+def in_blocks(*args, block=8, tile=16, **options):
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(band, "choose_sizes", lambda *_: (8, 16, None))
+    patch.setattr(band, "choose_sizes", lambda *_: (block, tile, None))
     return chunked.attention(gather_inputs(*args, **options))
+
+
+# In tiles with fewer distances than tables have rows.
+in_small_tiles = functools.partial(in_blocks, block=4, tile=4)
 
 
 attend_causally = functools.partial(attend, is_causal=True)
@@ -109,6 +113,14 @@ CASES["a bias of all"] = (
 CASES["a sum, projected"] = PROJECTED, SUM, HEADS_TOO, "auto", {}
 CASES["a sum, skew"] = SKEW, SUM, HEADS_TOO, "explicit", {}
 CASES["a sum"] = in_blocks, SUM, HEADS_TOO, "auto", {}
+CASES["wide tables"] = in_small_tiles, SUM, HEADS_TOO, "auto", {}
+CASES["wide tables along a sequence"] = (
+  in_small_tiles,
+  SUM,
+  ALONG_A_SEQUENCE,
+  "auto",
+  {},
+)
 CASES["a sum along a sequence"] = in_blocks, SUM, ALONG_A_SEQUENCE, "auto", {}
 CASES["kernels for GPUs"] = (
   KERNELS,

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import DROPOUT
+from calls import set_tiles
 from compiling import compile_fusing, with_gradients
 from devices import Devices, attend, attention_by, check_devices_equal_one, shardings
 from jax.sharding import AxisType, PartitionSpec
@@ -129,6 +130,13 @@ def test_causal_work_is_the_same_on_all_devices_in_every_round():
 X = jnp.ones((2, 32, 4, 8))
 LABELS = EdgeLabels(jnp.ones((32, 32), int), jnp.ones((3, 8)), None)
 FUNCTION = FunctionBias(lambda params, *_: params, jnp.ones(4))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", ["causal", "a sum"])
+def test_a_ring_equals_one_device_with_wide_tables(name, monkeypatch):
+  set_tiles(monkeypatch, 2)
+  test_a_ring_equals_one_device(*RINGS[name])
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from attention_cases import (
   DROPOUT,
   KEY_MASK,
   MORE_CASES,
+  SEGMENTS,
   case,
   exact_case,
 )
@@ -73,6 +74,7 @@ def test_many_blocks_equal_the_reference(name, monkeypatch):
 # Each tile multiplies its own rows of these tables; some tiles lie beside the band.
 SEVEN_LEFT = {"beyond": "zero", "left": 7}
 BY_KEY = (KeyBias(normal(13, 2, WIDTH), "zero"), KeyBias(normal(29, WIDTH)))
+BY_KEY_OF_FOUR = (KeyBias(normal(21, 4, WIDTH)),)
 ALL_FACTORS = (*CONTENTS, DistanceBias(normal(17)), *BY_KEY)
 WIDE_CASES = {}
 WIDE_CASES["all distances"] = case(rows=39, per_head="kv")
@@ -82,6 +84,17 @@ WIDE_CASES["grouped heads, traced offset"] = case(
 )
 WIDE_CASES["by key, more keys"] = case(tables="v", keys=37, more=BY_KEY)
 WIDE_CASES["a sum"] = case(rows=21, more=ALL_FACTORS, scale=-0.7, mask=KEY_MASK)
+WIDE_CASES["a key head for two"] = case(
+  rows=21, heads=4, tables="v", more=BY_KEY_OF_FOUR
+)
+MASKED_RIGHT = DistanceBias(np.where(np.arange(21) > 12, -np.inf, 0.5))
+WIDE_CASES["masks of every kind"] = case(
+  rows=19,
+  more=(MASKED_RIGHT,),
+  local_window_size=(9, 4),
+  logits_soft_cap=1.0,
+  **SEGMENTS,
+)
 WIDE_CASES["an offset of each sequence"] = case(rows=25, query_offset=np.array([3, -9]))
 
 
