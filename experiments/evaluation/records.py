@@ -28,6 +28,7 @@ Each row of `sentences` stands for an example:
   The length is of the longer of source and reference, in tokens without EOS
 - graphs: the size (nodes, or relations of a chain), and 1 if it is classified rightly
 - music: the tokens of a piece, and their nats, including its end
+- length tasks: the length of inputs, and the share of right answers among theirs
 
 The rows determine BLEU and exact matches of any selection of sentences, for example by
 the length of the reference. A record holds no text of the data.
