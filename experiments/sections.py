@@ -570,61 +570,30 @@ def compare_tasks(sweeps: Mapping[str, Records]) -> str:
   table: Table = defaultdict(dict)
   for sweep, records in sweeps.items():
     _add_column(table, sweep, records, _score("longer", "accuracy"), 1)
-  for scheme in [name for name in table if f"{name}{_RANDOM}" in table]:
-    gains = []
-    for records in sweeps.values():
-      if {scheme, f"{scheme}{_RANDOM}"} <= records.keys():
-        plain, drawn = (_collect_longer(records, name) for name in _both(scheme))
-        gains.append(
-          statistics.fmean(drawn.values()) - statistics.fmean(plain.values())
-        )
-    table[f"{scheme}{_RANDOM}"]["gain, mean of tasks"] = (
-      f"{statistics.fmean(gains):+.1f}"
-    )
   return row_table("accuracy (%), lengths 41 to 500", table)
-
-
-def _both(scheme: str) -> tuple[str, str]:
-  """Returns the names of a scheme's configurations: with plain and random positions."""
-  return scheme, scheme + _RANDOM
-
-
-def _collect_longer(records: Records, configuration: str) -> dict[int, float]:
-  """Returns the accuracy on longer inputs, by seed."""
-  return _finite_scores(records[configuration], _score("longer", "accuracy"))
 
 
 def _describe_task(sweep: str, records: Records, folder: pathlib.Path) -> str:
   """Tabulates accuracy by length, and what random positions change."""
   table = _begin_table(records)
   _add_column(table, "1 to 40", records, _score("within", "accuracy"), 1)
+  lengths = _join_sentences(_first(records), ["longer"])[:, 0]
   for first, end in itertools.pairwise(_BANDS):
-    score = _band_accuracy(first, end)
+    band = (first <= lengths) & (lengths < end)
+    score = _accuracy(["longer"], band)
     _add_column(table, f"{first} to {end - 1}", records, score, 1)
-  _add_column(table, "41 to 500", records, _score("longer", "accuracy"), 1)
-  changes: Table = {}
+  longer = _score("longer", "accuracy")
+  _add_column(table, "41 to 500", records, longer, 1)
+  scores = {name: _finite_scores(runs, longer) for name, runs in records.items()}
   for scheme in records:
-    plain, drawn = _both(scheme)
-    if drawn in records:
-      scores = _collect_longer(records, drawn), _collect_longer(records, plain)
-      difference = _format_difference(*scores, digits=1, is_paired=False)
-      changes[scheme] = {"41 to 500": difference}
+    drawn = scores.get(scheme + _RANDOM)
+    if drawn:
+      difference = _format_difference(drawn, scores[scheme], 1, is_paired=False)
+      table[scheme + _RANDOM]["random - plain"] = difference
   parts = [row_table(f"{sweep}: accuracy (%)", table)]
-  if changes:
-    parts.append(row_table("random - plain", changes))
   parts.append(_draw_tasks(records, folder / f"{sweep}.png"))
   facts = {"task": _first(records)["config"]["data.source"]}
   return _join_parts(records, parts, facts)
-
-
-def _band_accuracy(first: int, end: int) -> Callable[[Record], float]:
-  """Makes a score: the mean accuracy over longer inputs from one length to another."""
-
-  def score(run: Record) -> float:
-    rows = run["sentences"]["longer"]
-    return 100 * statistics.fmean(share for n, share in rows if first <= n < end)
-
-  return score
 
 
 def _draw_tasks(records: Records, picture: pathlib.Path) -> str:
@@ -644,11 +613,10 @@ def _draw_tasks(records: Records, picture: pathlib.Path) -> str:
 
 def _collect_lengths(runs: Sequence[Record]) -> dict[float, list[float]]:
   """Collects accuracies by length, each the mean of about five lengths."""
+  splits = "within", "longer"
+  lengths = _join_sentences(runs[0], splits)[:, 0]
   values: dict[float, list[float]] = {}
-  lengths, _ = np.array(_join_sentences(runs[0], ("within", "longer"))).T
-  for part in np.array_split(np.argsort(lengths), len(lengths) // 5):
-    name = float(lengths[part].mean())
-    values[name] = [
-      100 * _join_sentences(run, ("within", "longer"))[part, 1].mean() for run in runs
-    ]
+  for part in np.array_split(np.unique(lengths), 18):
+    score = _accuracy(splits, np.isin(lengths, part))
+    values[float(part.mean())] = [*map(score, runs)]
   return values

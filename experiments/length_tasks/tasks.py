@@ -22,6 +22,8 @@ POP = 2  # and PUSH 0, PUSH 1 are 3 and 4; 0 and 1 are on the stack from the sta
 END_OF_STACK = 2
 OMITTED, FILLER = 2, 3  # after the bits 0 and 1
 
+_TEST_SEED = 2**32  # config.seed is below
+
 Symbols = Int[np.ndarray, "B n"]
 Example = tuple[Symbols, Symbols]  # inputs, outputs
 
@@ -180,23 +182,22 @@ class TaskBatches:
     rows: int,
     num_shapes: int,
     drawn_from: int,
-    seed: int,
-    in_order: bool,
+    seed: int | None,
   ):
     """Chooses shapes, but generates nothing.
 
     Args:
-      lengths: the lengths of inputs, for the batches in turn if `in_order`. Otherwise
-        each batch draws one of them.
+      lengths: the lengths of inputs. Each batch draws one of them.
       rows: the inputs of a batch.
       num_shapes: inputs are padded to one of so many lengths, evenly spaced.
       drawn_from: the positions are a sorted sample of 0 to `drawn_from` - 1, without
         replacement. With 0 they are 0, 1, 2, ...
+      seed: None for batches that are always the same, with the lengths in turn.
     """
     self.lengths = lengths
     self._task, self._rows = task, rows
     self._multiple = -(-max(lengths) // num_shapes)
-    self._drawn_from, self._seed, self._in_order = drawn_from, seed, in_order
+    self._drawn_from, self._seed = drawn_from, seed
     self.num_per_epoch = len(lengths)
 
   def __getitem__(self, step: SupportsIndex) -> TaskBatch:
@@ -228,9 +229,10 @@ class TaskBatches:
   def _start(self, step: SupportsIndex) -> tuple[np.random.Generator, int]:
     """Returns a step's random generator, and the length of its inputs."""
     step = operator.index(step)
-    key = np.array([self._seed, step], np.uint64)
+    seed = _TEST_SEED if self._seed is None else self._seed
+    key = np.array([seed, step], np.uint64)
     random = np.random.Generator(np.random.Philox(key=key))
-    if self._in_order:
+    if self._seed is None:
       return random, self.lengths[step % self.num_per_epoch]
     return random, int(random.choice(self.lengths))
 

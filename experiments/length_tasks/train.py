@@ -32,8 +32,6 @@ from experiments.training.step import Steps, make_steps
 # Commands call it, besides the functions below.
 __all__ = ["empty_batch"]
 
-_VALID_SEED = 2**33  # config.seed is below 2**32
-
 
 def train(
   config: ConfigDict,
@@ -116,8 +114,7 @@ def make_batches(config: ConfigDict, task: Task) -> tuple[TaskBatches, TaskBatch
     num_shapes=settings.num_shapes,
     drawn_from=config.model.random_positions,
   )
-  train = make(seed=config.seed, in_order=False)
-  return train, make(seed=_VALID_SEED, in_order=True)
+  return make(seed=config.seed), make(seed=None)
 
 
 def build(config: ConfigDict, task: Task, mesh: AnyMesh) -> Steps:

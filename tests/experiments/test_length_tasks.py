@@ -3,8 +3,7 @@
 import pytest
 from run_files import read_json
 
-from experiments import report
-from experiments.evaluation.records import read_records
+from experiments.evaluation.records import to_line
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 
@@ -78,3 +77,31 @@ def test_mistakes_are_one_line(train_task, tmp_path, changes, words):
   flags = [f"--config.{change}" for change in changes]
   train_task(tmp_path / "run", *flags).assert_refused(words)
   assert not (tmp_path / "run").exists()
+
+
+def test_a_page_compares_plain_with_random_positions(run, tmp_path, call):
+  # Three seeds and two tasks; a difference has an interval by Welch's t.
+  record = read_json(run[0] / "record.json")
+  accuracy = {"xl": 60.0, "xl, random": 80.0, "fire": 50.0}
+  longer = [[n, 0.75 if n > 200 else 0.5] for n in range(41, 501, 9)]
+  sentences = {"longer": longer, "within": [[n, 1.0] for n in range(1, 41)]}
+  (tmp_path / "runs").mkdir()
+  for task, shift in (("tasks-a", 0.0), ("tasks-b", 6.0)):
+    lines = []
+    for row, level in accuracy.items():
+      for seed in range(3):
+        score = level + seed + (shift if "random" in row else 0)
+        scores = {"longer": {"accuracy": score}, "within": {"accuracy": 99.0}}
+        values = dict(sweep=task, row=row, seed=seed, scores=scores)
+        values["sentences"] = sentences
+        lines.append(to_line({**record, **values}))
+    (tmp_path / "runs" / f"{task}.jsonl").write_text("".join(lines))
+  answer = call("report", f"--results={tmp_path}")
+  assert answer.status == 0, answer.err
+  page = (tmp_path / "length_tasks.md").read_text()
+  assert "| xl, random | 81.0 ± 2.5 | 87.0 ± 2.5 |" in page
+  assert "| fire | 51.0 ± 2.5 | 51.0 ± 2.5 |" in page
+  assert (
+    "| 50.0 ± 0.0 | 50.0 ± 0.0 | 75.0 ± 0.0 | 81.0 ± 2.5 | **+20.0 ± 2.3** |" in page
+  )
+  assert (tmp_path / "length_tasks" / "tasks-a.png").exists()

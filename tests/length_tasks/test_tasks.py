@@ -97,7 +97,7 @@ def test_an_even_length_of_arithmetic_is_one_less():
 
 
 def make(name: str = "stack_manipulation", **options):
-  values = dict(rows=6, num_shapes=2, drawn_from=0, seed=3, in_order=False)
+  values = dict(rows=6, num_shapes=2, drawn_from=0, seed=3)
   return TaskBatches(TASKS[name], range(1, 11), **(values | options))
 
 
@@ -151,7 +151,7 @@ def test_random_positions_increase_and_fill_the_range():
 
 
 def test_a_sample_as_large_as_its_range_is_the_range():
-  batch = make(drawn_from=21, in_order=True)[9]
+  batch = make(drawn_from=21, seed=None)[9]
   assert batch.positions[0].tolist() == [*range(21)]
 
 
@@ -162,8 +162,8 @@ def test_seed_and_step_determine_a_batch():
   assert same.tokens.shape != other.tokens.shape or (same.tokens != other.tokens).any()
 
 
-def test_batches_in_order_take_the_lengths_in_turn():
-  batches = make("reverse_string", in_order=True)
+def test_batches_without_a_seed_take_the_lengths_in_turn():
+  batches = make("reverse_string", seed=None)
   lengths = [np.sum(batches[step].targets[0] >= 0) for step in range(20)]
   assert lengths == 2 * [*range(1, 11)]
 
