@@ -90,7 +90,7 @@ class Kerple(Positions):
   """
 
   def __init__(self, num_heads: int, *, rngs: nnx.Rngs | None = None):
-    self.log_r1 = nnx.Param(jnp.zeros((2, num_heads)))  # of both sides
+    self.log_r1 = nnx.Param(jnp.zeros((2, num_heads)))  # left, right
     self.log_r2 = nnx.Param(jnp.zeros((2, num_heads)))
 
   def __call__(self) -> FunctionBias:

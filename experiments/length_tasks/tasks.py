@@ -24,8 +24,8 @@ OMITTED, FILLER = 2, 3  # after the bits 0 and 1
 
 _TEST_SEED = 2**32  # config.seed is below
 
-Symbols = Int[np.ndarray, "B n"]
-Example = tuple[Symbols, Symbols]  # inputs, outputs
+# Inputs and outputs.
+Example = tuple[Int[np.ndarray, "B n"], Int[np.ndarray, "B m"]]
 
 
 def reverse_string(random: np.random.Generator, rows: int, length: int) -> Example:

@@ -111,7 +111,7 @@ def test_blanks_follow_the_input_and_padding_them(name):
       kinds = np.select([tokens == PAD, tokens == blank], [2, 1], 0)
       assert (np.diff(kinds) >= 0).all()
       np.testing.assert_array_equal(targets != NO_TARGET, kinds == 1)
-      num_inputs, num_blanks = np.sum(kinds == 0), np.sum(kinds == 1)
+      num_inputs, num_blanks = int(np.sum(kinds == 0)), np.sum(kinds == 1)
       assert num_blanks == (
         1 if task.has_one_answer else task.num_tokens(num_inputs) - num_inputs
       )
