@@ -78,7 +78,7 @@ def choose(argument: str, *groups: Collection[str]) -> list[str]:
 
 
 def get_config(task: str = "translation") -> ConfigDict:
-  """Returns the default config of a task: translation, music or graphs."""
+  """Returns the default config of a task: a key of TASKS."""
   config = ConfigDict(dict(task=task))
   for group in (_COMMON, TASKS[task]):
     config.update(_defaults(group))
@@ -302,4 +302,38 @@ _GRAPHS = dict(
   ),
   training=dict(label_smoothing=rate(0.0)),
 )
-TASKS = dict(translation=_TRANSLATION, music=_MUSIC, graphs=_GRAPHS)
+_LENGTH_TASKS = dict(
+  data=dict(
+    # Generated: nothing is downloaded.
+    source=one_of(
+      "missing_duplicate",
+      "modular_arithmetic",
+      "reverse_string",
+      "bucket_sort",
+      "stack_manipulation",
+    ),
+  ),
+  batches=dict(
+    tokens=number(5120, 1),  # of the inputs of a batch, without blanks
+    max_length=number(40, 1),  # of training inputs, from 1 on
+    num_shapes=number(8, 1),  # to which inputs are padded; each is compiled once
+  ),
+  model=dict(
+    **_LAYERS,
+    # Draws the positions of a batch from 0 to this number - 1; 0: they are 0, 1, 2, ...
+    random_positions=number(0, 0),
+    # Draws Shaw's tables from a normal distribution; 0: as elsewhere, Glorot's.
+    table_stddev=number(0.0, 0),
+  ),
+  training=dict(schedule=one_of("constant")),
+  evaluation=dict(
+    longest=number(500, 1),  # of the test inputs
+    num_inputs=number(64, 1),  # of each length
+  ),
+)
+TASKS = dict(
+  translation=_TRANSLATION,
+  music=_MUSIC,
+  graphs=_GRAPHS,
+  length_tasks=_LENGTH_TASKS,
+)

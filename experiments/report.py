@@ -7,8 +7,8 @@ Each file RESULTS/runs/*.jsonl (or .jsonl.xz) holds the records of one sweep, as
 `python -m experiments.sweep` writes them. The command rewrites one section for each
 sweep, between <!-- begin NAME --> and <!-- end NAME -->, and draws its pictures. The
 text around the sections stays. The pages in RESULTS are report.md (translation),
-graphs.md and music.md. Sweeps that are named positions-... or lengths-... have pages of
-their own.
+graphs.md and music.md. Sweeps that are named positions-..., lengths-... or tasks-...
+have pages of their own.
 """
 
 import itertools
@@ -32,7 +32,8 @@ FLAGS = dict(
     "results", "the folder of the pages, with records in runs/", is_path=True
   )
 )
-_OWN_PAGES = ("positions", "lengths")  # starts of the names of such sweeps
+# Pages by the start of the names of sweeps.
+_OWN_PAGES = {"positions": "positions", "lengths": "lengths", "tasks": "length_tasks"}
 
 
 def main(results: pathlib.Path) -> list[pathlib.Path]:
@@ -42,9 +43,10 @@ def main(results: pathlib.Path) -> list[pathlib.Path]:
   """
   # Imported here because the systems' libraries take a second to load.
   from experiments.evaluation.tables import rewrite_sections
-  from experiments.sections import make_section
+  from experiments.sections import compare_tasks, make_section
 
   pages = defaultdict(dict)
+  length_tasks = {}
   for sweep, file in sorted(record_files(runs_folder(results)).items()):
     task, records = _read_records(file)
     folder = results / _choose_page(sweep, task)
@@ -52,6 +54,9 @@ def main(results: pathlib.Path) -> list[pathlib.Path]:
     section = make_section(task, sweep, records, folder)
     page = folder.with_suffix(".md")
     pages[page][sweep] = f"{_describe_cost(records)}\n\n{section}"
+    if task == "length_tasks":
+      length_tasks[sweep] = records
+      pages[page]["tasks"] = compare_tasks(length_tasks)
   if not pages:
     raise InputError(
       f"no records in {results}/runs/*.jsonl: run a sweep first, with "
@@ -78,7 +83,7 @@ def _read_records(file: pathlib.Path) -> tuple[str, Records]:
 def _choose_page(sweep: str, task: str) -> str:
   start, _, rest = sweep.partition("-")
   if start in _OWN_PAGES and rest:
-    return start
+    return _OWN_PAGES[start]
   return "report" if task == "translation" else task
 
 

@@ -66,6 +66,8 @@ def make_section(task: str, sweep: str, records: Records, folder: pathlib.Path) 
   elif task == "graphs":
     is_of_chains = config["data.source"] == "clutrr"
     describe = _describe_chains if is_of_chains else _describe_folds
+  elif task == "length_tasks":
+    describe = _describe_task
   else:
     raise InputError(f"no table for runs of {task}: add one to {__name__}.make_section")
   return describe(sweep, records, folder)
@@ -491,3 +493,68 @@ def _describe_folds(sweep: str, records: Records, _: pathlib.Path) -> str:
     "test", records, _accuracy(["test"]), is_paired=True
   )
   return _join_parts(records, [column_table(title, table), differences], {})
+
+
+# Length tasks
+# --------------------------------------------------------------------------------------
+
+_RANDOM = ", random"  # ends the names of configurations with random positions
+_BANDS = (41, 101, 201, 501)  # first lengths of the columns, and the end
+_LONGER = "longer"  # the split of all tests
+
+
+def compare_tasks(sweeps: Mapping[str, Records]) -> str:
+  """Tabulates the accuracy on longer inputs of each configuration and task."""
+  table = {}
+  for sweep, records in sweeps.items():
+    table[sweep] = _average(records, _score(_LONGER, "accuracy"), 1)
+  return column_table("accuracy (%), lengths 41 to 500", table)
+
+
+def _describe_task(sweep: str, records: Records, folder: pathlib.Path) -> str:
+  """Tabulates accuracy by length, and what random positions change."""
+  table = _begin_table(records)
+  table["1 to 40"] = _average(records, _score("within", "accuracy"), 1)
+  lengths = _join_sentences(_first(records), [_LONGER])[:, 0]
+  for first, end in itertools.pairwise(_BANDS):
+    band = (first <= lengths) & (lengths < end)
+    column = _average(records, _accuracy([_LONGER], band), 1)
+    table[f"{first} to {end - 1}"] = column
+  table["41 to 500"] = _average(records, _score(_LONGER, "accuracy"), 1)
+  table["random - plain"] = _compare_random(records)
+  parts = [column_table(f"{sweep}: accuracy (%)", table)]
+  parts.append(_draw_tasks(records, folder / f"{sweep}.png"))
+  facts = {"task": _first(records)["config"]["data.source"]}
+  return _join_parts(records, parts, facts)
+
+
+def _compare_random(records: Records) -> Column:
+  """Returns what random positions add to the accuracy of each scheme."""
+  score, column = _score(_LONGER, "accuracy"), {}
+  for configuration, runs in records.items():
+    plain = records.get(configuration.removesuffix(_RANDOM))
+    if configuration.endswith(_RANDOM) and plain:
+      samples = [*map(score, runs)], [*map(score, plain)]
+      column[configuration] = format_difference(*samples, digits=1)
+  return column
+
+
+def _draw_tasks(records: Records, picture: pathlib.Path) -> str:
+  """Draws accuracy over length, with plain and with random positions."""
+  splits = "within", _LONGER
+  lengths = _join_sentences(_first(records), splits)[:, 0]
+  scores = {}
+  for part in np.array_split(np.unique(lengths), 18):  # about five lengths each
+    scores[float(part.mean())] = _accuracy(splits, np.isin(lengths, part))
+  mark = 40.5, "longest in training"
+  panels = []
+  for title in ("plain", "random"):
+    shown = {}
+    for configuration, runs in records.items():
+      if configuration.endswith(_RANDOM) == (title == "random"):
+        shown[configuration.removesuffix(_RANDOM)] = runs
+    axis = f"length of the input, {title} positions"
+    curves = _make_curves(shown, scores)
+    panels.append(SpreadPanel(axis, "accuracy (%)", curves, mark))
+  spread_curves(panels, picture, _title_picture(records))
+  return _link(f"Accuracy over length: {picture.stem}", picture)

@@ -20,6 +20,7 @@ FOUNDATION = {"relpos_jax.typing", "experiments.errors", "experiments.files"}
 FOUNDATION |= {"experiments.config", "experiments.signals"}
 SHARED = {"experiments.data", "experiments.training", "experiments.evaluation"}
 SYSTEMS = {"experiments.translation", "experiments.music", "experiments.graphs"}
+SYSTEMS |= {"experiments.length_tasks"}
 MAY_IMPORT = {
   "relpos_jax.typing": set(),
   "relpos_jax.attention": {"relpos_jax.typing"},

@@ -21,13 +21,14 @@ A record is a line of JSON with these values:
   sample of valid. With `training.score_tests` they are also of samples of each test
   set, of pairs longer than in training if there are any; old records have none
 
-Each row of `sentences` stands for an example:
+Each row of `sentences` stands for an example, or for a batch:
 
 - translation: the length, hyp_len, ref_len, the matches c1 to c4 of
   `bleu.sentence_statistics`, and 1 if it equals the reference, which old records lack.
   The length is of the longer of source and reference, in tokens without EOS
 - graphs: the size (nodes, or relations of a chain), and 1 if it is classified rightly
 - music: the tokens of a piece, and their nats, including its end
+- length tasks: the length of a batch's inputs, and the share of right answers
 
 The rows determine BLEU and exact matches of any selection of sentences, for example by
 the length of the reference. A record holds no text of the data.

@@ -64,6 +64,7 @@ music.py:none multi30k.py:brief multi30k.py:short multi30k.py:published
 multi30k.py:both multi30k.py:none multi30k.py:sinusoidal,published,prepared
 wmt14.py:big,enfr,sinusoidal,v2 lengths.py:embedded lengths.py
 graph.py graph.py:tu graph.py:mutagenicity
+length_tasks.py length_tasks.py:stack_manipulation,xl,random
 """
 
 
@@ -155,7 +156,7 @@ def plan(name: str, seeds: int = 1) -> list[cells_module.PlannedRun]:
 GRAPHS = [f"graph.py:{source}" for source in ("clutrr", "tu", "mutagenicity")]
 
 
-OTHERS = [*LENGTHS, "table1.py:published", "music.py", *GRAPHS]
+OTHERS = [*LENGTHS, "table1.py:published", "music.py", *GRAPHS, "length_tasks.py"]
 
 
 @pytest.mark.parametrize("name", [*BRIEF, *OTHERS])

@@ -1,0 +1,1 @@
+"""Five generated tasks that test whether a model generalises to longer inputs."""

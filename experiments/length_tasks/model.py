@@ -1,0 +1,135 @@
+"""The encoder of Ruoss et al. 2023, and schemes of positions beside the library's."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from experiments.length_tasks.tasks import PAD, TaskBatch
+from relpos_jax.attention.relations import FunctionBias, LinearBias
+from relpos_jax.models.layers import Embedding, LayersConfig, make_stack
+from relpos_jax.nn import Positions
+from relpos_jax.typing import Float
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskModelConfig(LayersConfig):
+  """Holds the options of the model, in addition to the options of its layers.
+
+  Attributes:
+    num_symbols: V, of the embedding: input symbols, the blank and padding.
+    num_classes: C.
+    random_positions: the range from which the positions of a batch are drawn; 0 if they
+      are 0, 1, 2, ...
+    table_stddev: draws Shaw's tables from a normal distribution; 0 keeps the default.
+  """
+
+  num_symbols: int
+  num_classes: int
+  random_positions: int = 0
+  table_stddev: float = 0.0
+
+
+class TaskModel(nnx.Module):
+  """Maps the tokens of a batch to logits of the classes, without causality."""
+
+  def __init__(self, config: TaskModelConfig, *, rngs: nnx.Rngs):
+    # As the authors' code: small beside sinusoids, once Embedding has scaled it.
+    init = jax.nn.initializers.truncated_normal(0.02)
+    shape = config.num_symbols, config.width
+    table = nnx.Param(init(rngs.params(), shape))
+    self.config = config
+    self.embedding = Embedding(config, config.num_symbols, table, rngs=rngs)
+    self.layers, self.norm = make_stack(config, is_causal=False, rngs=rngs)
+    self.classes = nnx.Linear(config.width, config.num_classes, rngs=rngs)
+    if config.table_stddev:
+      self._draw_tables(config.table_stddev, rngs)
+
+  def _draw_tables(self, stddev: float, rngs: nnx.Rngs) -> None:
+    for layer in self.layers:
+      tables = layer.self_attention.tables
+      for table in (tables.key, tables.value):
+        table[...] = stddev * jax.random.normal(rngs.params(), table.shape)
+
+  def __call__(
+    self, batch: TaskBatch, rngs: nnx.Rngs | None = None
+  ) -> Float[jax.Array, "B L C"]:
+    options = dict(mask=(batch.tokens != PAD)[:, None, None])
+    positions = None
+    if self.config.random_positions:
+      positions = batch.positions[0]  # all rows have the same: biases are made once
+      options |= dict(query_positions=positions, key_positions=positions)
+    x = self.embedding(batch.tokens, positions=positions, rngs=rngs)
+    for layer in self.layers:
+      x = layer(x, rngs, **options)
+    return self.classes(self.norm(x))
+
+
+class Alibi(Positions):
+  """Adds ALiBi's slopes as the authors' code: half a step less on the left.
+
+  Without causality, a model could not tell left from right otherwise.
+  """
+
+  def __init__(self, num_heads: int, *, rngs: nnx.Rngs | None = None):
+    self.num_heads = num_heads
+
+  def __call__(self) -> FunctionBias:
+    return FunctionBias(_alibi, LinearBias.alibi(self.num_heads).slopes)
+
+
+def _alibi(slopes, i, j, *_):
+  return -slopes * (jnp.abs(j - i) - 0.5 * (j < i))
+
+
+class Kerple(Positions):
+  """Subtracts r1 log(1 + r2 |j - i|), with other r1 and r2 on each side.
+
+  Chi et al. 2022, equation 6, has one side: it is for causal attention.
+  """
+
+  def __init__(self, num_heads: int, *, rngs: nnx.Rngs | None = None):
+    self.log_r1 = nnx.Param(jnp.zeros((2, num_heads)))  # left, right
+    self.log_r2 = nnx.Param(jnp.zeros((2, num_heads)))
+
+  def __call__(self) -> FunctionBias:
+    return FunctionBias(_kerple, (self.log_r1[...], self.log_r2[...]))
+
+
+def _kerple(params, i, j, *_):
+  r1, r2 = (jnp.exp(jnp.where(j < i, *x)) for x in params)  # positive
+  return -r1 * jnp.log1p(r2 * jnp.abs(j - i))
+
+
+class Fire(Positions):
+  """Adds a small network's function of the distance over the query's position.
+
+  FIRE (Li et al. 2024) is for causal attention. Here the distance keeps its sign.
+
+  Args:
+    max_distance: the initial threshold, below which positions are not told apart.
+  """
+
+  def __init__(self, num_heads: int, max_distance: int, *, rngs: nnx.Rngs):
+    draw = jax.nn.initializers.lecun_normal()
+    self.c = nnx.Param(jnp.array(0.1))
+    self.threshold = nnx.Param(jnp.array(float(max_distance)))
+    self.hidden = nnx.Param(draw(rngs.params(), (1, 32)))
+    self.hidden_bias = nnx.Param(jnp.zeros(32))
+    self.out = nnx.Param(draw(rngs.params(), (32, num_heads)))
+
+  def __call__(self) -> FunctionBias:
+    names = "c", "threshold", "hidden", "hidden_bias", "out"
+    return FunctionBias(_fire, {name: getattr(self, name)[...] for name in names})
+
+
+def _fire(params, i, j, *_):
+  def compress(distance):
+    return jnp.log1p(jnp.abs(params["c"]) * distance)
+
+  distance = jnp.sign(j - i) * compress(jnp.abs(j - i))
+  longest = jnp.maximum(jnp.abs(params["threshold"]), i)
+  share = distance / compress(longest)
+  hidden = jax.nn.relu(share * params["hidden"][0] + params["hidden_bias"])
+  return hidden @ params["out"]

@@ -1,0 +1,244 @@
+"""Generates five of the fifteen tasks of Ruoss et al. 2023, and batches of them.
+
+Their inputs, outputs and symbols are those of the authors' code (github.com/
+google-deepmind/randomized_positional_encodings). A model reads the input, then a blank
+for each symbol of the output, and answers at the blanks.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, SupportsIndex
+
+import numpy as np
+
+from experiments.data.batching import round_up
+from relpos_jax.typing import Array, Bool, Int
+
+PAD = 0  # among tokens: input symbols are counted from 1
+NO_TARGET = -1  # at the input and at padding: classes are counted from 0
+MODULUS = 5
+PLUS, MINUS, TIMES = 5, 6, 7  # after the digits 0 to 4
+POP = 2  # and PUSH 0, PUSH 1 are 3 and 4; 0 and 1 are on the stack from the start
+END_OF_STACK = 2
+OMITTED, FILLER = 2, 3  # after the bits 0 and 1
+
+_TEST_SEED = 2**32  # config.seed is below
+
+# Inputs and outputs.
+Example = tuple[Int[np.ndarray, "B n"], Int[np.ndarray, "B m"]]
+
+
+def reverse_string(random: np.random.Generator, rows: int, length: int) -> Example:
+  """Reverses a string of bits."""
+  bits = random.integers(0, 2, (rows, length))
+  return bits, bits[:, ::-1]
+
+
+def bucket_sort(random: np.random.Generator, rows: int, length: int) -> Example:
+  """Sorts a string of five symbols."""
+  symbols = random.integers(0, 5, (rows, length))
+  return symbols, np.sort(symbols)
+
+
+def missing_duplicate(random: np.random.Generator, rows: int, length: int) -> Example:
+  """Finds the bit that was omitted from a string that is written twice.
+
+  A filler ends inputs of odd length. An input of length 1 is a 1, and so is its output.
+  """
+  if length == 1:
+    ones = np.ones((rows, 1), int)
+    return ones, ones
+  bits = random.integers(0, 2, (rows, length // 2))
+  twice = np.concatenate([bits, bits], axis=1)
+  place = random.integers(0, twice.shape[1], (rows, 1))
+  answers = np.take_along_axis(twice, place, axis=1)
+  np.put_along_axis(twice, place, OMITTED, axis=1)
+  fillers = np.full((rows, length % 2), FILLER)
+  return np.concatenate([twice, fillers], axis=1), answers
+
+
+def modular_arithmetic(random: np.random.Generator, rows: int, length: int) -> Example:
+  """Computes sums, differences and products modulo 5; products come first.
+
+  The input is one symbol shorter if `length` is even.
+  """
+  num_operators = (length - 1) // 2
+  symbols = np.empty((rows, 2 * num_operators + 1), int)
+  symbols[:, ::2] = random.integers(0, MODULUS, (rows, num_operators + 1))
+  symbols[:, 1::2] = random.integers(PLUS, TIMES + 1, (rows, num_operators))
+  total = np.zeros(rows, int)
+  term = symbols[:, 0]
+  for place in range(1, symbols.shape[1], 2):
+    sign, digit = symbols[:, place], symbols[:, place + 1]
+    is_product = sign == TIMES
+    next_term = np.where(sign == MINUS, -digit, digit)
+    total = np.where(is_product, total, total + term)
+    term = np.where(is_product, term * digit, next_term) % MODULUS
+  answers = (total + term) % MODULUS
+  return symbols, answers[:, None]
+
+
+def stack_manipulation(random: np.random.Generator, rows: int, length: int) -> Example:
+  """Applies actions to a stack of bits, and returns it from the top.
+
+  The input is the stack from the bottom, then POP, PUSH 0 and PUSH 1. POP leaves an
+  empty stack unchanged. END_OF_STACK ends the output, and zeros follow.
+  """
+  num_bits = random.integers(1, max(length, 2), (rows, 1))
+  bits = random.integers(0, 2, (rows, length))
+  actions = random.integers(POP, POP + 3, (rows, length))
+  symbols = np.where(np.arange(length) < num_bits, bits, actions)
+  stack = np.zeros((rows, length + 1), int)
+  height = np.zeros(rows, int)
+  each_row = np.arange(rows)
+  for symbol in symbols.T:
+    is_pop = symbol == POP
+    # What is written above the top after POP is written over, or never read.
+    stack[each_row, height] = np.where(symbol < POP, symbol, symbol - POP - 1)
+    height = np.where(is_pop, np.maximum(height - 1, 0), height + 1)
+  from_top = height[:, None] - 1 - np.arange(length + 1)
+  popped = np.take_along_axis(stack, np.maximum(from_top, 0), axis=1)
+  below = np.where(from_top == -1, END_OF_STACK, 0)
+  return symbols, np.where(from_top >= 0, popped, below)
+
+
+class Task(NamedTuple):
+  """Describes a task.
+
+  Attributes:
+    draw: `(random, rows, length)` draws inputs of a length, with their outputs.
+    num_symbols: the number of input symbols.
+    num_classes: the number of output symbols.
+    has_one_answer: whether the output is one symbol. Otherwise it is as long as the
+      input, without `last`.
+    last: the output symbol after which no answer counts; None if all of them do.
+  """
+
+  draw: Callable[[np.random.Generator, int, int], Example]
+  num_symbols: int
+  num_classes: int
+  has_one_answer: bool = False
+  last: int | None = None
+
+  def num_tokens(self, length: int) -> int:
+    """Returns the number of symbols and blanks for an input, at most."""
+    if self.has_one_answer:
+      return length + 1
+    return 2 * length + (self.last is not None)
+
+
+TASKS = dict(
+  reverse_string=Task(reverse_string, 2, 2),
+  bucket_sort=Task(bucket_sort, 5, 5),
+  missing_duplicate=Task(missing_duplicate, 4, 2, has_one_answer=True),
+  # The ninth symbol is a blank in their code, which no input of this task has.
+  modular_arithmetic=Task(modular_arithmetic, 9, 5, has_one_answer=True),
+  stack_manipulation=Task(stack_manipulation, 5, 3, last=END_OF_STACK),
+)
+
+
+class TaskBatch(NamedTuple):
+  """Holds B inputs of one length with blanks after them, padded to L tokens.
+
+  Attributes:
+    tokens: input symbols + 1, blanks, and PAD.
+    targets: the output symbols at the blanks; NO_TARGET elsewhere.
+    counts: whether a target counts for the accuracy; False where there is none.
+    positions: of the tokens, the same in each row. They increase, also in padding.
+  """
+
+  tokens: Int[Array | np.ndarray, "B L"]
+  targets: Int[Array | np.ndarray, "B L"]
+  counts: Bool[Array | np.ndarray, "B L"]
+  positions: Int[Array | np.ndarray, "B L"]
+
+
+def empty_batch(shape: tuple[int, ...]) -> TaskBatch:
+  """Returns a batch of padding with shape (rows, tokens)."""
+  positions = np.arange(shape[1], dtype=np.int32)
+  return TaskBatch(
+    tokens=np.full(shape, PAD, np.int32),
+    targets=np.full(shape, NO_TARGET, np.int32),
+    counts=np.zeros(shape, bool),
+    positions=np.tile(positions, (shape[0], 1)),
+  )
+
+
+class TaskBatches:
+  """Makes batches of generated inputs: `batches[step]` for any step >= 0.
+
+  All inputs of a batch have one length. Seed and step determine a batch.
+
+  Attributes:
+    lengths: as given.
+    num_per_epoch: the number of lengths.
+  """
+
+  def __init__(
+    self,
+    task: Task,
+    lengths: Sequence[int],
+    *,
+    rows: int,
+    num_shapes: int,
+    drawn_from: int,
+    seed: int | None,
+  ):
+    """Chooses shapes, but generates nothing.
+
+    Args:
+      lengths: the lengths of inputs. Each batch draws one of them.
+      rows: the inputs of a batch.
+      num_shapes: inputs are padded to one of so many lengths, evenly spaced.
+      drawn_from: the positions are a sorted sample of 0 to `drawn_from` - 1, without
+        replacement. With 0 they are 0, 1, 2, ...
+      seed: None for batches that are always the same, with the lengths in turn.
+    """
+    self.lengths = lengths
+    self._task, self._rows = task, rows
+    self._multiple = -(-max(lengths) // num_shapes)
+    self._drawn_from, self._seed = drawn_from, seed
+    self.num_per_epoch = len(lengths)
+
+  def __getitem__(self, step: SupportsIndex) -> TaskBatch:
+    random, length = self._start(step)
+    inputs, outputs = self._task.draw(random, self._rows, length)
+    num_inputs, num_outputs = inputs.shape[1], outputs.shape[1]
+    num_tokens = num_inputs + num_outputs
+    batch = empty_batch((self._rows, self._num_padded(length)))
+    batch.tokens[:, :num_inputs] = inputs + 1
+    batch.tokens[:, num_inputs:num_tokens] = self._task.num_symbols + 1
+    batch.targets[:, num_inputs:num_tokens] = outputs
+    is_last = outputs == self._task.last
+    is_over = np.cumsum(is_last, axis=1) > is_last
+    batch.counts[:, num_inputs:num_tokens] = ~is_over
+    if self._drawn_from:
+      drawn = random.choice(self._drawn_from, num_tokens, replace=False)
+      batch.positions[:, :num_tokens] = np.sort(drawn)
+      batch.positions[:, num_tokens:] += self._drawn_from - num_tokens
+    return batch
+
+  def first_steps(self, start: int, stop: int) -> list[int]:
+    """Returns the first step with each shape, from `start` to `stop` - 1."""
+    steps: dict[int, int] = {}
+    for step in range(start, min(stop, start + 20 * self.num_per_epoch)):
+      _, length = self._start(step)
+      steps.setdefault(self._num_padded(length), step)
+    return [*steps.values()]
+
+  def _start(self, step: SupportsIndex) -> tuple[np.random.Generator, int]:
+    """Returns a step's random generator, and the length of its inputs."""
+    step = operator.index(step)
+    seed = _TEST_SEED if self._seed is None else self._seed
+    key = np.array([seed, step], np.uint64)
+    random = np.random.Generator(np.random.Philox(key=key))
+    if self._seed is None:
+      return random, self.lengths[step % self.num_per_epoch]
+    return random, int(random.choice(self.lengths))
+
+  def _num_padded(self, length: int) -> int:
+    return self._task.num_tokens(round_up(length, self._multiple))
+
+  def __str__(self) -> str:
+    shortest, longest = min(self.lengths), max(self.lengths)
+    return f"{self._rows} inputs of one length a batch, from {shortest} to {longest}"

@@ -1,0 +1,157 @@
+"""Trains an encoder on short inputs of a generated task, and scores longer ones.
+
+`train` says what happens, in order. `experiments.train` calls it.
+"""
+
+import functools
+
+import jax
+import optax
+from flax import nnx
+from ml_collections import ConfigDict
+
+from experiments.errors import InputError
+from experiments.files import Path
+from experiments.length_tasks import scores
+from experiments.length_tasks.model import TaskModel, TaskModelConfig
+from experiments.length_tasks.tasks import (
+  NO_TARGET,
+  TASKS,
+  Task,
+  TaskBatch,
+  TaskBatches,
+  empty_batch,
+)
+from experiments.training import loop, processes, results, start
+from experiments.training.loss import Loss, cross_entropy
+from experiments.training.model import model_values
+from experiments.training.run import Run, load_average, load_trained
+from experiments.training.sharding import AnyMesh, make_mesh
+from experiments.training.step import Steps, make_steps
+
+# Commands call it, besides the functions below.
+__all__ = ["empty_batch"]
+
+
+def train(
+  config: ConfigDict,
+  workdir: Path,
+  stop: processes.StopOnSignal,
+  profile_steps: str = "",
+  wandb: str = "",
+) -> None:
+  """Trains from the last checkpoint in the run directory, if any, and evaluates.
+
+  The caller has checked the config. Data are generated from seed and step. After a
+  signal, saves the state and raises Stopped.
+  """
+  task = choose_task(config)
+  mesh = make_mesh(**config.mesh)
+  with jax.set_mesh(mesh):
+    steps = build(config, task, mesh)
+    run = Run(config, task, mesh, steps.graphdef, steps.shapes.params)
+    batches, valid_batches = make_batches(config, task)
+    start.print_sizes(run, batches, valid_batches)
+    num_steps = start.count_steps(config, batches.num_per_epoch)
+    start.check_inputs(workdir, {})
+
+    with start.open_checkpoints(config, workdir) as checkpoints:
+      state = start.restore(checkpoints, steps.shapes, workdir)
+      start.write_start(run, workdir, num_steps, {})
+      checkpoints.prepare()
+      loop.train(
+        run,
+        steps,
+        state,
+        batches,
+        valid_batches,
+        num_steps=num_steps,
+        score=scores.make_score(run, valid_batches),
+        checkpoints=checkpoints,
+        workdir=workdir,
+        stop=stop,
+        profile_steps=profile_steps,
+        wandb=wandb,
+      )
+
+  score_run(load_average(run, workdir), workdir)
+  processes.wait_for_all("evaluated")
+
+
+def check(config: ConfigDict) -> None:
+  """Raises InputError if positions are drawn from a range that is too small."""
+  longest = choose_task(config).num_tokens(config.evaluation.longest)
+  drawn_from = config.model.random_positions
+  if 0 < drawn_from < longest:
+    raise InputError(
+      f"config.model.random_positions is {drawn_from}, but the longest test has "
+      f"{longest} tokens: give as many or more, or 0 for plain positions"
+    )
+  has_tables = config.model.positions in ("relative", "both")
+  if config.model.table_stddev and not has_tables:
+    raise InputError(
+      f"config.model.table_stddev is {config.model.table_stddev}, which positions "
+      f"{config.model.positions!r} do not have: give 0"
+    )
+
+
+def choose_task(config: ConfigDict) -> Task:
+  """Returns the task of `config.data`; it plays the part of a vocabulary."""
+  return TASKS[config.data.source]
+
+
+mock_vocabulary = choose_task
+
+
+def make_batches(config: ConfigDict, task: Task) -> tuple[TaskBatches, TaskBatches]:
+  """Makes batches of training, at random lengths, and of validation, at each length."""
+  settings = config.batches
+  make = functools.partial(
+    TaskBatches,
+    task,
+    range(1, settings.max_length + 1),
+    rows=settings.tokens // settings.max_length,
+    num_shapes=settings.num_shapes,
+    drawn_from=config.model.random_positions,
+  )
+  return make(seed=config.seed), make(seed=None)
+
+
+def build(config: ConfigDict, task: Task, mesh: AnyMesh) -> Steps:
+  """Builds model, optimizer and steps on a mesh, without computing or compiling."""
+  schedule = optax.constant_schedule(config.training.learning_rate)
+  optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
+  return make_steps(
+    config, functools.partial(make_model, config, task), loss, optimizer, schedule, mesh
+  )
+
+
+def make_model(config: ConfigDict, task: Task, rngs: nnx.Rngs) -> TaskModel:
+  """Makes the model of `config.model`, with random parameters."""
+  values = model_values(config, TaskModelConfig)
+  num_symbols = task.num_symbols + 2  # and the blank and padding
+  return TaskModel(TaskModelConfig(num_symbols, task.num_classes, **values), rngs=rngs)
+
+
+def loss(
+  model: TaskModel,
+  batch: TaskBatch,
+  rngs: nnx.Rngs | None = None,
+) -> Loss:
+  """Sums the cross-entropy of all output symbols."""
+  return cross_entropy(model(batch, rngs), batch.targets, pad=NO_TARGET)
+
+
+def load_run(config: ConfigDict, workdir: Path) -> Run:
+  """Loads the trained model of a run directory; replicates it on all devices."""
+  return load_trained(config, choose_task(config), build, workdir)
+
+
+def evaluate(config: ConfigDict, workdir: Path) -> None:
+  """Scores the trained model of a run directory."""
+  score_run(load_run(config, workdir), workdir)
+
+
+def score_run(run: Run, workdir: Path) -> None:
+  """Scores short and long inputs; writes the scores and the run's record."""
+  results.report(scores.evaluate(run), run, workdir, "accuracy")

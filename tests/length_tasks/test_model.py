@@ -1,0 +1,114 @@
+"""The encoder ignores padding, and its schemes read the positions of a batch."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from configs.length_tasks import SCHEMES
+from experiments import command
+from experiments.length_tasks.model import Alibi, Fire, Kerple
+from experiments.length_tasks.tasks import TASKS, TaskBatch, TaskBatches, empty_batch
+from experiments.length_tasks.train import make_model
+from relpos_jax.attention.relations import LinearBias
+
+TASK = TASKS["stack_manipulation"]
+SMALL = ("num_layers=2", "width=16", "num_heads=2", "feed_forward=16")
+BOTH = [f"{scheme},{kind}" for scheme in SCHEMES for kind in ("plain", "random")]
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(request, monkeypatch):
+  monkeypatch.chdir(request.config.rootpath)
+
+
+def make(scheme: str, *changes: str) -> nnx.Module:
+  words = [f"--config=configs/length_tasks.py:stack_manipulation,{scheme}"]
+  words += [f"--config.model.{change}" for change in (*SMALL, *changes)]
+  config = command.parse({"config": command.CONFIG}, words)["config"]
+  return nnx.jit(lambda: make_model(config, TASK, nnx.Rngs(0)))()
+
+
+def make_batch(drawn_from: int = 64, num_shapes: int = 1) -> TaskBatch:
+  options = dict(rows=3, num_shapes=num_shapes, drawn_from=drawn_from, seed=None)
+  return TaskBatches(TASK, range(6, 7), **options)[0]
+
+
+def pad(batch: TaskBatch, num_more: int) -> TaskBatch:
+  rows, num_tokens = batch.tokens.shape
+  padded = empty_batch((rows, num_tokens + num_more))
+  for name, values in batch._asdict().items():
+    getattr(padded, name)[:, :num_tokens] = values
+  last = batch.positions[:, -1:]
+  padded.positions[:, num_tokens:] = last + 1 + np.arange(num_more)
+  return padded
+
+
+@pytest.mark.parametrize("scheme", BOTH)
+def test_padding_changes_no_answer(scheme):
+  model, batch = make(scheme), make_batch(64 if "random" in scheme else 0)
+  apply = nnx.jit(lambda model, batch: model(batch))
+  logits = apply(model, batch)
+  padded = apply(model, pad(batch, 5))[:, : batch.tokens.shape[1]]
+  np.testing.assert_allclose(logits, padded, atol=2e-5)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_answers_depend_on_drawn_positions(scheme):
+  model, batch = make(f"{scheme},random"), make_batch()
+  apply = nnx.jit(lambda model, batch: model(batch))
+  moved = batch._replace(positions=batch.positions * 2)
+  change = jnp.abs(apply(model, batch) - apply(model, moved)).max()
+  assert change > 1e-4
+
+
+@pytest.mark.parametrize("scheme", ["sinusoidal", "xl", "relative"])
+def test_an_encoder_attends_to_both_sides(scheme):
+  # Without causality, the first answer depends on the last token.
+  model, batch = make(f"{scheme},plain"), make_batch(0)
+  changed = batch._replace(tokens=batch.tokens.copy())
+  changed.tokens[:, -1] = 1
+  apply = nnx.jit(lambda model, batch: model(batch)[:, 0])
+  assert jnp.abs(apply(model, batch) - apply(model, changed)).max() > 1e-6
+
+
+def bias(positions, i: int, j: int) -> np.ndarray:
+  relation = positions()
+  i, j = jnp.asarray(i), jnp.asarray(j)
+  return np.asarray(relation.function(relation.params, i, j, None, None, None))
+
+
+def test_alibi_has_half_a_step_less_on_the_left():
+  slopes = LinearBias.alibi(8).slopes
+  np.testing.assert_allclose(bias(Alibi(8), 3, 7), -4 * slopes)
+  np.testing.assert_allclose(bias(Alibi(8), 7, 3), -3.5 * slopes)
+  assert (bias(Alibi(8), 5, 5) == 0).all()
+
+
+def test_kerple_has_two_sides():
+  positions = Kerple(2)
+  positions.log_r1[...] = jnp.log(jnp.array([[3.0, 4.0], [1.0, 2.0]]))
+  positions.log_r2[...] = jnp.log(jnp.array([[0.3, 0.4], [0.1, 0.2]]))
+  right = -np.array([1, 2]) * np.log1p(np.array([0.1, 0.2]) * 5)
+  left = -np.array([3, 4]) * np.log1p(np.array([0.3, 0.4]) * 5)
+  np.testing.assert_allclose(bias(positions, 2, 7), right, rtol=1e-5)
+  np.testing.assert_allclose(bias(positions, 7, 2), left, rtol=1e-5)
+
+
+def test_fire_tells_sides_apart_and_shares_distances_by_position():
+  positions = Fire(2, 20, rngs=nnx.Rngs(0))
+  assert not np.allclose(bias(positions, 30, 25), bias(positions, 30, 35))
+  # Below the threshold, the query's position has no effect.
+  np.testing.assert_allclose(bias(positions, 3, 8), bias(positions, 9, 14), rtol=1e-5)
+  assert not np.allclose(bias(positions, 30, 35), bias(positions, 90, 95))
+
+
+@pytest.mark.parametrize("stddev", [0.1, 1.0])
+def test_tables_have_the_wanted_deviation(stddev):
+  model = make("relative,random", f"table_stddev={stddev}")
+  tables = [layer.self_attention.tables for layer in model.layers]
+  for table in tables:
+    for values in (table.key[...], table.value[...]):
+      np.testing.assert_allclose(jnp.std(values), stddev, rtol=0.05)
+  assert not np.allclose(tables[0].key[...], tables[1].key[...])
+  assert not np.allclose(tables[0].key[...], tables[0].value[...])
