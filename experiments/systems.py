@@ -59,11 +59,8 @@ def parse_config(
     raise InputError(f"config: {' '.join(str(error).split())}") from error
   check_values(config)
   _check_steps(config.training.num_steps, config.training.num_epochs)
-  averaged, saved = (
-    config.decoding.average_checkpoints,
-    config.training.keep_checkpoints,
-  )
-  _check_average(averaged, saved, is_trained)
+  num_averaged = config.decoding.average_checkpoints
+  _check_average(num_averaged, config.training.keep_checkpoints, is_trained)
   if num_devices == 0:
     num_devices = math.prod(size for size in config.mesh.values() if size > 0)
   sizes = mesh_sizes(num_devices or jax.device_count(), **config.mesh)
@@ -83,14 +80,14 @@ def _check_steps(steps: int, epochs: int) -> None:
     )
 
 
-def _check_average(averaged: int, num_saved: int, is_trained: bool) -> None:
-  if averaged <= num_saved:
+def _check_average(num_averaged: int, num_saved: int, is_trained: bool) -> None:
+  if num_averaged <= num_saved:
     return
   remedy = "raise config.training.keep_checkpoints"
   if is_trained:
     remedy = f"give --average_checkpoints={num_saved} or less"
   raise InputError(
-    f"config.decoding.average_checkpoints is {averaged}, but only {num_saved} "
+    f"config.decoding.average_checkpoints is {num_averaged}, but only {num_saved} "
     f"are kept: {remedy}"
   )
 

@@ -60,9 +60,12 @@ class Ragged(Sequence):
   @classmethod
   def from_rows(cls, rows: Iterable[Sequence[int] | np.ndarray]) -> "Ragged":
     """Concatenates rows into one array."""
-    arrays = [np.asarray(row, np.int32) for row in rows]
-    values = np.concatenate([np.empty(0, np.int32), *arrays])
-    return cls.from_lengths(values, list(map(len, arrays)))
+    arrays, lengths = [np.empty(0, np.int32)], []
+    for row in rows:
+      array = np.asarray(row, np.int32)
+      arrays.append(array)
+      lengths.append(len(array))
+    return cls.from_lengths(np.concatenate(arrays), lengths)
 
   @classmethod
   def from_lengths(

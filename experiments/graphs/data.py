@@ -102,7 +102,9 @@ def _read_clutrr(path: str) -> Iterator[tuple[str, Graph]]:
 
 def _make_chain(edges: Any, labels: Sequence[str], query: Any, target: str) -> Graph:
   """Makes a graph of a chain of kinship."""
-  relations = list(map(RELATIONS.index, labels))
+  relations = []
+  for label in labels:
+    relations.append(RELATIONS.index(label))
   nodes = [0] * (int(np.max(edges)) + 1)
   rows = np.column_stack([edges, relations])
   return Graph.from_edges(nodes, rows, target=ANSWERS.index(target), query=query)
@@ -110,8 +112,10 @@ def _make_chain(edges: Any, labels: Sequence[str], query: Any, target: str) -> G
 
 def _hash_graph(graph: Graph) -> float:
   """Hashes a graph to a number in [0, 1); copies of a graph have the same hash."""
-  parts = graph.senders, graph.receivers, graph.labels, graph.query
-  text = json.dumps(list(map(np.ndarray.tolist, parts)))
+  parts = []
+  for array in (graph.senders, graph.receivers, graph.labels, graph.query):
+    parts.append(array.tolist())
+  text = json.dumps(parts)
   digest = hashlib.sha256(text.encode()).digest()
   return int.from_bytes(digest[:8], "big") / 2**64
 
@@ -470,11 +474,17 @@ def _make_data(
 def _number_labels(
   labels: Sequence[str | tuple | None],
 ) -> tuple[tuple[str, ...], Int[np.ndarray, "labels"]]:
-  """Numbers labels; returns the distinct names in order, and each number (None: -1)."""
+  """Numbers the distinct labels in sorted order, from 0.
+
+  Returns their names in that order, and the number of each of `labels`. None, for a
+  missing label, has no name and gets the number -1.
+  """
   distinct = sorted({*labels} - {None})
-  numbers = dict(zip(distinct, range(len(distinct)), strict=True))
+  numbers: dict[Any, int] = {None: -1}
+  for number, label in enumerate(distinct):
+    numbers[label] = number
   names = tuple(map(_to_text, distinct))
-  return names, np.array([numbers.get(label, -1) for label in labels], np.int32)
+  return names, np.array([numbers[label] for label in labels], np.int32)
 
 
 def _to_text(label: str | tuple) -> str:
@@ -488,7 +498,8 @@ def _count_classes(classes: Sequence[str | tuple]) -> str:
   texts = []
   for label, number in counts.most_common(_NAMED_CLASSES):
     texts.append(f"{_to_text(label)} ({number:,})")
-  texts += ["..."] * (len(counts) > _NAMED_CLASSES)
+  if len(counts) > _NAMED_CLASSES:
+    texts.append("...")
   return f"{len(counts):,} classes of {len(classes):,} graphs: {', '.join(texts)}"
 
 

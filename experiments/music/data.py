@@ -66,6 +66,7 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
   """
   folder = _check_folder(path)
   files = find_midi_files(folder)
+  _check_splits(files, folder)  # before reading, which may take minutes
   tokens, skipped = _read(files, CODECS[codec], path)
   splits, counts = {}, []
   for split in SPLITS:
@@ -74,8 +75,8 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
       splits[split] = [tokens[file] for file in good]
       counts.append(_count(split, good))
     elif split != "test":
-      reasons = [skipped[file] for file in skipped if file.split == split]
-      raise _explain_empty(split, folder, reasons)
+      bad = [file for file in skipped if file.split == split]
+      raise InputError(f"no good MIDI file for {split}: {skipped[bad[0]]}")
   notes = [f"MIDI files of {path}: {', '.join(counts)}"]
   reasons = tuple(skipped.values())
   if reasons:
@@ -143,16 +144,16 @@ def _has_splits(folder: pathlib.Path) -> bool:
   return any((folder / split).is_dir() for split in SPLITS)
 
 
-def _explain_empty(
-  split: str, folder: pathlib.Path, reasons: Sequence[str]
-) -> InputError:
-  """Makes the error for a split without good files, with the reasons of bad ones."""
-  if reasons:
-    return InputError(f"no good MIDI file for {split}: {reasons[0]}")
-  remedy = f"put .mid or .midi files into {folder / split}"
-  if not _has_splits(folder):
-    remedy += f", or more into {folder}, whose pieces are split by name"
-  return InputError(f"no MIDI file for {split}: {remedy}")
+def _check_splits(files: Sequence[MidiFile], folder: pathlib.Path) -> None:
+  """Raises InputError unless there are files for training and for validation."""
+  splits = {file.split for file in files}
+  for split in ("train", "valid"):
+    if split in splits:
+      continue
+    remedy = f"put .mid or .midi files into {folder / split}"
+    if not _has_splits(folder):
+      remedy += f", or more into {folder}, whose pieces are split by name"
+    raise InputError(f"no MIDI file for {split}: {remedy}")
 
 
 def _read(

@@ -55,7 +55,10 @@ class _Policy(NamedTuple):
   def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
     """Returns whether to keep each checkpoint; implements a policy of Orbax."""
     steps = [checkpoint.step for checkpoint in checkpoints]
-    return list(map(self.choose(steps).__contains__, steps))
+    chosen, is_kept = self.choose(steps), []
+    for step in steps:
+      is_kept.append(step in chosen)
+    return is_kept
 
 
 class Checkpoints(contextlib.AbstractContextManager):

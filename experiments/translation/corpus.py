@@ -116,7 +116,8 @@ def read_splits(split_files: Mapping[str, str]) -> Corpus:
       raise InputError(f"no pairs in {split}: every line of {files} has an empty side")
     if empty:
       lines = [str(index + 1) for index in empty[:_NAMED_LINES]]
-      lines += ["..."] * (len(empty) > _NAMED_LINES)
+      if len(empty) > _NAMED_LINES:
+        lines.append("...")
       some = f"{len(empty):,} (lines: {', '.join(lines)})"
       notes[f"pairs with an empty side skipped in {split}: {some}"] = None
     splits[split], skipped[split] = filled, tuple(empty)

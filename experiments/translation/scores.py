@@ -92,7 +92,10 @@ def translate_tests(run: Run, data: Corpus) -> dict[str, Translated]:
   if is_first():
     progress["track"] = functools.partial(track, what="sentences")
   translated = {}
-  for is_given in sorted({False, run.config.evaluation.given_lengths}):
+  kinds = [False]
+  if run.config.evaluation.given_lengths:
+    kinds.append(True)
+  for is_given in kinds:
     translate = make_translator(run, never_ends=is_given, **progress)
     for split in list_tests(data):
       pairs = data.splits[split]
@@ -157,15 +160,16 @@ def evaluate(
     return Evaluation(text, {}, {}, {})
   mark = run.config.evaluation.subword_mark
   rows, results, scores, sentences = {}, {}, {}, {}
-  for split, (pairs, translations, seconds, skipped) in splits.items():
+  for split, translated in splits.items():
+    pairs, translations = translated.pairs, translated.translations
     lines = join(translations, mark)
-    for index in skipped:  # in increasing order
+    for index in translated.skipped:  # in increasing order
       lines.insert(index, "")
     write_lines(workdir / f"{split}.translations.txt", lines)
     references = [target for _, target in pairs]
     named_scores, counts = score_lines(run.config, translations, references)
     rows[split] = {"sentences": len(pairs)} | named_scores
-    results[split] = {"sentences": len(pairs), "seconds": seconds}
+    results[split] = {"sentences": len(pairs), "seconds": translated.seconds}
     scores[split], signatures = {}, {}
     for name, score in named_scores.items():
       results[split][name] = score._asdict()
