@@ -116,7 +116,7 @@ def parse(name: str) -> tuple[str, int]:
 def use_compiler() -> None:
   """Makes JAX compute on the CPU, and keeps libtpu from looking for a TPU.
 
-  Call it before any computation. Raises InputError: libtpu, the TPU's compiler, is
+  Call it before any computation. Raises InputError if libtpu, the TPU's compiler, is
   missing.
   """
   if not importlib.util.find_spec("libtpu"):

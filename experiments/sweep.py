@@ -162,8 +162,8 @@ def plan_runs(
 ) -> list[PlannedRun]:
   """Returns the runs of a sweep in order: all with the first seed, then the next.
 
-  The first seed is the config's. Raises InputError: the file has no `sweep()`, a config
-  is invalid, or every configuration overrides a value of the command line.
+  The first seed is the config's. Raises InputError if the file has no `sweep()`, a
+  config is invalid, or every configuration overrides a value of the command line.
   """
   if not hasattr(file.module, "sweep"):
     wanted = "a generator of (configuration, changes): see configs/table1.py"
@@ -232,7 +232,7 @@ def find_records(path: pathlib.Path, runs: Sequence[PlannedRun]) -> dict[Key, Re
   sweep that trained the same config. The names of records from another sweep are
   printed. Records of other configurations and seeds in the results file come last.
 
-  Raises InputError: a file is damaged, or a record is of another config.
+  Raises InputError if a file is damaged, or a record is of another config.
   """
   collected = index_records(path, read_records(path))
   for run in runs:

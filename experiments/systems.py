@@ -135,8 +135,8 @@ def load_config(
 ) -> ConfigDict:
   """Loads the config of a run directory, which may be from another machine.
 
-  `average_checkpoints` replaces the config's value, unless it is 0. Raises InputError:
-  the folder holds no run, its config is damaged, or the run is of another task.
+  `average_checkpoints` replaces the config's value, unless it is 0. Raises InputError
+  if the folder holds no run, its config is damaged, or the run is of another task.
   """
   if not (workdir / "config.json").is_file():
     raise InputError(f"no training run in {str(workdir)!r}: give its --workdir")

@@ -69,7 +69,7 @@ class Schedule:
       length_multiple_of: lengths are a multiple of this: the devices that share a row.
       seed: determines the order. None keeps buckets and examples in order.
 
-    Raises InputError: no example is small enough.
+    Raises InputError if no example is small enough.
     """
     self._seed, self._longest = seed, boundaries[-1]
     sizes = np.maximum.reduce(sides)
@@ -194,7 +194,7 @@ def bucket_boundaries(
   longer than `max_length` are ignored. Boundaries are rounded up to `multiple_of`; 8
   suits TPUs.
 
-  Raises InputError: every example is longer than max_length.
+  Raises InputError if every example is longer than max_length.
   """
   max_length = max_length or int(lengths.max(initial=0))
   short = lengths[lengths <= max_length]

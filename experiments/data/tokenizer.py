@@ -112,7 +112,7 @@ def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
     size: the largest number of entries. It includes the special tokens and, for "bpe",
       the 256 bytes.
 
-  Raises InputError: the size is too small for the special tokens and the bytes.
+  Raises InputError if the size is too small for the special tokens and the bytes.
   """
   options = dict(vocab_size=size, special_tokens=_SPECIAL, show_progress=False)
   if kind == "words":

@@ -54,7 +54,7 @@ class Upstream(NamedTuple):
     In the folder it may be compressed as `name`.gz. Downloads are kept in `CACHE`, if
     that is writable.
 
-    Raises InputError: the file is missing, damaged or not the published one, or there
+    Raises InputError if the file is missing, damaged or not the published one, or there
     is no network.
     """
     if path:

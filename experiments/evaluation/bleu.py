@@ -29,7 +29,7 @@ def corpus_bleu(
   """Computes sacreBLEU (Post 2018) of sentences with one reference each.
 
   `tokenize` names one of sacreBLEU's tokenisers; "none" is for tokenised text.
-  `lowercase` compares lower-cased text. Raises ValueError: the numbers of hypotheses
+  `lowercase` compares lower-cased text. Raises ValueError if the numbers of hypotheses
   and references differ or are zero.
 
   >>> score = corpus_bleu(["Ein Hund schläft."], ["Der Hund schläft."])

@@ -110,7 +110,7 @@ def write_records(path: pathlib.Path, records: Iterable[Record]) -> None:
 def runs_folder(results: pathlib.Path) -> pathlib.Path:
   """Returns RESULTS/runs, the folder of the records, for a folder RESULTS.
 
-  Raises InputError: the argument is itself a folder of records.
+  Raises InputError if the argument is itself a folder of records.
   """
   if results.name == "runs":
     remedy = f"give --results={results.parent}: records are in its folder runs"
@@ -127,7 +127,7 @@ def record_files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
 def read_records(path: pathlib.Path) -> list[dict[str, Any]]:
   """Reads the records of a results file, one per line; without a file, none.
 
-  Raises InputError: a line is not a record.
+  Raises InputError if a line is not a record.
   """
   if not path.exists():
     return []
@@ -150,7 +150,7 @@ def index_records(
 ) -> dict[tuple[str, int], Record]:
   """Returns the records of a results file by configuration and seed.
 
-  Raises InputError: two records have the same configuration and seed.
+  Raises InputError if two records have the same configuration and seed.
   """
   indexed = {}
   for number, record in enumerate(records, start=1):
@@ -165,7 +165,7 @@ def index_records(
 def group_records(path: pathlib.Path, records: Sequence[Record]) -> Records:
   """Groups the records of a results file by configuration, in the order of seeds.
 
-  Raises InputError: two records have the same configuration and seed, or records that
+  Raises InputError if two records have the same configuration and seed, or records that
   do not belong in one table.
   """
   indexed = index_records(path, records)

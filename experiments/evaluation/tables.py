@@ -122,7 +122,8 @@ def rewrite_sections(page: pathlib.Path, sections: Mapping[str, str]) -> None:
   """Replaces generated sections of a Markdown page; keeps everything else.
 
   A section is between the lines `<!-- begin NAME -->` and `<!-- end NAME -->`. New ones
-  are appended, and a missing page is created. Raises InputError: a section has no end.
+  are appended, and a missing page is created. Raises InputError if a section has no
+  end.
   """
   text = page.read_text(encoding="utf-8") if page.exists() else ""
   for name, content in sections.items():

@@ -368,7 +368,7 @@ def read_lines(file: pathlib.Path) -> GraphData:
   integers, numbered in alphabetical order. All graphs are in one split, "all". The file
   may be compressed.
 
-  Raises InputError: a line has a wrong form, or there are fewer than two classes.
+  Raises InputError if a line has a wrong form, or there are fewer than two classes.
   """
   classes, graph_index, node_labels, edges, edge_labels = [], [], [], [], []
   for place, row in _read_objects(file):

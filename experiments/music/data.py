@@ -45,7 +45,7 @@ def load_chorales(path: str = "") -> Corpus:
   `experiments.music.voices` converts the chorales to tokens. They are downloaded
   (1.7 MB), or the folder `path` holds a copy of the file: see `Upstream`.
 
-  Raises InputError: a file is missing or wrong, or there is no network.
+  Raises InputError if a file is missing or wrong, or there is no network.
   """
   grids = json.loads(CHORALES.read(_CHORALES, path))
   splits = {}
@@ -61,7 +61,7 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
   (`experiments.music.voices`) is for four-part music on a grid of 16th notes.
   Unreadable files are skipped. The test split may be empty; it is then left out.
 
-  Raises InputError: the folder is missing, has no readable file for training or
+  Raises InputError if the folder is missing, has no readable file for training or
   validation, or more than half of its files are unreadable.
   """
   folder = _check_folder(path)

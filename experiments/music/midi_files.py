@@ -86,8 +86,8 @@ def read_score(path: str | os.PathLike) -> Score:
   lifted, or until the part repeats the pitch (Oore et al. 2018). A pedal that is never
   lifted acts to the end of the file.
 
-  Raises InputError: the file is missing, not MIDI, damaged, of type 2, too long, or has
-  no notes.
+  Raises InputError if the file is missing, not MIDI, damaged, of type 2, too long, or
+  has no notes.
   """
   file = _open(path)
   tracks = list(map(_add_ticks, file.tracks))

@@ -93,7 +93,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         checkpoints do not depend on signals.
       rename_damaged: renames damaged steps. Only the run that owns the folder may.
 
-    Raises InputError: Orbax cannot use the path.
+    Raises InputError if Orbax cannot use the path.
     """
     path = folder if in_bucket(folder) else folder.absolute()
     unreadable = re.search(r"[*?\\\[]", str(path))  # Orbax could save but not read
@@ -165,7 +165,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     dtypes. The result has their shardings; an array without a sharding is put on the
     first device.
 
-    Raises InputError: no checkpoint is good, or they are of another model.
+    Raises InputError if no checkpoint is good, or they are of another model.
     """
     steps = self.steps()
     for step in reversed(steps):

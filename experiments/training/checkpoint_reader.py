@@ -220,7 +220,7 @@ def _check_same_model(
 def read_kinds(folder: pathlib.Path) -> dict[str, str]:
   """Reads the dtypes and shapes of a step's arrays, as `describe` formats them.
 
-  Raises Damage: they are unreadable, or of another step.
+  Raises Damage if they are unreadable, or of another step.
   """
   kinds = {}
   with _detect_damage("its manifest"):

@@ -41,7 +41,7 @@ def join_processes(
 
   With `distributed`, JAX finds them in other ways, as on Cloud TPU and GKE.
 
-  Raises InputError: the other processes cannot be found, or a variable is wrong.
+  Raises InputError if the other processes cannot be found, or a variable is wrong.
   """
   if not (distributed or is_one_of_several(env)):
     return

@@ -56,8 +56,8 @@ def make_mesh(
 ) -> Mesh:
   """Makes a mesh of the first devices; one size may be -1, for all that remain.
 
-  Raises InputError: a size is invalid, two are -1, the sizes do not fit the devices, or
-  a process has no device.
+  Raises InputError if a size is invalid, two are -1, the sizes do not fit the devices,
+  or a process has no device.
   """
   every_device = jax.devices() if devices is None else list(devices)
   sizes = mesh_sizes(

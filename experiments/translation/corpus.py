@@ -136,7 +136,7 @@ def read_pairs(files: str) -> tuple[list[tuple[str, str]], list[str]]:
   has put quotes around the cells of a table, they are removed. Lines of SCAN, "IN: ...
   OUT: ...", are pairs as they are. The notes say how the files were read.
 
-  Raises InputError: a file is missing, unreadable or not UTF-8; two files differ in
+  Raises InputError if a file is missing, unreadable or not UTF-8; two files differ in
   length; or a line has too few or too many columns.
   """
   table = re.fullmatch(r"(.+):([1-9]\d*),([1-9]\d*)", files.strip())
@@ -222,7 +222,7 @@ def read_lines(path: pathlib.Path) -> list[str]:
   Splits at \\n alone. str.splitlines would also split at U+2028, U+0085 or a lone \\r
   inside a sentence, and all pairs after it would be misaligned.
 
-  Raises InputError: the file is missing, unreadable, or not UTF-8.
+  Raises InputError if the file is missing, unreadable, or not UTF-8.
   """
   try:
     text = read_content(path).decode("utf-8-sig")

@@ -124,7 +124,7 @@ def normalize_lines(
 def learn_vocabulary(config: ConfigDict, data: Corpus, workdir: Path) -> Tokenizer:
   """Reads the tokenizer of the run directory, or trains one on the training split.
 
-  Raises InputError: there is a checkpoint, but its tokenizer is missing.
+  Raises InputError if there is a checkpoint, but its tokenizer is missing.
   """
   if (workdir / tok.FILE).exists() or any(workdir.glob("checkpoints/[0-9]*")):
     return tok.load_tokenizer(workdir)

@@ -18,8 +18,8 @@ def load(languages: str = "en-de") -> Corpus:
   TensorFlow, to unpack the archives (extra `wmt14`). Splits are read from disk item by
   item.
 
-  Raises InputError: the data are not prepared and there is no TensorFlow or no network,
-  or they are not in array_record format.
+  Raises InputError if the data are not prepared and there is no TensorFlow or no
+  network, or they are not in array_record format.
   """
   pair = languages.split("-")
   (foreign,) = {*pair} - {"en"}
