@@ -167,7 +167,10 @@ class DisplayStream:
       self._drop()
 
   def _drop(self) -> None:
-    """Redirects the stream and its buffer, for all code, to the null device."""
+    """Makes the null device the target of the stream, for all code that writes to it.
+
+    This also drops the text in its buffer.
+    """
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, self._stream.fileno())
     os.close(null)

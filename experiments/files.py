@@ -47,8 +47,8 @@ def to_path(name: str | os.PathLike) -> Path:
   Buckets have names such as gs://bucket/runs/mine or s3://bucket/mine. A leading ~ is
   expanded, because shells leave it as it is in --workdir=~/run.
 
-  Raises InputError if the scheme is unknown, its package is not installed, or the home
-  folder does not exist.
+  Raises InputError if the scheme is unknown, if its package is not installed, or if
+  there is no home folder.
   """
   prefix = re.match("([a-z0-9]+):/", os.fspath(name))
   if not prefix:

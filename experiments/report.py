@@ -38,7 +38,7 @@ _OWN_PAGES = ("positions", "lengths")  # starts of the names of such sweeps
 def main(results: pathlib.Path) -> list[pathlib.Path]:
   """Rewrites the section of each sweep with records; prints and returns the pages.
 
-  Raises InputError if there are no records, or a damaged one.
+  Raises InputError if there are no records, or if one is damaged.
   """
   # Imported here because the systems' libraries take a second to load.
   from experiments.evaluation.tables import rewrite_sections

@@ -27,7 +27,10 @@ from experiments.training.workdir import read_config
 
 
 def find_system(task: str) -> ModuleType:
-  """Imports a task's train.py; other systems are not loaded, which takes seconds."""
+  """Imports the train.py of a task.
+
+  Other systems are not imported, because that takes seconds.
+  """
   return importlib.import_module(f"experiments.{task}.train")
 
 
@@ -47,7 +50,7 @@ def parse_config(
       it may need any number, because the config is for another machine.
     changes: replaces values, by dotted key.
 
-  Raises InputError: names the first wrong value and the remedy.
+  Raises InputError, which names the first wrong value and the remedy.
   """
   config = defaults(values).copy_and_resolve_references()
   check_keys(flatten(values), config)

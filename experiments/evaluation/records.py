@@ -119,13 +119,13 @@ def runs_folder(results: pathlib.Path) -> pathlib.Path:
 
 
 def record_files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-  """Finds the results files of a folder, NAME.jsonl or NAME.jsonl.xz, by NAME."""
+  """Finds NAME.jsonl and NAME.jsonl.xz in a folder; returns these files by NAME."""
   files = [*folder.glob("*.jsonl.xz"), *folder.glob("*.jsonl")]
   return {file.name.partition(".jsonl")[0]: file for file in files}
 
 
 def read_records(path: pathlib.Path) -> list[dict[str, Any]]:
-  """Reads the records of a results file, one per line; without a file, none.
+  """Reads the records of a results file, one a line; returns [] without a file.
 
   Raises InputError if a line is not a record.
   """
@@ -165,8 +165,8 @@ def index_records(
 def group_records(path: pathlib.Path, records: Sequence[Record]) -> Records:
   """Groups the records of a results file by configuration, in the order of seeds.
 
-  Raises InputError if two records have the same configuration and seed, or records that
-  do not belong in one table.
+  Raises InputError if two records have the same configuration and seed, or if they do
+  not belong in one table.
   """
   indexed = index_records(path, records)
   firsts = {}  # line and value by what is shared
@@ -183,7 +183,11 @@ def group_records(path: pathlib.Path, records: Sequence[Record]) -> Records:
 
 
 def _collect_shared(record: Record) -> dict[tuple, Any]:
-  """Returns what the runs of one table, configuration or seed must have in common."""
+  """Collects what some records of a table must have in common.
+
+  A key names it, and may add a configuration, seed or split. All records with the same
+  key must have the same value.
+  """
   budget, config, seed = record["budget"], dict(record["config"]), record["seed"]
   config.pop("seed", None)
   if config.get("data.source") != "tu":

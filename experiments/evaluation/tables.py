@@ -105,7 +105,7 @@ def format_interval(interval: Interval, digits: int = 2, sign: str = "") -> str:
 def format_difference(
   values: Sequence[float], *minus: Sequence[float], digits: int = 2
 ) -> str:
-  """Formats the mean of differences, or with a second sample the means' difference.
+  """Formats the mean of differences; with two samples, the difference of their means.
 
   It is bold if it is significant: its 95% interval excludes zero.
   """

@@ -81,7 +81,7 @@ def _to_features(values, number: int) -> Float[np.ndarray, "number features"]:
 class GraphNames(NamedTuple):
   """Holds the names of labels and classes, in the order of their numbers.
 
-  They are the vocabulary of a graph data set: they fix the sizes of a model.
+  It is the vocabulary of a graph data set: it fixes the sizes of a model.
   """
 
   node_labels: tuple[str, ...]
@@ -102,9 +102,9 @@ class GraphData(NamedTuple):
 class GraphBatches(Schedule):
   """Makes an endless sequence of batches: `batches[step]` for any step >= 0.
 
-  A row holds one graph. `Schedule` chooses graphs by their number of nodes; it has the
-  options and errors. Rows of padding fill the last batch of a bucket, and round up the
-  rows of every batch.
+  A row holds one graph. `Schedule` chooses graphs with similar numbers of nodes, and
+  describes options and errors. Rows of padding fill the last batch of a bucket, and
+  round up the rows of every batch.
 
   Attributes:
     examples: the graphs before batching.

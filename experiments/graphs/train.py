@@ -1,6 +1,7 @@
 """Trains a classifier of labelled directed graphs, or of pairs of their nodes.
 
-`train` says what happens, in order. `experiments.train` calls it.
+The function `train` says what happens, in order. The command `experiments.train` calls
+it.
 """
 
 import functools

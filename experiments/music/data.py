@@ -42,10 +42,10 @@ def load_chorales(path: str = "") -> Corpus:
   """Loads Bach's chorales: 229 for training, 76 for validation, 77 for testing.
 
   Boulanger-Lewandowski et al. 2012 chose the splits, and the order is upstream's.
-  `experiments.music.voices` converts the chorales to tokens. They are downloaded
-  (1.7 MB), or the folder `path` holds a copy of the file: see `Upstream`.
+  `experiments.music.voices` converts the chorales to tokens. They are downloaded (1.7
+  MB), unless the folder `path` holds a copy of the file: see `Upstream`.
 
-  Raises InputError if a file is missing or wrong, or there is no network.
+  Raises InputError if a file is missing or wrong, or if there is no network.
   """
   grids = json.loads(CHORALES.read(_CHORALES, path))
   splits = {}
@@ -61,8 +61,8 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
   (`experiments.music.voices`) is for four-part music on a grid of 16th notes.
   Unreadable files are skipped. The test split may be empty; it is then left out.
 
-  Raises InputError if the folder is missing, has no readable file for training or
-  validation, or more than half of its files are unreadable.
+  Raises InputError if the folder is missing, if it has no readable file for training or
+  for validation, or if more than half of its files are unreadable.
   """
   folder = _check_folder(path)
   files = find_midi_files(folder)
@@ -105,7 +105,10 @@ def _check_folder(path: str) -> pathlib.Path:
 
 
 class MidiFile(NamedTuple):
-  """Holds a file, its split, and its piece, which may have several files."""
+  """Names a MIDI file, its split, and the piece that it belongs to.
+
+  Several files may belong to one piece. They are all in the same split.
+  """
 
   path: pathlib.Path
   split: str
@@ -119,9 +122,9 @@ def find_midi_files(folder: pathlib.Path) -> list[MidiFile]:
   splits. Without them, a hash of each piece's path chooses its split: 80% train, 10%
   valid and 10% test on average. So adding or removing pieces never moves another piece.
 
-  A piece is a folder at the first depth with at least 20 folders, if the hash puts some
-  of them into train and some into valid. If there is no such depth, each file is a
-  piece.
+  A piece is a folder or a single file. Folders are pieces at the first depth with at
+  least 20 folders, of which the hash puts some into train and some into valid. If there
+  is no such depth, each file is a piece.
   """
   names = []
   for path in sorted(folder.rglob("*")):
@@ -208,9 +211,10 @@ def choose_split(name: str) -> str:
 class MusicRows:
   """Slices and transposes pieces into rows, anew in each epoch: `rows.in_epoch(3)`.
 
-  The seed and the epoch alone determine the rows. A piece and its end become as few
-  rows as possible, cut at multiples of the codec's alignment. Joined together, the rows
-  of an epoch are the pieces. Several threads may read them.
+  The rows depend on the seed and the epoch alone. A piece, with the end token, becomes
+  as few rows as possible. It is cut only at multiples of the codec's alignment. So all
+  rows of an epoch, joined together, are the transposed pieces. Several threads may read
+  them.
 
   Attributes:
     pieces: tokens of the codec, without begin and end tokens.

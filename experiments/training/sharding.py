@@ -56,8 +56,8 @@ def make_mesh(
 ) -> Mesh:
   """Makes a mesh of the first devices; one size may be -1, for all that remain.
 
-  Raises InputError if a size is invalid, two are -1, the sizes do not fit the devices,
-  or a process has no device.
+  Raises InputError if a size is invalid, if two are -1, if the sizes do not fit the
+  devices, or if a process has no device.
   """
   every_device = jax.devices() if devices is None else list(devices)
   sizes = mesh_sizes(
@@ -78,8 +78,8 @@ def make_mesh(
 def _arrange_devices(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
   """Arranges devices along the axes of a mesh; neighbours stay together if possible.
 
-  A slower network connects slices of TPUs. They divide the first axis, over which only
-  gradients are summed.
+  A slower network connects slices of TPUs. So slices divide the first axis, over which
+  only gradients are summed.
   """
   num_slices = len({getattr(device, "slice_index", 0) for device in devices})
   if devices[0].platform == "gpu":

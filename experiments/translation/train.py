@@ -1,6 +1,7 @@
 """Trains an encoder and a decoder to translate sentences, and scores them by BLEU.
 
-`train` says what happens, in order. `experiments.train` calls it.
+The function `train` says what happens, in order. The command `experiments.train` calls
+it.
 """
 
 import functools
