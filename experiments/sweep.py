@@ -313,7 +313,7 @@ def _finish(run: PlannedRun, status: int, records: Mapping[Key, Any]) -> str:
 
 
 def _end(processes: Sequence[subprocess.Popen]) -> None:
-  """Asks trainings to save and end; kills those that hang."""
+  """Asks trainings to save and end; kills a training that hangs."""
   for process in processes:
     process.terminate()
   for process in processes:

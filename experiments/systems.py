@@ -1,4 +1,4 @@
-"""Finds the system that trains a task, and checks and loads configs.
+"""Finds the train.py of a task, and checks and loads configs.
 
 A system is a folder that is named after its task, with a train.py. Its functions
 `train` and `evaluate` say what happens, in order. Commands also call its `check`,
@@ -136,10 +136,11 @@ def _trace_loss(text: str) -> None:
 def load_config(
   workdir: Path, task: str = "", average_checkpoints: int = 0
 ) -> ConfigDict:
-  """Loads the config of a run directory, which may be from another machine.
+  """Loads the config of a run directory; the run may be from another machine.
 
   `average_checkpoints` replaces the config's value, unless it is 0. Raises InputError
-  if the folder holds no run, its config is damaged, or the run is of another task.
+  if the folder holds no run, if its config is damaged, or if the run is of another
+  task.
   """
   if not (workdir / "config.json").is_file():
     raise InputError(f"no training run in {str(workdir)!r}: give its --workdir")

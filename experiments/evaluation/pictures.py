@@ -245,7 +245,8 @@ def _choose_styles(
 ) -> dict[str, dict[str, Any]]:
   """Chooses the style of each curve: names of one kind share colour and marker.
 
-  The names in `dashed` are drawn dashed, and so are all but the first of a kind.
+  The curves of names in `dashed` are dashed. If several names are of one kind, the
+  curves of all but the first are dashed, too.
   """
   numbers, others = {}, []
   for kind in dict.fromkeys(map(_name_kind, names)):

@@ -183,10 +183,10 @@ def group_records(path: pathlib.Path, records: Sequence[Record]) -> Records:
 
 
 def _collect_shared(record: Record) -> dict[tuple, Any]:
-  """Collects what some records of a table must have in common.
+  """Collects the values that a record must share with other records of its table.
 
-  A key names it, and may add a configuration, seed or split. All records with the same
-  key must have the same value.
+  A key names what is shared, such as "budget", and may add a configuration, seed or
+  split. If two records have the same key, they must have the same value.
   """
   budget, config, seed = record["budget"], dict(record["config"]), record["seed"]
   config.pop("seed", None)

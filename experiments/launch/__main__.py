@@ -37,9 +37,9 @@ _RETRIED = (134, 137, 143)
 
 
 def make_main(words: Sequence[str]) -> Callable[..., None]:
-  """Makes the main function of this command, which runs another command.
+  """Makes the main function of the launcher, which starts another command.
 
-  `words` are the words of that other command, after `--`.
+  `words` are the words of that command: all that follows `--`.
   """
 
   def main(processes: int, retries: int) -> None:

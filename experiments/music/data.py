@@ -122,9 +122,9 @@ def find_midi_files(folder: pathlib.Path) -> list[MidiFile]:
   splits. Without them, a hash of each piece's path chooses its split: 80% train, 10%
   valid and 10% test on average. So adding or removing pieces never moves another piece.
 
-  A piece is a folder or a single file. Folders are pieces at the first depth with at
-  least 20 folders, of which the hash puts some into train and some into valid. If there
-  is no such depth, each file is a piece.
+  A piece is a folder or a single file. Folders are pieces at the first depth that meets
+  two conditions: it has at least 20 folders, and the hash puts some of them into train
+  and some into valid. If there is no such depth, each file is a piece.
   """
   names = []
   for path in sorted(folder.rglob("*")):
@@ -199,7 +199,7 @@ def _count(split: str, files: Sequence[MidiFile]) -> str:
 
 
 def choose_split(name: str) -> str:
-  """Chooses the split of a piece by the hash of its name."""
+  """Chooses the split of a piece from a hash of its name."""
   digest = hashlib.sha256(name.encode()).digest()
   percent = int.from_bytes(digest[:8], "big") % 100
   if percent < 80:

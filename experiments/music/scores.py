@@ -70,7 +70,8 @@ def likelihood(
   """Computes the negative log-likelihood of complete pieces, summed in float64.
 
   Returns three scores and the nats of each piece, including its end. The scores are
-  nats per token including ends, per token without ends, and per time step.
+  means: the nats of a token, the nats of a token that is no end, and the nats of a time
+  step.
 
   Args:
     compute_nats: see `make_nats_function`.

@@ -234,7 +234,7 @@ def _is_due(step: int, every: int, num_steps: int) -> bool:
 
 
 class _StepsInFlight:
-  """Holds the steps whose metrics the host has not read yet."""
+  """Holds steps until the host reads their metrics."""
 
   def __init__(self, report: Callable[[int, dict], None], max_skipped: int):
     self._report = report

@@ -376,7 +376,7 @@ def _fill(
 
 
 def _step(rules: _Rules, model: nnx.Module, batch: _Batch) -> _Batch:
-  """Extends all searches by a token; ends those that need more room."""
+  """Extends every search by a token; ends a search that needs more room."""
 
   def decode_step(tokens: Array, cache: PyTree) -> tuple[Array, PyTree]:
     logits, cache = model.decode(tokens, cache, batch.memories)
