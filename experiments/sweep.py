@@ -232,9 +232,9 @@ def find_records(path: pathlib.Path, runs: Sequence[PlannedRun]) -> dict[Key, Re
   """Finds the records of a sweep; returns them by configuration and seed.
 
   A record may be in the run directory, in the sweep's results file, or in the results
-  of another sweep that trained the same config. If it is from another sweep, this is
-  printed. The results file may also hold records of other configurations and seeds.
-  They come last.
+  of another sweep that trained the same config. A line is printed for each record from
+  another sweep. The results file may also hold records of other configurations and
+  seeds. They come last.
 
   Raises InputError if a file is damaged, or if a record is of another config.
   """

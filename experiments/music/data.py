@@ -214,7 +214,7 @@ class MusicRows:
   The rows depend on the seed and the epoch alone. A piece, with the end token, becomes
   as few rows as possible. It is cut only at multiples of the codec's alignment. So all
   rows of an epoch, joined together, are the transposed pieces. Several threads may read
-  them.
+  the rows.
 
   Attributes:
     pieces: tokens of the codec, without begin and end tokens.

@@ -10,7 +10,7 @@ from relpos_jax.typing import Array, Float, Int
 
 
 class Loss(NamedTuple):
-  """Holds the sum of the losses of all targets except padding, and their number.
+  """Holds the sum of losses and the number of targets; padding counts in neither.
 
   The loss per token is `sum` / `num_tokens`.
   """
