@@ -167,7 +167,10 @@ class DisplayStream:
       self._drop()
 
   def _drop(self) -> None:
-    """Redirects the stream and its buffer, for all code, to the null device."""
+    """Makes the null device the target of the stream, for all code that writes to it.
+
+    This also drops the text in its buffer.
+    """
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, self._stream.fileno())
     os.close(null)
@@ -215,7 +218,7 @@ def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
 
   A flag with `is_path` gives a path, or "" if it is empty.
 
-  Raises InputError: a flag, config file or config key is unknown, missing or of the
+  Raises InputError if a flag, config file or config key is unknown, missing or of the
   wrong type.
   """
   argv = ["command", *argv]
@@ -310,8 +313,8 @@ def lock_folder(folder: Path, flag: str) -> Iterator[None]:
   released when its process ends, even if it is killed. `lock_in_bucket` does the same
   for a bucket.
 
-  Raises InputError: another process holds the lock, or the folder cannot be written or
-  locked.
+  Raises InputError if another process holds the lock, or the folder cannot be written
+  or locked.
   """
   if in_bucket(folder):
     with lock_in_bucket(folder, flag):

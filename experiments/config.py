@@ -64,7 +64,7 @@ def check_keys(keys: Iterable[str], config: ConfigDict) -> None:
 
 
 def check_form(values: Mapping[str, Any] | ConfigDict, config: ConfigDict) -> None:
-  """Raises InputError for None, and for a value in the place of a group."""
+  """Raises InputError if a value is None, or stands in the place of a group."""
   known = flatten(config)
   for key, value in flatten(values).items():
     is_group = known.get(key, {}) == {}

@@ -79,7 +79,7 @@ def _score_pairs(workdir: Path, pairs: str, average_checkpoints: int) -> None:
 
 
 def _score_hypotheses(workdir: Path, pairs: str, hypotheses: Path) -> str:
-  """Scores a file of translations as a run's own; returns the table of scores."""
+  """Scores a file of translations as a run's are scored; returns a table of scores."""
   from experiments.systems import load_config
   from experiments.translation.corpus import read_lines, read_splits
   from experiments.translation.data import normalize

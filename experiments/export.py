@@ -132,7 +132,11 @@ def _linear(spec: Any, projection: "nnx.Linear") -> None:
 
 
 def _attention(spec: Any, layer: "MultiHeadAttention", *together: list[str]) -> None:
-  """Copies the projections of attention; `together` lists those that are one matrix."""
+  """Copies the projections of attention.
+
+  CTranslate2 joins some of them: each list in `together` names the projections that
+  become one matrix.
+  """
   for linear, names in zip(spec.linear, together, strict=False):
     kernels = [_array(getattr(layer, name).kernel) for name in names]
     flat = [kernel.reshape(len(kernel), -1) for kernel in kernels]

@@ -47,8 +47,8 @@ def to_path(name: str | os.PathLike) -> Path:
   Buckets have names such as gs://bucket/runs/mine or s3://bucket/mine. A leading ~ is
   expanded, because shells leave it as it is in --workdir=~/run.
 
-  Raises InputError: the scheme is unknown, its package is not installed, or the home
-  folder does not exist.
+  Raises InputError if the scheme is unknown, if its package is not installed, or if
+  there is no home folder.
   """
   prefix = re.match("([a-z0-9]+):/", os.fspath(name))
   if not prefix:
@@ -165,7 +165,7 @@ def lock_in_bucket(folder: Path, flag: str) -> Iterator[None]:
   its process was killed, and the lock is taken over. Two processes that start within a
   second of each other may both get the lock.
 
-  Raises InputError: another process holds the lock, or the bucket cannot be used.
+  Raises InputError if another process holds the lock, or the bucket cannot be used.
   """
   path, released = folder / ".lock", threading.Event()
   holder = f"{socket.gethostname()}, process {os.getpid()}"
@@ -262,7 +262,7 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 def read_content(path: pathlib.Path) -> bytes:
   """Reads a file, plain or compressed by gzip, bzip2 or xz.
 
-  Raises InputError: the file is missing, unreadable, damaged or a zip archive.
+  Raises InputError if the file is missing, unreadable, damaged or a zip archive.
   """
   try:
     content = path.read_bytes()

@@ -116,8 +116,8 @@ def parse(name: str) -> tuple[str, int]:
 def use_compiler() -> None:
   """Makes JAX compute on the CPU, and keeps libtpu from looking for a TPU.
 
-  Call it before any computation. Raises InputError: libtpu, the TPU's compiler, is
-  missing.
+  Call it before any computation. Raises InputError if libtpu, which has the TPU's
+  compiler, is missing.
   """
   if not importlib.util.find_spec("libtpu"):
     raise InputError("no libtpu, the TPU's compiler: pip install -e '.[tpu]'")

@@ -39,7 +39,7 @@ _OWN_PAGES = {"positions": "positions", "lengths": "lengths", "tasks": "length_t
 def main(results: pathlib.Path) -> list[pathlib.Path]:
   """Rewrites the section of each sweep with records; prints and returns the pages.
 
-  Raises InputError: there are no records, or a damaged one.
+  Raises InputError if there are no records, or if one is damaged.
   """
   # Imported here because the systems' libraries take a second to load.
   from experiments.evaluation.tables import rewrite_sections

@@ -21,15 +21,15 @@ from experiments import command
 from experiments.errors import InputError
 from experiments.files import Path
 
-_PROMPT = dict(
+FLAGS = dict(
+  workdir=command.WORKDIR,
+  out=command.Flag(None, "the file to write: NAME.mid or NAME.wav", is_path=True),
   prime=command.Flag(
     "", "the prompt: a MIDI file to continue; empty: a new piece", is_path=True
   ),
   prime_tokens=command.Flag(
     0, "length of the prompt: the file's first N tokens; 0: all", least=0
   ),
-)
-_SAMPLING = dict(
   num_tokens=command.Flag(512, "largest number of new tokens", least=1),
   temperature=command.Flag(
     1.0, "below 1 favours likely tokens; 0 always takes the likeliest", least=0
@@ -39,12 +39,6 @@ _SAMPLING = dict(
     1.0, "samples from the likeliest tokens of this total probability", least=0, most=1
   ),
   seed=command.Flag(0, "seed of the samples"),
-)
-FLAGS = dict(
-  workdir=command.WORKDIR,
-  out=command.Flag(None, "the file to write: NAME.mid or NAME.wav", is_path=True),
-  **_PROMPT,
-  **_SAMPLING,
   average_checkpoints=command.AVERAGE,
 )
 

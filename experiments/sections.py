@@ -160,7 +160,7 @@ def _begin_table(records: Records) -> Table:
 
 
 def _choose_cells(cells: Mapping[str, object], records: Records) -> Column:
-  """Returns published results as a column: those of the configurations of a sweep."""
+  """Returns a column of published results; configurations without one get a dash."""
   return {configuration: cells.get(configuration, "-") for configuration in records}
 
 
@@ -295,7 +295,7 @@ _ONLY = " only"  # ends the names of configurations with positions in one stack
 
 
 def _describe_lengths(sweep: str, records: Records, folder: pathlib.Path) -> str:
-  """Tabulates exact matches at equal validation scores, and at the end by length."""
+  """Tabulates exact matches at equal validation scores, and by length at the end."""
   first = _first(records)
   source = first["config"]["data.source"]
   splits = {"EOS free": [], "length given": []}
@@ -315,7 +315,11 @@ def _describe_lengths(sweep: str, records: Records, folder: pathlib.Path) -> str
 
 
 def _compare_at_level(sweep: str, records: Records, level: float) -> str:
-  """Tabulates exact matches when validation first reaches a level."""
+  """Tabulates exact matches at the step where validation first reaches a level.
+
+  `level` is a percentage: the exact matches on the validation split. The column
+  "reached" counts the runs that reach it. Steps and scores are means over these runs.
+  """
   table = defaultdict(dict, seeds=_list_seeds(records))
   for configuration, runs in records.items():
     values = defaultdict(list)
@@ -330,7 +334,11 @@ def _compare_at_level(sweep: str, records: Records, level: float) -> str:
 
 
 def _find_level(run: Record, level: float) -> dict[str, float]:
-  """Returns the step at which validation first reaches a level, and its matches."""
+  """Finds the first step with at least `level` percent of exact matches on validation.
+
+  Returns the number of updates, and the exact matches of each split at that step.
+  Returns an empty dictionary if the run never reaches the level.
+  """
   for step, valid in run["exact"]["valid"]:
     if valid >= level:
       exact = {split: dict(curve)[step] for split, curve in run["exact"].items()}
@@ -354,8 +362,8 @@ def _bin_lengths(
 ) -> tuple[np.ndarray, list[np.ndarray]]:
   """Divides the sentences into bins; returns their lengths, and a mask for each bin.
 
-  The first bins hold the lengths of training, the others longer ones. The bins of each
-  kind have about equally many sentences.
+  The first bins hold the lengths that occur in training, the other bins longer ones.
+  The bins of each kind have about equally many sentences.
   """
   first, masks = _first(records), []
   lengths = _join_sentences(first, splits)[:, 0]
@@ -370,14 +378,19 @@ def _bin_lengths(
 
 
 def _accuracy(splits: Sequence[str], mask: Any = ...) -> Callable[[Record], float]:
-  """Makes a score: the percentage of exact sentences or correct graphs."""
+  """Makes a function that returns the percentage of right answers of a run.
+
+  A translation is right if it equals its reference, and a graph if its class is
+  predicted. The examples are those of `splits`; `mask` selects some of them, by default
+  all.
+  """
   return lambda run: 100 * _join_sentences(run, splits)[mask, -1].mean()
 
 
 def _make_curves(
   records: Records, scores: Mapping[float, Callable[[Record], float]]
 ) -> dict[str, dict[float, list[float]]]:
-  """Returns the scores of all seeds by configuration and length."""
+  """Returns, for each configuration and each length, the scores of all seeds."""
   curves = {}
   for configuration, runs in records.items():
     curve = curves[configuration] = {}
@@ -389,7 +402,10 @@ def _make_curves(
 def _draw_exact(
   records: Records, splits: Mapping[str, Sequence[str]], picture: pathlib.Path
 ) -> str:
-  """Draws exact matches over length, without runs with positions in one stack only."""
+  """Draws exact matches over length; returns a line of Markdown with the picture.
+
+  Configurations with positions in one stack only are left out.
+  """
   records = {name: runs for name, runs in records.items() if not name.endswith(_ONLY)}
   mark = _first(records)["config"]["batches.max_length"] - 0.5, "longest in training"
   panels = []

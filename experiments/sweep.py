@@ -136,7 +136,10 @@ def main(
 
 
 def _choose(runs: Sequence[PlannedRun], only: str, name: str) -> Sequence[PlannedRun]:
-  """Returns the runs of the configuration `only`, or all; raises InputError."""
+  """Returns the runs of the configuration `only`; all runs if it is empty.
+
+  Raises InputError if there is no such configuration.
+  """
   if not only:
     return runs
   chosen = [run for run in runs if run.configuration == only]
@@ -162,8 +165,8 @@ def plan_runs(
 ) -> list[PlannedRun]:
   """Returns the runs of a sweep in order: all with the first seed, then the next.
 
-  The first seed is the config's. Raises InputError: the file has no `sweep()`, a config
-  is invalid, or every configuration overrides a value of the command line.
+  The first seed is the config's. Raises InputError if the file has no `sweep()`, if a
+  config is invalid, or if every configuration overrides a value of the command line.
   """
   if not hasattr(file.module, "sweep"):
     wanted = "a generator of (configuration, changes): see configs/table1.py"
@@ -226,13 +229,14 @@ def collect_records(
 
 
 def find_records(path: pathlib.Path, runs: Sequence[PlannedRun]) -> dict[Key, Record]:
-  """Finds the records of a sweep, by configuration and seed.
+  """Finds the records of a sweep; returns them by configuration and seed.
 
-  They are in its run directories, in its results file, or in the results of another
-  sweep that trained the same config. The names of records from another sweep are
-  printed. Records of other configurations and seeds in the results file come last.
+  A record may be in the run directory, in the sweep's results file, or in the results
+  of another sweep that trained the same config. A line is printed for each record from
+  another sweep. The results file may also hold records of other configurations and
+  seeds. They come last.
 
-  Raises InputError: a file is damaged, or a record is of another config.
+  Raises InputError if a file is damaged, or if a record is of another config.
   """
   collected = index_records(path, read_records(path))
   for run in runs:
@@ -309,7 +313,7 @@ def _finish(run: PlannedRun, status: int, records: Mapping[Key, Any]) -> str:
 
 
 def _end(processes: Sequence[subprocess.Popen]) -> None:
-  """Asks trainings to save and end; kills those that hang."""
+  """Asks trainings to save and end; kills a training that hangs."""
   for process in processes:
     process.terminate()
   for process in processes:

@@ -1,4 +1,4 @@
-"""Finds the system that trains a task, and checks and loads configs.
+"""Finds the train.py of a task, and checks and loads configs.
 
 A system is a folder that is named after its task, with a train.py. Its functions
 `train` and `evaluate` say what happens, in order. Commands also call its `check`,
@@ -27,7 +27,10 @@ from experiments.training.workdir import read_config
 
 
 def find_system(task: str) -> ModuleType:
-  """Imports a task's train.py; other systems are not loaded, which takes seconds."""
+  """Imports the train.py of a task.
+
+  Other systems are not imported, because that takes seconds.
+  """
   return importlib.import_module(f"experiments.{task}.train")
 
 
@@ -47,7 +50,7 @@ def parse_config(
       it may need any number, because the config is for another machine.
     changes: replaces values, by dotted key.
 
-  Raises InputError: names the first wrong value and the remedy.
+  Raises InputError, which names the first wrong value and the remedy.
   """
   config = defaults(values).copy_and_resolve_references()
   check_keys(flatten(values), config)
@@ -59,11 +62,8 @@ def parse_config(
     raise InputError(f"config: {' '.join(str(error).split())}") from error
   check_values(config)
   _check_steps(config.training.num_steps, config.training.num_epochs)
-  averaged, saved = (
-    config.decoding.average_checkpoints,
-    config.training.keep_checkpoints,
-  )
-  _check_average(averaged, saved, is_trained)
+  num_averaged = config.decoding.average_checkpoints
+  _check_average(num_averaged, config.training.keep_checkpoints, is_trained)
   if num_devices == 0:
     num_devices = math.prod(size for size in config.mesh.values() if size > 0)
   sizes = mesh_sizes(num_devices or jax.device_count(), **config.mesh)
@@ -83,14 +83,14 @@ def _check_steps(steps: int, epochs: int) -> None:
     )
 
 
-def _check_average(averaged: int, num_saved: int, is_trained: bool) -> None:
-  if averaged <= num_saved:
+def _check_average(num_averaged: int, num_saved: int, is_trained: bool) -> None:
+  if num_averaged <= num_saved:
     return
   remedy = "raise config.training.keep_checkpoints"
   if is_trained:
     remedy = f"give --average_checkpoints={num_saved} or less"
   raise InputError(
-    f"config.decoding.average_checkpoints is {averaged}, but only {num_saved} "
+    f"config.decoding.average_checkpoints is {num_averaged}, but only {num_saved} "
     f"are kept: {remedy}"
   )
 
@@ -136,10 +136,11 @@ def _trace_loss(text: str) -> None:
 def load_config(
   workdir: Path, task: str = "", average_checkpoints: int = 0
 ) -> ConfigDict:
-  """Loads the config of a run directory, which may be from another machine.
+  """Loads the config of a run directory; the run may be from another machine.
 
-  `average_checkpoints` replaces the config's value, unless it is 0. Raises InputError:
-  the folder holds no run, its config is damaged, or the run is of another task.
+  `average_checkpoints` replaces the config's value, unless it is 0. Raises InputError
+  if the folder holds no run, if its config is damaged, or if the run is of another
+  task.
   """
   if not (workdir / "config.json").is_file():
     raise InputError(f"no training run in {str(workdir)!r}: give its --workdir")

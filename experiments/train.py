@@ -12,10 +12,10 @@ r"""Trains a model, scores it and draws what it learned.
       --config.data.pairs.valid=valid.en,valid.de \
       --config.data.pairs.test="test.en,test.de;long=long.tsv"
 
-The folder --workdir holds the whole run; the same command resumes it from the last
-checkpoint. The folder may be in a bucket, gs://BUCKET/RUN or s3://BUCKET/RUN; s3://
-allows one process only. A second training in the same folder is refused. Data are
-downloaded unless FOLDER holds them.
+The folder --workdir holds the whole run. If the training is stopped, the same command
+resumes it from the last checkpoint. While it runs, another training in the same folder
+is refused. The folder may be in a bucket, gs://BUCKET/RUN or s3://BUCKET/RUN; s3://
+allows one process only. Data are downloaded unless FOLDER holds them.
 
 A signal stops the training, which saves a checkpoint and exits. The status is 143 for
 SIGTERM, 130 for Ctrl-C and 129 for SIGHUP, which a closed terminal sends. A second
@@ -81,7 +81,7 @@ def main(
 def _train(
   config: ConfigDict, workdir: Path, distributed: bool, profile_steps: str, wandb: str
 ) -> None:
-  """Checks config and folder in all processes; then calls the system's `train`.
+  """Checks config and folder in all processes; then calls `train` of the config's task.
 
   Exits if a signal stops the training.
   """

@@ -71,7 +71,11 @@ def main(
 
 
 def _read(line: str, number: int, tokenizer: Any, longest: int) -> str:
-  """Cuts a line to the `longest` length; warns of a cut and of unknown words."""
+  """Prepares a line for translation; warns on stderr of what is lost.
+
+  A line of more than `longest` tokens is cut to so many. Words that are not in the
+  vocabulary are named. `number` is the number of the line.
+  """
   from experiments.data.tokenizer import UNK
 
   line = line.strip()

@@ -7,8 +7,8 @@ r"""Measures attention and training steps.
   python -m experiments.benchmark pages --out=results
 
 Competing programs take turns in one process, and their order changes from round to
-round. All times are written to a folder OUT, and tables to its pages, which explain
-them. `pages` measures nothing and only writes the pages again.
+round. All times are written to a folder OUT. The pages in OUT get tables of the times,
+and explain them. `pages` measures nothing and only writes the pages again.
 `python -m experiments.benchmark COMMAND --help` shows the flags of a command.
 
 `attention` times every implementation, and attention of other libraries, beside

@@ -1,4 +1,4 @@
-"""Times implementations of attention, and other libraries', beside jax.nn's."""
+"""Times implementations of attention, ours and other libraries', beside jax.nn's."""
 
 import functools
 import itertools
@@ -54,7 +54,11 @@ class Contestant(NamedTuple):
 
 
 def main(**values: Any) -> None:
-  """Measures all cases, writes the results after each, and rewrites the page."""
+  """Measures all cases; writes the results to a file, and then to a page.
+
+  The file is OUT/attention/NAME.json, and is written again after each case. The page is
+  OUT/attention.md. It gets a section for each such file.
+  """
   # Leaves memory to PyTorch on the same GPU. JAX reads this when it first looks for
   # devices.
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -237,7 +241,10 @@ PEERS = dict(
 
 
 def _choose_contestants(implementations: str, peers: str) -> dict[str, Contestant]:
-  """Chooses the functions to compare, by name; jax.nn is there twice, for the noise."""
+  """Chooses the functions to compare by the values of two flags; returns them by name.
+
+  jax.nn is among them twice. The ratio of its two times shows the noise.
+  """
   stock = _make_contestant("none", _jax_nn)
   contestants = {STOCK: stock, AGAIN: stock}
   for name in _choose("implementations", implementations, IMPLEMENTATIONS):
@@ -350,7 +357,7 @@ def _make_tables(
   kinds: Mapping[str, Sequence[Record]],
   cells: Callable[[Record], dict[str, str]],
 ) -> list[str]:
-  """Makes a heading and a table for each kind of case, with a column per length."""
+  """Makes a heading and a table for each kind of case; lengths are its columns."""
   parts = []
   for kind, cases in kinds.items():
     columns = {f"T = {case['length']:,}": cells(case) for case in cases}
@@ -415,7 +422,11 @@ def _collect_mebibytes(case: Record) -> dict[str, float]:
 def _make_panels(
   kinds: Mapping[str, Sequence[Record]], tokens: int
 ) -> list[list[CostPanel]]:
-  """Makes a row of panels for each mask; with the backward pass if it was measured."""
+  """Makes a row of panels for each mask.
+
+  The panels show the cases with a backward pass. If there are none, they show the cases
+  with a forward pass alone.
+  """
   backward = any(cases[0]["backward"] for cases in kinds.values())
   rows = []
   for kind, cases in sorted(kinds.items()):
@@ -433,7 +444,11 @@ def _make_panels(
 def _make_curves(
   cases: Sequence[Record], values: Callable[[Record], dict[str, float]]
 ) -> dict[str, list[tuple[float, float]]]:
-  """Collects each contestant's values over the length."""
+  """Makes a curve for each contestant from values of all cases.
+
+  `values` returns the values of a case by contestant. A curve is pairs of a length and
+  a value.
+  """
   curves = defaultdict(list)
   for case in cases:
     for name, value in values(case).items():

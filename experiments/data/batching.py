@@ -29,20 +29,22 @@ class Tokens(NamedTuple):
 class Schedule:
   """Chooses examples of similar size for an endless sequence of batches.
 
-  Every bucket has a boundary, its largest size. An example goes into the smallest
-  bucket that holds it, and the batches of a bucket have budget // boundary examples
-  (Vaswani et al. 2017, section 5.1). Each epoch has every example once. Examples are
-  shuffled within their bucket, and then the batches of all buckets. Several threads may
-  read a schedule.
+  Examples are divided into buckets. Every bucket has a boundary, the size to which its
+  examples are padded. An example goes into the bucket with the smallest boundary that
+  is not below its size. The batches of a bucket have budget // boundary examples
+  (Vaswani et al. 2017, section 5.1).
+
+  Each epoch has every example once. First the examples of each bucket are shuffled,
+  then the batches of all buckets. Several threads may read a schedule.
 
   Attributes:
-    num_per_epoch: the number of batches per epoch, the same in every epoch.
+    num_per_epoch: the number of batches in an epoch, the same in every epoch.
     shapes: the rows of a batch and the boundary, for each bucket that is not empty. A
       step is compiled once for each shape.
     buckets: the examples of each bucket, in the order of `shapes`.
     dropped: the number of examples that are left out, above the last boundary.
-    padding: the fraction of padding in an epoch, over all sides. In music the lengths
-      of rows change with the epoch; then it is the smallest possible fraction.
+    padding: the fraction of padding in an epoch, over all sides. In music, where the
+      lengths of rows change with the epoch, it is the smallest possible fraction.
   """
 
   def __init__(
@@ -57,8 +59,8 @@ class Schedule:
     """Sorts the examples into buckets.
 
     Args:
-      sides: the sizes of all examples, in tokens or nodes. If a pair has two sides, the
-        larger one counts.
+      sides: the sizes of all examples, in tokens or nodes. Pairs have two sides, and
+        the larger size counts.
       boundaries: the size to which each bucket's examples are padded, in increasing
         order.
       budget: the largest size of a batch, over all devices and microbatches, before
@@ -69,7 +71,7 @@ class Schedule:
       length_multiple_of: lengths are a multiple of this: the devices that share a row.
       seed: determines the order. None keeps buckets and examples in order.
 
-    Raises InputError: no example is small enough.
+    Raises InputError if no example is small enough.
     """
     self._seed, self._longest = seed, boundaries[-1]
     sizes = np.maximum.reduce(sides)
@@ -138,9 +140,9 @@ class Schedule:
 class Batches(Schedule):
   """Makes an endless sequence of batches: `batches[step]` for any step >= 0.
 
-  Examples are sentence pairs or sequences. `Schedule` chooses them by their longer
-  side. Rows of padding fill the last batch of a bucket, and round up the rows of every
-  batch.
+  Examples are sentence pairs or single sequences. `Schedule` chooses examples of
+  similar length; the length of a pair is that of its longer side. All batches of a
+  bucket have equally many rows. Rows that no example needs are padding.
   """
 
   def __init__(self, *sides: Any, **options: Any):
@@ -163,7 +165,10 @@ class Batches(Schedule):
 
   @property
   def examples(self) -> list[np.ndarray]:
-    """Returns the rows of all sides in the first epoch, before batching."""
+    """Returns the tokens of all examples in the first epoch, before batching.
+
+    There are two arrays for each side: the values and the offsets of `Ragged`.
+    """
     arrays = []
     for side in self._sides:
       rows = side.in_epoch(0)
@@ -194,7 +199,7 @@ def bucket_boundaries(
   longer than `max_length` are ignored. Boundaries are rounded up to `multiple_of`; 8
   suits TPUs.
 
-  Raises InputError: every example is longer than max_length.
+  Raises InputError if every example is longer than `max_length`.
   """
   max_length = max_length or int(lengths.max(initial=0))
   short = lengths[lengths <= max_length]

@@ -60,9 +60,12 @@ class Ragged(Sequence):
   @classmethod
   def from_rows(cls, rows: Iterable[Sequence[int] | np.ndarray]) -> "Ragged":
     """Concatenates rows into one array."""
-    arrays = [np.asarray(row, np.int32) for row in rows]
-    values = np.concatenate([np.empty(0, np.int32), *arrays])
-    return cls.from_lengths(values, list(map(len, arrays)))
+    arrays, lengths = [np.empty(0, np.int32)], []
+    for row in rows:
+      array = np.asarray(row, np.int32)
+      arrays.append(array)
+      lengths.append(len(array))
+    return cls.from_lengths(np.concatenate(arrays), lengths)
 
   @classmethod
   def from_lengths(
@@ -109,7 +112,7 @@ def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
     size: the largest number of entries. It includes the special tokens and, for "bpe",
       the 256 bytes.
 
-  Raises InputError: the size is too small for the special tokens and the bytes.
+  Raises InputError if the size is too small for the special tokens and the bytes.
   """
   options = dict(vocab_size=size, special_tokens=_SPECIAL, show_progress=False)
   if kind == "words":

@@ -1,4 +1,4 @@
-"""Computes sacreBLEU, the BLEU of Vaswani et al. 2017, chrF and exact matches."""
+"""Computes four scores: sacreBLEU, the BLEU of the paper, chrF and exact matches."""
 
 import re
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def corpus_bleu(
   """Computes sacreBLEU (Post 2018) of sentences with one reference each.
 
   `tokenize` names one of sacreBLEU's tokenisers; "none" is for tokenised text.
-  `lowercase` compares lower-cased text. Raises ValueError: the numbers of hypotheses
+  `lowercase` compares lower-cased text. Raises ValueError if the numbers of hypotheses
   and references differ or are zero.
 
   >>> score = corpus_bleu(["Ein Hund schläft."], ["Der Hund schläft."])
@@ -57,8 +57,8 @@ def paper_bleu(
 
   The text is in Moses tokens and cased, hyphens are split, and nothing is smoothed. The
   result equals get_ende_bleu.sh of tensor2tensor with multi-bleu.perl. Splitting
-  compounds raises the score slightly, so never compare it with sacreBLEU. `language`
-  chooses the Moses tokeniser, such as "de". `tokenized` says that the text is already
+  compounds raises the score slightly, so never compare it with sacreBLEU. `language`,
+  such as "de", chooses the Moses tokeniser. `tokenized` says that the text is already
   in Moses tokens.
 
   >>> hypothesis, reference = "Der saftig-grüne Rasen !", "Der saftig-grüne Rasen!"

@@ -101,7 +101,7 @@ def learning_curves(
 def _average_segments(
   metrics: Sequence[Mapping[str, Any]], name: str
 ) -> dict[float, list[float]]:
-  """Divides the finite values into at most 40 segments, by their mean step."""
+  """Divides the finite values into at most 40 segments; returns them by mean step."""
   steps = np.array([line["step"] for line in metrics])
   values = np.array([line.get(name) for line in metrics], float)  # None becomes NaN
   segments = {}
@@ -154,10 +154,10 @@ def _draw_costs(ax: Any, panel: CostPanel, styles: Mapping[str, Any]) -> None:
 def spread_curves(panels: Sequence[SpreadPanel], path: Path, title: str = "") -> Path:
   """Draws panels side by side with one legend; returns the path.
 
-  A curve shows the means, within a band from the lowest to the highest values, or
-  without it if there are more than 6 curves. A name has the same colour in all panels.
-  A position scheme, "a" or "a, b", has the same colour in all pictures; more curves of
-  one scheme are dashed.
+  A curve shows means. A band from the lowest to the highest values surrounds it, unless
+  there are more than 6 curves. A name has the same colour in all panels. A position
+  scheme, "a" or "a, b", has the same colour in all pictures. If a scheme has several
+  curves, all but the first are dashed.
   """
   names = _list_curves(panels)
   has_bands = len(names) <= MOST_SHADED
@@ -245,7 +245,8 @@ def _choose_styles(
 ) -> dict[str, dict[str, Any]]:
   """Chooses the style of each curve: names of one kind share colour and marker.
 
-  The names in `dashed` are drawn dashed, and so are all but the first of a kind.
+  The curves of names in `dashed` are dashed. If several names are of one kind, the
+  curves of all but the first are dashed, too.
   """
   numbers, others = {}, []
   for kind in dict.fromkeys(map(_name_kind, names)):

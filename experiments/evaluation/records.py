@@ -111,7 +111,7 @@ def write_records(path: pathlib.Path, records: Iterable[Record]) -> None:
 def runs_folder(results: pathlib.Path) -> pathlib.Path:
   """Returns RESULTS/runs, the folder of the records, for a folder RESULTS.
 
-  Raises InputError: the argument is itself a folder of records.
+  Raises InputError if the argument is itself a folder of records.
   """
   if results.name == "runs":
     remedy = f"give --results={results.parent}: records are in its folder runs"
@@ -120,15 +120,15 @@ def runs_folder(results: pathlib.Path) -> pathlib.Path:
 
 
 def record_files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-  """Finds the results files of a folder, NAME.jsonl or NAME.jsonl.xz, by NAME."""
+  """Finds NAME.jsonl and NAME.jsonl.xz in a folder; returns these files by NAME."""
   files = [*folder.glob("*.jsonl.xz"), *folder.glob("*.jsonl")]
   return {file.name.partition(".jsonl")[0]: file for file in files}
 
 
 def read_records(path: pathlib.Path) -> list[dict[str, Any]]:
-  """Reads the records of a results file, one per line; without a file, none.
+  """Reads the records of a results file, one a line; returns [] without a file.
 
-  Raises InputError: a line is not a record.
+  Raises InputError if a line is not a record.
   """
   if not path.exists():
     return []
@@ -151,7 +151,7 @@ def index_records(
 ) -> dict[tuple[str, int], Record]:
   """Returns the records of a results file by configuration and seed.
 
-  Raises InputError: two records have the same configuration and seed.
+  Raises InputError if two records have the same configuration and seed.
   """
   indexed = {}
   for number, record in enumerate(records, start=1):
@@ -166,8 +166,8 @@ def index_records(
 def group_records(path: pathlib.Path, records: Sequence[Record]) -> Records:
   """Groups the records of a results file by configuration, in the order of seeds.
 
-  Raises InputError: two records have the same configuration and seed, or records that
-  do not belong in one table.
+  Raises InputError if two records have the same configuration and seed, or if they do
+  not belong in one table.
   """
   indexed = index_records(path, records)
   firsts = {}  # line and value by what is shared
@@ -184,7 +184,11 @@ def group_records(path: pathlib.Path, records: Sequence[Record]) -> Records:
 
 
 def _collect_shared(record: Record) -> dict[tuple, Any]:
-  """Returns what the runs of one table, configuration or seed must have in common."""
+  """Collects the values that a record must share with other records of its table.
+
+  A key names what is shared, such as "budget", and may add a configuration, seed or
+  split. If two records have the same key, they must have the same value.
+  """
   budget, config, seed = record["budget"], dict(record["config"]), record["seed"]
   config.pop("seed", None)
   if config.get("data.source") != "tu":

@@ -105,7 +105,7 @@ def format_interval(interval: Interval, digits: int = 2, sign: str = "") -> str:
 def format_difference(
   values: Sequence[float], *minus: Sequence[float], digits: int = 2
 ) -> str:
-  """Formats the mean of differences, or with a second sample the means' difference.
+  """Formats the mean of differences; with two samples, the difference of their means.
 
   It is bold if it is significant: its 95% interval excludes zero.
   """
@@ -122,7 +122,8 @@ def rewrite_sections(page: pathlib.Path, sections: Mapping[str, str]) -> None:
   """Replaces generated sections of a Markdown page; keeps everything else.
 
   A section is between the lines `<!-- begin NAME -->` and `<!-- end NAME -->`. New ones
-  are appended, and a missing page is created. Raises InputError: a section has no end.
+  are appended, and a missing page is created. Raises InputError if a section has no
+  end.
   """
   text = page.read_text(encoding="utf-8") if page.exists() else ""
   for name, content in sections.items():

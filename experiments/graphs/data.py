@@ -63,11 +63,11 @@ def load_clutrr(path: str = "", valid_share: float = 0.1) -> GraphData:
   Upstream has no validation split. `valid` takes a `valid_share` of the distinct
   training graphs, chosen by hash, and none of them remains in train.
 
-  The data are downloaded from the repository of Minervini et al. 2020 (3.1 MB). Or the
-  folder `path` holds the same archive, or its graphs alone in
+  The data are downloaded from the repository of Minervini et al. 2020 (3.1 MB), unless
+  the folder `path` holds the same archive, or its graphs alone in
   data_db9b8f04.graphs.jsonl.gz.
 
-  Raises InputError for a missing or wrong file, or no network.
+  Raises InputError if a file is missing or wrong, or if there is no network.
   """
   splits = {split: [] for split in SPLITS.values()}
   for name, graph in _read_clutrr(path):
@@ -84,7 +84,7 @@ def load_clutrr(path: str = "", valid_share: float = 0.1) -> GraphData:
 
 
 def _read_clutrr(path: str) -> Iterator[tuple[str, Graph]]:
-  """Yields each graph, after the name of its upstream split."""
+  """Yields pairs: the name of an upstream split, and a graph of that split."""
   if path and (pathlib.Path(path).expanduser() / f"{_GRAPHS}.gz").exists():
     for line in CLUTRR.read(_GRAPHS, path).decode().splitlines():
       row = json.loads(line)
@@ -101,8 +101,10 @@ def _read_clutrr(path: str) -> Iterator[tuple[str, Graph]]:
 
 
 def _make_chain(edges: Any, labels: Sequence[str], query: Any, target: str) -> Graph:
-  """Makes a graph of a chain of kinship."""
-  relations = list(map(RELATIONS.index, labels))
+  """Makes the graph of a chain of kinship."""
+  relations = []
+  for label in labels:
+    relations.append(RELATIONS.index(label))
   nodes = [0] * (int(np.max(edges)) + 1)
   rows = np.column_stack([edges, relations])
   return Graph.from_edges(nodes, rows, target=ANSWERS.index(target), query=query)
@@ -110,8 +112,10 @@ def _make_chain(edges: Any, labels: Sequence[str], query: Any, target: str) -> G
 
 def _hash_graph(graph: Graph) -> float:
   """Hashes a graph to a number in [0, 1); copies of a graph have the same hash."""
-  parts = graph.senders, graph.receivers, graph.labels, graph.query
-  text = json.dumps(list(map(np.ndarray.tolist, parts)))
+  parts = []
+  for array in (graph.senders, graph.receivers, graph.labels, graph.query):
+    parts.append(array.tolist())
+  text = json.dumps(parts)
   digest = hashlib.sha256(text.encode()).digest()
   return int.from_bytes(digest[:8], "big") / 2**64
 
@@ -136,16 +140,16 @@ MOLECULES = Upstream(
 def load_tu(name: str = "MUTAG", path: str = "") -> GraphData:
   """Loads graphs and their classes, in one split, "all".
 
-  "MUTAG" (135 molecules) and "Mutagenicity" (3,335) are archives of Ivanov et al. 2019.
-  They are downloaded, or are in the folder `path`. Isomorphic copies are removed in
-  them, so published figures for the 188 graphs of MUTAG do not apply.
+  "MUTAG" (135 molecules) and "Mutagenicity" (3,335) are archives of Ivanov et al. 2019,
+  who removed isomorphic copies. So published figures for the 188 graphs of MUTAG do not
+  apply. The archives are downloaded, unless the folder `path` holds them.
 
   Any other name is a data set of your own at `path`: in TU format in a folder or zip
   archive (`read_folder`), or in JSON in a file (`read_lines`). The name "" stands for
   the only data set there. The notes say how many graphs each class has.
 
-  Raises InputError for an unknown name, a missing or wrong file or folder, or no
-  network.
+  Raises InputError if the name is unknown, if a file or folder is missing or wrong, or
+  if there is no network.
   """
   place = pathlib.Path(path).expanduser()
   archive = f"{name}.zip"
@@ -170,11 +174,14 @@ def load_tu(name: str = "MUTAG", path: str = "") -> GraphData:
 
 
 def split_folds(data: GraphData, fold: int, num_folds: int) -> GraphData:
-  """Splits "all" into stratified folds for training, validation and testing.
+  """Divides the graphs of "all" into train, valid and test, for cross-validation.
 
-  Fold number `fold` is for testing, the next for validation, the others for training.
-  The folds are disjoint, and the same in every call with the same data. Their sizes
-  differ by at most one, and so do their numbers of graphs of any class.
+  There are `num_folds` folds, numbered from 0. Fold number `fold` is for testing. The
+  next one is for validation; after the last fold comes the first. All others are for
+  training. Each graph is in one fold, and the same data always give the same folds. Two
+  folds differ by at most one graph in size, and by at most one graph of each class.
+
+  Raises InputError if there are fewer graphs than folds.
   """
   graphs = data.splits["all"]
   if len(graphs) < num_folds:
@@ -210,15 +217,18 @@ def read_folder(folder: pathlib.Path | zipfile.Path, name: str = "") -> GraphDat
 
   NAME_A.txt, NAME_graph_indicator.txt and NAME_graph_labels.txt are required. Each line
   of A is an edge from its first node to its second; undirected graphs have two lines
-  per edge. NAME_node_labels.txt and NAME_edge_labels.txt are optional: several integers
-  on a line are one label. So are NAME_node_attributes.txt and NAME_edge_attributes.txt,
-  with numbers separated by commas. Labels and classes are numbered in the order of
-  their integers. All graphs are in one split, "all". Without a name, the folder must
-  hold a single data set.
+  for each edge.
 
-  Raises InputError, which names the file: a line has a wrong form, or their number is
-  wrong; a number is not finite; an edge leads to an unknown node or another graph; a
-  graph has no nodes; or there are fewer than two classes.
+  Four files are optional. NAME_node_labels.txt and NAME_edge_labels.txt hold integers;
+  several integers on a line are one label. NAME_node_attributes.txt and
+  NAME_edge_attributes.txt hold numbers, separated by commas.
+
+  Labels and classes are numbered in the order of their integers. All graphs are in one
+  split, "all". Without a name, the folder must hold a single data set.
+
+  Raises InputError, which names the file, if a line has a wrong form, if a file has too
+  few or too many lines, if a number is not finite, if an edge leads to an unknown node
+  or another graph, if a graph has no nodes, or if there are fewer than two classes.
   """
   name = name or _find_name(folder)
 
@@ -243,7 +253,10 @@ def read_folder(folder: pathlib.Path | zipfile.Path, name: str = "") -> GraphDat
 
 
 def _find_name(folder: pathlib.Path | zipfile.Path) -> str:
-  """Finds the name of the only data set in a folder."""
+  """Finds the name of the only data set in a folder.
+
+  Raises InputError if the folder has none or several.
+  """
   names = []
   for file in folder.iterdir():
     if fnmatch.fnmatchcase(file.name, _EDGES):
@@ -265,7 +278,9 @@ def _check_members(
 ) -> None:
   """Raises InputError unless every graph has nodes and every edge is within a graph.
 
-  `number` is the number of graphs; `start` begins the names of the files.
+  The graphs are numbered from 0 to `number` - 1. `graph_index` has the graph of each
+  node, and `edges` the two nodes of each edge. Errors name files; `start` is what the
+  names of all these files begin with.
   """
   if not number:
     raise InputError(f"{start}_graph_labels.txt has no graphs; {_WANTED}")
@@ -285,7 +300,12 @@ def _check_members(
 
 
 def _open_archive(file: pathlib.Path, name: str) -> zipfile.Path:
-  """Finds the folder of a zip archive that holds a data set; by default its top."""
+  """Opens a zip archive at the folder inside it that holds a data set.
+
+  A data set has a file NAME_A.txt; NAME must be `name`, unless that is empty. Without
+  such a file, opens the top of the archive. Raises InputError if several folders hold
+  data sets.
+  """
   archive = zipfile.ZipFile(file)
   pattern = f"{glob.escape(name)}_A.txt" if name else _EDGES
   folders = set()
@@ -310,7 +330,8 @@ def _read_numbers(
 ) -> np.ndarray:
   """Reads numbers [lines, columns] from a file.
 
-  `number` is the expected number of lines. If it is given, the file may be missing.
+  `number` is the expected number of lines. If it is given, the file may be missing; the
+  result then has that many lines and no columns.
   """
   if number is not None and not file.exists():
     return np.empty((number, 0), dtype)
@@ -346,7 +367,7 @@ def _check_numbers(numbers: np.ndarray, dtype: type, file: Any) -> None:
 
 
 def _make_labels(numbers: np.ndarray, default: str | None = None) -> list:
-  """Makes a label of each line: a tuple of its integers, or the default if empty."""
+  """Makes a label of each line: a tuple of its integers; `default` if it has none."""
   return [tuple(line) or default for line in numbers.tolist()]
 
 
@@ -364,7 +385,7 @@ def read_lines(file: pathlib.Path) -> GraphData:
   integers, numbered in alphabetical order. All graphs are in one split, "all". The file
   may be compressed.
 
-  Raises InputError: a line has a wrong form, or there are fewer than two classes.
+  Raises InputError if a line has a wrong form, or if there are fewer than two classes.
   """
   classes, graph_index, node_labels, edges, edge_labels = [], [], [], [], []
   for place, row in _read_objects(file):
@@ -389,7 +410,10 @@ def read_lines(file: pathlib.Path) -> GraphData:
 def _parse_edges(
   edges: Sequence[Sequence[Any]], num_nodes: int
 ) -> Iterator[tuple[int, int, str | None]]:
-  """Yields the ends of each edge, and its label or None; raises ValueError."""
+  """Yields the first and second node of each edge, and its label or None.
+
+  Raises ValueError if there are no nodes, or if an edge has a wrong form.
+  """
   nodes = range(num_nodes)
   problem = ValueError(f"{num_nodes} nodes do not fit the edges")
   if not nodes:
@@ -402,7 +426,7 @@ def _parse_edges(
 
 
 def _read_objects(file: pathlib.Path) -> Iterator[tuple[str, Any]]:
-  """Yields the objects of a JSON file, each after its place for error messages."""
+  """Yields each object of a JSON file, after words that name its place in errors."""
   content = read_content(file).removeprefix(codecs.BOM_UTF8)
   if content.lstrip().startswith(b"["):
     for number, row in enumerate(_parse(content, str(file)), start=1):
@@ -422,7 +446,11 @@ def _parse(content: bytes, place: str) -> Any:
 
 
 def _to_label(value: Any) -> str:
-  """Converts a word or an integer to text, and 1.0 to 1; raises ValueError."""
+  """Converts the label of a node, an edge or a class to text.
+
+  A label is a word or an integer. An integer may be written as 1.0, which becomes "1".
+  Raises ValueError if `value` is anything else.
+  """
   if isinstance(value, float) and value.is_integer():
     value = int(value)
   if not isinstance(value, str | int):
@@ -440,9 +468,9 @@ def _make_data(
   node_features: Float[np.ndarray, "nodes features"],
   edge_features: Float[np.ndarray, "edges F"],
 ) -> GraphData:
-  """Divides nodes and edges into graphs, and numbers labels in their order.
+  """Divides nodes and edges into graphs, and numbers the labels in sorted order.
 
-  Raises InputError, which names `place`, for fewer than two classes.
+  Raises InputError, which names `place`, if there are fewer than two classes.
   """
   class_names, targets = _number_labels(classes)
   if len(class_names) < 2:
@@ -470,11 +498,17 @@ def _make_data(
 def _number_labels(
   labels: Sequence[str | tuple | None],
 ) -> tuple[tuple[str, ...], Int[np.ndarray, "labels"]]:
-  """Numbers labels; returns the distinct names in order, and each number (None: -1)."""
+  """Numbers the distinct labels in sorted order, from 0.
+
+  Returns their names in that order, and the number of each of `labels`. None, for a
+  missing label, has no name and gets the number -1.
+  """
   distinct = sorted({*labels} - {None})
-  numbers = dict(zip(distinct, range(len(distinct)), strict=True))
+  numbers: dict[Any, int] = {None: -1}
+  for number, label in enumerate(distinct):
+    numbers[label] = number
   names = tuple(map(_to_text, distinct))
-  return names, np.array([numbers.get(label, -1) for label in labels], np.int32)
+  return names, np.array([numbers[label] for label in labels], np.int32)
 
 
 def _to_text(label: str | tuple) -> str:
@@ -488,14 +522,15 @@ def _count_classes(classes: Sequence[str | tuple]) -> str:
   texts = []
   for label, number in counts.most_common(_NAMED_CLASSES):
     texts.append(f"{_to_text(label)} ({number:,})")
-  texts += ["..."] * (len(counts) > _NAMED_CLASSES)
+  if len(counts) > _NAMED_CLASSES:
+    texts.append("...")
   return f"{len(counts):,} classes of {len(classes):,} graphs: {', '.join(texts)}"
 
 
 def _group_members(
   group_index: Int[np.ndarray, "x"], num_groups: int
 ) -> list[Int[np.ndarray, "members"]]:
-  """Returns the indices of the members of each group, in order."""
+  """Returns the indices of the members of each group, in increasing order."""
   order = np.argsort(group_index, kind="stable")
   return np.split(order, np.searchsorted(group_index[order], np.arange(1, num_groups)))
 

@@ -43,22 +43,36 @@ class Graph(NamedTuple):
   ) -> "Graph":
     """Builds a graph from a list of edges (sender, receiver, label), and features.
 
-    Equal edges with equal features become one edge.
+    Equal edges with equal features become one edge. Raises ValueError if there are no
+    nodes, if `node_features` has another number of rows than there are nodes, or if
+    `target` is not a single number.
     """
-    nodes, target, query = (np.asarray(x, np.int32) for x in (nodes, target, query))
+    nodes, target = np.asarray(nodes, np.int32), np.asarray(target, np.int32)
     edges = np.asarray(edges, np.int32).reshape(-1, 3)
     node_features = _to_features(node_features, len(nodes))
     edge_features = _to_features(edge_features, len(edges))
+    if not len(nodes) or len(node_features) != len(nodes) or target.shape:
+      shapes = f"node_features {node_features.shape} and target {target.shape}"
+      wanted = "want a node or more, a row for each, and one target"
+      raise ValueError(f"{len(nodes)} nodes with {shapes}; {wanted}")
     rows = np.column_stack([edges, edge_features])
     _, first = np.unique(rows, axis=0, return_index=True)
     first.sort()
+    senders, receivers, labels = edges[first].T
     return cls(
-      nodes, *edges[first].T, node_features, edge_features[first], target, query
+      nodes,
+      senders,
+      receivers,
+      labels,
+      node_features,
+      edge_features[first],
+      target,
+      np.asarray(query, np.int32),
     )
 
 
 def _to_features(values, number: int) -> Float[np.ndarray, "number features"]:
-  """Converts features to an array; None gives each item none."""
+  """Converts features to an array; None becomes `number` rows without features."""
   if values is None:
     values = np.empty((number, 0))
   return np.asarray(values, np.float32)
@@ -67,7 +81,7 @@ def _to_features(values, number: int) -> Float[np.ndarray, "number features"]:
 class GraphNames(NamedTuple):
   """Holds the names of labels and classes, in the order of their numbers.
 
-  They are the vocabulary of a graph data set: they fix the sizes of a model.
+  It is the vocabulary of a graph data set: it fixes the sizes of a model.
   """
 
   node_labels: tuple[str, ...]
@@ -88,9 +102,9 @@ class GraphData(NamedTuple):
 class GraphBatches(Schedule):
   """Makes an endless sequence of batches: `batches[step]` for any step >= 0.
 
-  A row holds one graph. `Schedule` chooses graphs by their number of nodes; it has the
-  options and errors. Rows of padding fill the last batch of a bucket, and round up the
-  rows of every batch.
+  A row holds one graph. `Schedule` chooses graphs with similar numbers of nodes, and
+  describes options and errors. Rows of padding fill the last batch of a bucket, and
+  round up the rows of every batch.
 
   Attributes:
     examples: the graphs before batching.
@@ -131,10 +145,11 @@ def num_nodes(graphs: Sequence[Graph]) -> Int[np.ndarray, "graphs"]:
 
 
 def empty_batch(shape: tuple[int, ...], widths: tuple[int, int] = (0, 0)) -> GraphBatch:
-  """Returns a batch of padding with shape (rows, nodes, edges), one graph in a row.
+  """Returns a batch of padding with shape (rows, nodes, edges).
 
-  A shape (rows, nodes) has as many edges as nodes. `widths` are the numbers of features
-  of nodes and of edges.
+  Each row has room for one graph. If the shape is (rows, nodes), there is room for as
+  many edges as nodes. `widths` holds two numbers: the features of a node, and the
+  features of an edge.
   """
   rows, nodes, *others = shape
   edges = others[0] if others else nodes

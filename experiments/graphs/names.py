@@ -11,7 +11,7 @@ _NAMES_FILE = "graphs.json"
 
 
 def learn_names(data: GraphData, workdir: Path) -> GraphNames:
-  """Returns the names of the run; if it has none yet, those in the data.
+  """Returns the names of the run, or the names in the data if the run has none yet.
 
   Raises InputError if the data have other names than the run.
   """

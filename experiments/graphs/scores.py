@@ -1,4 +1,4 @@
-"""Computes the accuracy of graph classification, by split and by length."""
+"""Computes the accuracy of graph classification, for each split and length."""
 
 import itertools
 import statistics
@@ -57,9 +57,10 @@ def make_score(run: Run, batches: GraphBatches) -> Score:
 
 
 def evaluate(run: Run, data: GraphData, workdir: Path) -> Evaluation | None:
-  """Scores every split except train, beside always predicting the most frequent class.
+  """Scores every split except train.
 
-  Only the first process returns an evaluation; the others return None.
+  Each score stands beside that of a guess: always the class that is most frequent in
+  training. Only the first process returns an evaluation; the others return None.
   """
   splits = {name: graphs for name, graphs in data.splits.items() if name != "train"}
   answers, nats = predict(run, list(itertools.chain(*splits.values())))

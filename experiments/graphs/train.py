@@ -1,6 +1,7 @@
 """Trains a classifier of labelled directed graphs, or of pairs of their nodes.
 
-`train` says what happens, in order. `experiments.train` calls it.
+The function `train` says what happens, in order. The command `experiments.train` calls
+it.
 """
 
 import functools
@@ -20,9 +21,9 @@ from experiments.graphs.graph import (
   GraphBatches,
   GraphData,
   GraphNames,
-  empty_batch,
   num_nodes,
 )
+from experiments.graphs.graph import empty_batch as empty_batch  # for commands
 from experiments.graphs.names import check_names, learn_names, load_names, save_names
 from experiments.training import loop, processes, results, start
 from experiments.training.batches import configure_batches
@@ -37,8 +38,6 @@ from experiments.training.workdir import (
   training_digest,
 )
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
-
-__all__ = ["empty_batch"]  # commands call it, besides the functions below
 
 
 def train(

@@ -37,7 +37,10 @@ _RETRIED = (134, 137, 143)
 
 
 def make_main(words: Sequence[str]) -> Callable[..., None]:
-  """Returns the main function for the command after `--`."""
+  """Makes the main function of the launcher, which starts another command.
+
+  `words` are the words of that command: all that follows `--`.
+  """
 
   def main(processes: int, retries: int) -> None:
     if not words or not shutil.which(words[0]):
@@ -99,7 +102,10 @@ def _any_runs(processes: Sequence[subprocess.Popen]) -> bool:
 
 
 def _status(processes: Sequence[subprocess.Popen]) -> int:
-  """Returns the status of a failed process, or 0; prefers one that is not retried."""
+  """Returns 0 if no process has failed, and otherwise the status of one that has.
+
+  If several have failed, a status that is not retried takes precedence.
+  """
   failed = []
   for process in processes:
     code = process.poll()

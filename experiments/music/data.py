@@ -42,10 +42,10 @@ def load_chorales(path: str = "") -> Corpus:
   """Loads Bach's chorales: 229 for training, 76 for validation, 77 for testing.
 
   Boulanger-Lewandowski et al. 2012 chose the splits, and the order is upstream's.
-  `experiments.music.voices` converts the chorales to tokens. They are downloaded
-  (1.7 MB), or the folder `path` holds a copy of the file: see `Upstream`.
+  `experiments.music.voices` converts the chorales to tokens. They are downloaded (1.7
+  MB), unless the folder `path` holds a copy of the file: see `Upstream`.
 
-  Raises InputError: a file is missing or wrong, or there is no network.
+  Raises InputError if a file is missing or wrong, or if there is no network.
   """
   grids = json.loads(CHORALES.read(_CHORALES, path))
   splits = {}
@@ -61,11 +61,12 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
   (`experiments.music.voices`) is for four-part music on a grid of 16th notes.
   Unreadable files are skipped. The test split may be empty; it is then left out.
 
-  Raises InputError: the folder is missing, has no readable file for training or
-  validation, or more than half of its files are unreadable.
+  Raises InputError if the folder is missing, if it has no readable file for training or
+  for validation, or if more than half of its files are unreadable.
   """
   folder = _check_folder(path)
   files = find_midi_files(folder)
+  _check_splits(files, folder)  # before reading, which may take minutes
   tokens, skipped = _read(files, CODECS[codec], path)
   splits, counts = {}, []
   for split in SPLITS:
@@ -74,8 +75,8 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
       splits[split] = [tokens[file] for file in good]
       counts.append(_count(split, good))
     elif split != "test":
-      reasons = [skipped[file] for file in skipped if file.split == split]
-      raise _explain_empty(split, folder, reasons)
+      bad = [file for file in skipped if file.split == split]
+      raise InputError(f"no good MIDI file for {split}: {skipped[bad[0]]}")
   notes = [f"MIDI files of {path}: {', '.join(counts)}"]
   reasons = tuple(skipped.values())
   if reasons:
@@ -104,7 +105,10 @@ def _check_folder(path: str) -> pathlib.Path:
 
 
 class MidiFile(NamedTuple):
-  """Holds a file, its split, and its piece, which may have several files."""
+  """Names a MIDI file, its split, and the piece that it belongs to.
+
+  Several files may belong to one piece. They are all in the same split.
+  """
 
   path: pathlib.Path
   split: str
@@ -118,9 +122,9 @@ def find_midi_files(folder: pathlib.Path) -> list[MidiFile]:
   splits. Without them, a hash of each piece's path chooses its split: 80% train, 10%
   valid and 10% test on average. So adding or removing pieces never moves another piece.
 
-  A piece is a folder at the first depth with at least 20 folders, if the hash puts some
-  of them into train and some into valid. If there is no such depth, each file is a
-  piece.
+  A piece is a folder or a single file. Folders are pieces at the first depth that meets
+  two conditions: it has at least 20 folders, and the hash puts some of them into train
+  and some into valid. If there is no such depth, each file is a piece.
   """
   names = []
   for path in sorted(folder.rglob("*")):
@@ -143,16 +147,16 @@ def _has_splits(folder: pathlib.Path) -> bool:
   return any((folder / split).is_dir() for split in SPLITS)
 
 
-def _explain_empty(
-  split: str, folder: pathlib.Path, reasons: Sequence[str]
-) -> InputError:
-  """Makes the error for a split without good files, with the reasons of bad ones."""
-  if reasons:
-    return InputError(f"no good MIDI file for {split}: {reasons[0]}")
-  remedy = f"put .mid or .midi files into {folder / split}"
-  if not _has_splits(folder):
-    remedy += f", or more into {folder}, whose pieces are split by name"
-  return InputError(f"no MIDI file for {split}: {remedy}")
+def _check_splits(files: Sequence[MidiFile], folder: pathlib.Path) -> None:
+  """Raises InputError unless there are files for training and for validation."""
+  splits = {file.split for file in files}
+  for split in ("train", "valid"):
+    if split in splits:
+      continue
+    remedy = f"put .mid or .midi files into {folder / split}"
+    if not _has_splits(folder):
+      remedy += f", or more into {folder}, whose pieces are split by name"
+    raise InputError(f"no MIDI file for {split}: {remedy}")
 
 
 def _read(
@@ -195,7 +199,7 @@ def _count(split: str, files: Sequence[MidiFile]) -> str:
 
 
 def choose_split(name: str) -> str:
-  """Chooses the split of a piece by the hash of its name."""
+  """Chooses the split of a piece from a hash of its name."""
   digest = hashlib.sha256(name.encode()).digest()
   percent = int.from_bytes(digest[:8], "big") % 100
   if percent < 80:
@@ -207,9 +211,10 @@ def choose_split(name: str) -> str:
 class MusicRows:
   """Slices and transposes pieces into rows, anew in each epoch: `rows.in_epoch(3)`.
 
-  The seed and the epoch alone determine the rows. A piece and its end become as few
-  rows as possible, cut at multiples of the codec's alignment. Joined together, the rows
-  of an epoch are the pieces. Several threads may read them.
+  The rows depend on the seed and the epoch alone. A piece, with the end token, becomes
+  as few rows as possible. It is cut only at multiples of the codec's alignment. So all
+  rows of an epoch, joined together, are the transposed pieces. Several threads may read
+  the rows.
 
   Attributes:
     pieces: tokens of the codec, without begin and end tokens.

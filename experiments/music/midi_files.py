@@ -86,8 +86,8 @@ def read_score(path: str | os.PathLike) -> Score:
   lifted, or until the part repeats the pitch (Oore et al. 2018). A pedal that is never
   lifted acts to the end of the file.
 
-  Raises InputError: the file is missing, not MIDI, damaged, of type 2, too long, or has
-  no notes.
+  Raises InputError if the file is missing, not MIDI, damaged, of type 2, too long, or
+  has no notes.
   """
   file = _open(path)
   tracks = list(map(_add_ticks, file.tracks))
@@ -206,7 +206,11 @@ def _read_parts(track: _Messages, pedals: Mapping[int, _Pedal]) -> Iterator[Part
 
 
 def _read_notes(messages: _Messages, last_tick: int) -> list[Note]:
-  """Reads the notes of one channel; notes of one pitch end in order of beginning."""
+  """Reads the notes of one channel.
+
+  Notes of one pitch may overlap. A note off then ends the one that began first. Notes
+  without a note off end at `last_tick`.
+  """
   notes: list[Note] = []
   # By pitch: ticks and velocities.
   sounding = collections.defaultdict(collections.deque)
@@ -246,18 +250,20 @@ def _sustain(notes: Sequence[Note], pedal: _Pedal) -> list[Note]:
 
 
 class Codec(NamedTuple):
-  """Converts between MIDI files and tokens: see `performance` and `voices`.
+  """Converts between MIDI files and tokens; `performance` and `voices` define codecs.
 
   Attributes:
     vocab_size: V. Tokens 0 to 2 are padding, begin and end.
-    notes: the tokens that stand for pitches; a multiple of 128.
+    notes: the range of the tokens that stand for pitches. Its length is a multiple of
+      128, because a pitch may have several tokens, such as note on and note off.
     encode_score: converts a score to tokens. Its second argument names the score in
       errors.
     decode_score: converts tokens to a score, with a part for each voice, the highest
       first. It skips tokens that have no meaning in their context.
     times: returns the time of each token, and of a token after the last, in steps.
-    step, ticks: the unit of time, in words and in ticks of `decode_score`.
-    alignment: pieces may be sliced at multiples of this many tokens.
+    step: the unit of these times, in words.
+    ticks: the length of a step in the scores of `decode_score`.
+    alignment: pieces may only be cut at multiples of this many tokens.
   """
 
   vocab_size: int
@@ -272,7 +278,11 @@ class Codec(NamedTuple):
   def transpose(
     self, tokens: Sequence[int] | np.ndarray, semitones: int
   ) -> Int[np.ndarray, "L"]:
-    """Transposes tokens by semitones, as far as all pitches stay within 0 to 127."""
+    """Moves all pitches by a number of semitones; a negative number moves them down.
+
+    If a pitch would leave the range 0 to 127, all move by fewer semitones: by as many
+    as keep every pitch in the range.
+    """
     row = np.asarray(tokens, int)
     is_note = (row >= self.notes.start) & (row < self.notes.stop)
     pitches = (row[is_note] - self.notes.start) % 128
@@ -280,7 +290,7 @@ class Codec(NamedTuple):
     return row + is_note * int(np.clip(semitones, lowest, highest))
 
   def read(self, path: str | os.PathLike) -> Int[np.ndarray, "_"]:
-    """Returns the tokens of a MIDI file. Raises InputError."""
+    """Returns the tokens of a MIDI file; raises InputError if it cannot be used."""
     return self.encode_score(read_score(path), str(path))
 
   def write(self, tokens: Sequence[int] | np.ndarray, path: str | os.PathLike) -> None:

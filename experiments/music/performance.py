@@ -118,7 +118,10 @@ def times(tokens: Sequence[int] | np.ndarray) -> Float[np.ndarray, "L"]:
 
 
 def score(notes: Sequence[Note]) -> Score:
-  """Makes a score with one part of notes on the grid; a tick is a step of 10 ms."""
+  """Makes a score with one part, "Piano", from notes on the grid of `round_to_grid`.
+
+  A tick of the score is a step of the grid, 10 ms.
+  """
   return Score([Part("Piano", list(notes))], STEPS_PER_SECOND // 2, [(0, 0.5)])
 
 

@@ -1,6 +1,7 @@
 """Draws piano rolls: the notes of a piece, and what the model attends to."""
 
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -79,7 +80,8 @@ def draw(
 def _draw_notes(ax: Any, score: Score, ticks: int) -> float:
   """Draws notes as bars in the colours of their parts; returns the end of the last."""
   bars = dict(height=0.85, edgecolor=GREY, linewidth=0.4, zorder=2)
-  for part, colour in zip(score.parts, _VOICE_COLOURS, strict=False):
+  colours = itertools.cycle(_VOICE_COLOURS)
+  for part, colour in zip(score.parts, colours, strict=False):
     starts, ends, pitches, _ = np.array(part.notes).reshape(-1, 4).T
     lengths = (ends - starts) / ticks
     ax.barh(pitches, lengths, left=starts / ticks, color=colour, **bars)

@@ -47,11 +47,11 @@ def evaluate(run: Run, data: Corpus, workdir: Path) -> Evaluation | None:
       times=run.vocabulary.times,
       token_budget=run.config.batches.tokens,
     )
-    lengths = list(map(len, pieces))
-    results[split] = {"pieces": len(pieces), "tokens": sum(lengths)} | scores[split]
+    num_tokens = sum(map(len, pieces))
+    results[split] = {"pieces": len(pieces), "tokens": num_tokens} | scores[split]
     rows[split] = []
-    for length, piece_nats in zip(lengths, nats.tolist(), strict=True):
-      rows[split].append([length, round(piece_nats, 3)])
+    for piece, piece_nats in zip(pieces, nats.tolist(), strict=True):
+      rows[split].append([len(piece), round(piece_nats, 3)])
   if not is_first():
     return None
   piece = data.splits["valid"][0][:_TOKENS_DRAWN]
@@ -70,7 +70,8 @@ def likelihood(
   """Computes the negative log-likelihood of complete pieces, summed in float64.
 
   Returns three scores and the nats of each piece, including its end. The scores are
-  nats per token including ends, per token without ends, and per time step.
+  means: the nats of a token, the nats of a token that is no end, and the nats of a time
+  step.
 
   Args:
     compute_nats: see `make_nats_function`.

@@ -1,6 +1,7 @@
-"""Trains a language model of music, which is scored by the likelihood of pieces.
+"""Trains a language model of music, and scores it by the likelihood of pieces.
 
-`train` says what happens, in order. `experiments.train` calls it.
+The function `train` says what happens, in order. The command `experiments.train` calls
+it.
 """
 
 import functools

@@ -64,7 +64,7 @@ def times(tokens: Sequence[int] | np.ndarray) -> Float[np.ndarray, "L"]:
 
 
 def score(grid: Integer[np.ndarray, "steps 4"]) -> Score:
-  """Makes a score of a grid: four named parts, at 80 quarter notes per minute."""
+  """Makes a score from a grid: four named parts, at 80 quarter notes per minute."""
   parts = [Part(name, []) for name in VOICES]
   for part, pitches in zip(parts, grid.T, strict=True):
     changes = np.flatnonzero(np.diff(pitches, prepend=-2, append=-2)).tolist()

@@ -46,7 +46,7 @@ def average_last(
     keep: a local file that caches the average. It is used again while the checkpoints
       are the same. Nothing is cached if a damaged checkpoint was passed over.
 
-  Raises InputError: there is no good checkpoint, or it is of another model.
+  Raises InputError if there is no good checkpoint, or if it is of another model.
   """
   folder = checkpoints.folder
   newest = checkpoints.steps()[-1:]

@@ -43,10 +43,13 @@ def configure_batches(
   max_length: int | None = None,
   kind: Callable[..., Any] = Batches,
 ):
-  """Configures the constructor `kind` of batches for training examples.
+  """Returns a function that makes batches of examples for a mesh.
 
-  `lengths` are the examples' lengths. A batch always has room for one row of the
-  largest length on each device, whatever `max_length` is.
+  The function is the constructor `kind` with the options of the config. The caller adds
+  the examples and the seed. Buckets are chosen for `lengths`, the lengths of all
+  examples. Examples longer than `max_length` (by default the config's) are left out. A
+  batch always has room for one row of the largest length on each device, even if the
+  config allows fewer tokens.
   """
   num_devices, length_multiple = multiples(mesh.shape, config.mesh.ring)
   row_multiple = num_devices * config.training.num_microbatches

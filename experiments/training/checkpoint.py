@@ -41,7 +41,11 @@ from relpos_jax.typing import PyTree
 
 
 class _Policy(NamedTuple):
-  """Keeps the newest step, and the last steps of the interval and of an earlier one."""
+  """Keeps the newest step and the last `num` regular ones; deletes all others.
+
+  A step is regular if it was saved at an interval: at the present `interval`, or, for
+  the steps in `earlier`, at another interval before the run was resumed.
+  """
 
   num: int
   interval: int
@@ -55,7 +59,10 @@ class _Policy(NamedTuple):
   def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
     """Returns whether to keep each checkpoint; implements a policy of Orbax."""
     steps = [checkpoint.step for checkpoint in checkpoints]
-    return list(map(self.choose(steps).__contains__, steps))
+    chosen, is_kept = self.choose(steps), []
+    for step in steps:
+      is_kept.append(step in chosen)
+    return is_kept
 
 
 class Checkpoints(contextlib.AbstractContextManager):
@@ -63,8 +70,9 @@ class Checkpoints(contextlib.AbstractContextManager):
 
   A state is any pytree of arrays. A checkpoint stores them by name
   (`params.encoder.kernel`), with a manifest of their shapes and dtypes, and the digests
-  of all files. Restoring is exact, bit for bit. `like` gives structure and shardings,
-  which may differ from those at saving. Saving is atomic, and runs in the background.
+  of all files. Restoring is exact, bit for bit. The argument `like` gives the structure
+  of the state and its shardings. The shardings may differ from those at saving. Saving
+  is atomic, and runs in the background.
 
   Before restoring, files are compared with their digests. If a step is damaged,
   incomplete or in the folder of another step, one line on stderr reports it, and the
@@ -88,9 +96,10 @@ class Checkpoints(contextlib.AbstractContextManager):
       save_every: the interval of regular saves. A checkpoint between them, which a
         signal caused, is marked, and deleted after the next regular save. So the kept
         checkpoints do not depend on signals.
-      rename_damaged: renames damaged steps. Only the run that owns the folder may.
+      rename_damaged: renames damaged steps. Only the run that owns the folder may
+        do so.
 
-    Raises InputError: Orbax cannot use the path.
+    Raises InputError if Orbax cannot use the path.
     """
     path = folder if in_bucket(folder) else folder.absolute()
     unreadable = re.search(r"[*?\\\[]", str(path))  # Orbax could save but not read
@@ -162,7 +171,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     dtypes. The result has their shardings; an array without a sharding is put on the
     first device.
 
-    Raises InputError: no checkpoint is good, or they are of another model.
+    Raises InputError if no checkpoint is good, or if they are of another model.
     """
     steps = self.steps()
     for step in reversed(steps):
@@ -191,7 +200,10 @@ class Checkpoints(contextlib.AbstractContextManager):
     return None
 
   def _set_aside(self, path: Path, problem: str) -> str:
-    """Renames a damaged step if this run may; returns what was done."""
+    """Renames a damaged step, if this object was made with `rename_damaged`.
+
+    Returns words for the report: "passed over", or the new name.
+    """
     if not self._rename_damaged:
       return "passed over"
     name = ""

@@ -1,6 +1,6 @@
 """Lists the checkpoints in a folder, reads them and detects damage.
 
-Only one process may notice a damage, so nothing here waits for other processes.
+Nothing here waits for other processes, because they may not have noticed the damage.
 """
 
 import contextlib
@@ -42,9 +42,11 @@ class Damage(Exception):
 
 @contextlib.contextmanager
 def _detect_damage(name: str) -> Iterator[None]:
-  """Raises Damage for errors of reading, unless this process or machine fails.
+  """Turns an error of reading the file `name` into Damage.
 
-  Orbax and TensorStore raise many kinds of errors for a broken file.
+  Orbax and TensorStore raise many kinds of errors for a broken file, so all kinds
+  count. Three do not, because the file is not their cause: lack of memory or of
+  permission, and a failure inside JAX.
   """
   try:
     yield
@@ -161,7 +163,7 @@ def _digest(file: pathlib.Path) -> str:
 
 
 def read_digests(folder: Path, steps: Sequence[int]) -> dict[int, str]:
-  """Reads a digest of each step, which changes when the step is saved again."""
+  """Reads a digest of each step; it changes when the step is saved again."""
   digests = {}
   for step in steps:
     file = folder / str(step) / _DIGESTS
@@ -175,7 +177,7 @@ def read(folder: pathlib.Path, like: PyTree, field: str = "") -> PyTree:
   """Reads the state of a step, with the structure and the shardings of `like`.
 
   With `field`, reads that field of the state alone. Raises Damage if files that this
-  process reads are damaged or incomplete, and InputError if the checkpoint is of
+  process reads are damaged or incomplete. Raises InputError if the checkpoint is of
   another model.
   """
   import orbax.checkpoint as ocp
@@ -220,7 +222,7 @@ def _check_same_model(
 def read_kinds(folder: pathlib.Path) -> dict[str, str]:
   """Reads the dtypes and shapes of a step's arrays, as `describe` formats them.
 
-  Raises Damage: they are unreadable, or of another step.
+  Raises Damage if the manifest is unreadable, or if it is of another step.
   """
   kinds = {}
   with _detect_damage("its manifest"):

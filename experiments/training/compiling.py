@@ -31,7 +31,7 @@ def compile_ahead(
 ) -> Callable:
   """Compiles a step for each of `batches`; returns a step that waits for its program.
 
-  Only the shapes of `state` and batches matter. `start` is of `open_compiler`.
+  Only the shapes of `state` and batches matter. `start` is what `open_compiler` yields.
   """
   started = {
     _list_shapes(batch): start(_compile, step, state, batch) for batch in batches
@@ -57,8 +57,8 @@ def _list_shapes(batch: Any) -> tuple:
 class _PrintOnce(logging.Filter):
   """Prints each implementation of attention when it is first chosen, and the reason.
 
-  It drops messages below `level`, which nobody asked for: handlers of the root logger,
-  which some libraries install, would print them.
+  Messages below `level` go no further, because nobody asked for them. Some libraries
+  install handlers of the root logger, and these would print them.
   """
 
   def __init__(self, level: int):

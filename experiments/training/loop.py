@@ -202,7 +202,7 @@ def take_steps(
       state is saved and returned.
     max_skipped: this many skipped steps in a row end the training.
 
-  Raises NonFiniteError: names the step and its batch.
+  Raises NonFiniteError, which names the step and its batch.
   """
   in_flight = _StepsInFlight(report, max_skipped)
   first = int(state.step) + 1
@@ -234,7 +234,7 @@ def _is_due(step: int, every: int, num_steps: int) -> bool:
 
 
 class _StepsInFlight:
-  """Holds the steps whose metrics the host has not read yet."""
+  """Holds steps until the host reads their metrics."""
 
   def __init__(self, report: Callable[[int, dict], None], max_skipped: int):
     self._report = report
@@ -263,7 +263,10 @@ class _StepsInFlight:
 
 
 def profile(batches: Iterator, start: int, asked: str, folder: str) -> Iterator:
-  """Yields the batches after step `start`; profiles steps, such as asked="10:20"."""
+  """Yields the batches after step `start`, and profiles some steps.
+
+  `asked` is the first and the last of these steps, such as "10:20".
+  """
   first, last = map(int, asked.split(":"))
   yield from itertools.islice(batches, max(first - start - 1, 0))
   steps = range(max(first, start + 1), last + 2)

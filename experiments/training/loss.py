@@ -10,7 +10,10 @@ from relpos_jax.typing import Array, Float, Int
 
 
 class Loss(NamedTuple):
-  """Holds sums over targets without padding; their quotient is the loss per token."""
+  """Holds the sum of losses and the number of targets; padding counts in neither.
+
+  The loss per token is `sum` / `num_tokens`.
+  """
 
   sum: Float[Array, ""]
   num_tokens: Int[Array, ""]

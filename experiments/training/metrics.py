@@ -186,7 +186,7 @@ class NoReporter:
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:
   """Reads a run's metrics.jsonl; ignores a last line that a kill cut short.
 
-  Raises InputError: another line is damaged.
+  Raises InputError if another line is damaged.
   """
   path = workdir / "metrics.jsonl"
   if not path.exists():

@@ -39,7 +39,7 @@ def model_values(model: ConfigDict, kind: type) -> dict[str, Any]:
 def load_positions(name: str) -> str | type[Positions]:
   """Imports the class that `module:Class` names; returns other names unchanged.
 
-  Raises InputError: the name is neither a scheme nor a subclass of `Positions`.
+  Raises InputError if the name is neither a scheme nor a subclass of `Positions`.
   """
   if name in get_args(PositionsName):
     return name

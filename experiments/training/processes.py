@@ -34,14 +34,14 @@ def join_processes(
 ) -> None:
   """Joins the other processes of this run, if there are any; call it before using JAX.
 
-  The environment names the processes: by a SLURM step (`srun`) or Open MPI with more
-  than one task, or by
+  Three environment variables say how to find them, for example:
 
     JAX_COORDINATOR_ADDRESS=HOST:PORT JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=0
 
-  With `distributed`, JAX finds them in other ways, as on Cloud TPU and GKE.
+  They are not needed under SLURM (`srun`) or Open MPI with more than one task. With
+  `distributed`, JAX finds the other processes in further ways, as on Cloud TPU and GKE.
 
-  Raises InputError: the other processes cannot be found, or a variable is wrong.
+  Raises InputError if the other processes cannot be found, or if a variable is wrong.
   """
   if not (distributed or is_one_of_several(env)):
     return
@@ -223,11 +223,11 @@ class StopOnSignal:
 
 @contextlib.contextmanager
 def _watch_interrupts() -> Iterator[None]:
-  """Acknowledges the first SIGINT immediately, and exits at the second one.
+  """Prints a line at the first SIGINT, and exits at the second, both immediately.
 
-  Python calls signal handlers only in the main thread, after a compilation there has
-  ended. But it writes the number of a signal to a pipe immediately, where a thread
-  reads it.
+  A signal handler would be too late. Python calls it in the main thread, and not before
+  a compilation there has ended. But Python also writes the number of each signal to a
+  pipe, and does that immediately. A thread reads the pipe.
   """
   reader, writer = os.pipe()
   os.set_blocking(writer, False)

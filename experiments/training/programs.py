@@ -91,7 +91,8 @@ def _load(
 def _read_own(file: pathlib.Path) -> bytes:
   """Reads a file that only this user can write, because unpickling executes it.
 
-  Raises PermissionError: another user can write it. Raises ValueError: it is damaged.
+  Raises PermissionError if another user can write it. Raises ValueError if it is
+  damaged.
   """
   with open(file, "rb") as opened:
     status = os.fstat(opened.fileno())

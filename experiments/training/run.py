@@ -32,7 +32,8 @@ def load_trained(
 ) -> Run:
   """Loads the trained model of a run directory; replicates it on all devices.
 
-  `build(config, vocabulary, mesh)` is the system's; see its train.py.
+  `build(config, vocabulary, mesh)` is the function in the train.py of the config's
+  task.
   """
   mesh = sharding.make_mesh()
   steps = build(config, vocabulary, mesh)

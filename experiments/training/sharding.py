@@ -56,8 +56,8 @@ def make_mesh(
 ) -> Mesh:
   """Makes a mesh of the first devices; one size may be -1, for all that remain.
 
-  Raises InputError: a size is invalid, two are -1, the sizes do not fit the devices, or
-  a process has no device.
+  Raises InputError if a size is invalid, if two are -1, if the sizes do not fit the
+  devices, or if a process has no device.
   """
   every_device = jax.devices() if devices is None else list(devices)
   sizes = mesh_sizes(
@@ -78,8 +78,8 @@ def make_mesh(
 def _arrange_devices(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
   """Arranges devices along the axes of a mesh; neighbours stay together if possible.
 
-  A slower network connects slices of TPUs. They divide the first axis, over which only
-  gradients are summed.
+  A slower network connects slices of TPUs. So slices divide the first axis, over which
+  only gradients are summed.
   """
   num_slices = len({getattr(device, "slice_index", 0) for device in devices})
   if devices[0].platform == "gpu":
@@ -101,7 +101,10 @@ def _arrange_devices(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarr
 def mesh_sizes(
   num_devices: int, *, ring: bool = False, **wanted: int
 ) -> dict[str, int]:
-  """Computes the sizes of a mesh for a number of devices, which need not exist."""
+  """Computes the sizes of a mesh for a number of devices.
+
+  The devices need not exist. Raises InputError if the sizes do not fit them.
+  """
   text = ", ".join(f"{name}={size}" for name, size in wanted.items())
   num_open = list(wanted.values()).count(-1)
   sizes = list(filter(lambda size: size != -1, wanted.values()))
@@ -147,7 +150,7 @@ def batch_sharding(mesh: AnyMesh, num_axes: int = 2) -> NamedSharding:
 
 
 def parameter_sharding(tree: PyTree, mesh: AnyMesh) -> PyTree:
-  """Returns the sharding of every leaf of parameters or a training state, by `RULES`.
+  """Returns the sharding of every leaf of parameters or a training state; see `RULES`.
 
   An axis is not sharded if the mesh axis does not divide its size.
   """
@@ -176,7 +179,7 @@ def _partition(
 
 
 def shard_shapes(mesh: AnyMesh, tree: PyTree) -> PyTree:
-  """Adds shardings by `RULES` to the shapes of parameters or a training state."""
+  """Adds the shardings of `RULES` to the shapes of parameters or a training state."""
 
   def struct(x, sharding):
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
@@ -185,7 +188,7 @@ def shard_shapes(mesh: AnyMesh, tree: PyTree) -> PyTree:
 
 
 def constrain_sharding(tree: PyTree) -> PyTree:
-  """Constrains traced parameters or a training state to their shardings by `RULES`.
+  """Constrains traced parameters or a training state to the shardings of `RULES`.
 
   Otherwise the compiler may choose other shardings, and the next step is compiled
   again. Without a mesh in context, returns the tree unchanged.
@@ -197,7 +200,7 @@ def constrain_sharding(tree: PyTree) -> PyTree:
 
 
 def put_parameters(tree: PyTree, mesh: Mesh) -> PyTree:
-  """Shards parameters or a training state over the devices, by `RULES`."""
+  """Shards parameters or a training state over the devices, as `RULES` says."""
   return jax.device_put(tree, parameter_sharding(tree, mesh))
 
 

@@ -63,7 +63,7 @@ def write_start(
 ) -> None:
   """Writes the files of the start of a run, in the first process alone.
 
-  Raises InputError unless all processes see them; all must call this.
+  All processes must call this. Raises InputError unless all of them see the files.
   """
   if processes.is_first():
     write_run_files(workdir, run.config.to_dict(), num_steps)

@@ -43,11 +43,11 @@ _SHARED_SECONDS = 10  # a network file system may show a new file so late
 def claim_workdir(
   workdir: Path, config: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> None:
-  """Raises InputError unless a folder is empty or holds a run with this config.
+  """Raises InputError unless a run with this config may use the folder.
 
-  `config` and `defaults` are values by dotted key. Only keys of `MAY_CHANGE` may differ
-  from the run's config. If the run is older than a key, the key is compared with its
-  default. Hidden files are ignored.
+  The folder must be empty, or hold a run with the same config. `config` and `defaults`
+  are values by dotted key. The keys of `MAY_CHANGE` may differ. A run that is older
+  than a key counts as a run with the key's default. Hidden files are ignored.
   """
   files = [path.name for path in list_folder(workdir) if not path.name.startswith(".")]
   if "config.json" not in files:

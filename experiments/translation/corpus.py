@@ -66,7 +66,7 @@ def load_embedded(train_size: int = 20_000) -> Corpus:
 def load_pairs(train: str = "", valid: str = "", test: str = "") -> Corpus:
   """Reads a user's own pairs; see `read_splits` and `parse_test_files`.
 
-  Raises InputError as these do, and also without training pairs.
+  Raises InputError as these do, and if there are no training pairs.
   """
   if not train:
     raise InputError(
@@ -81,8 +81,8 @@ def load_pairs(train: str = "", valid: str = "", test: str = "") -> Corpus:
 def parse_test_files(text: str) -> dict[str, str]:
   """Parses test sets, "NAME=FILES;NAME=FILES"; returns files by name.
 
-  The default name is "test". Raises InputError for a name that is not a word or is
-  another split's.
+  The default name is "test". Raises InputError if a name is not a word, or if it is
+  used twice or for another split.
   """
   files = {}
   for part in filter(None, text.split(";")):
@@ -99,8 +99,9 @@ def parse_test_files(text: str) -> dict[str, str]:
 def read_splits(split_files: Mapping[str, str]) -> Corpus:
   """Reads the pairs of each split from its files; see `read_pairs`.
 
-  Pairs with an empty side are skipped, and the notes name them. Raises InputError as
-  `read_pairs` does, and for a split without pairs.
+  Pairs with an empty side are skipped. The notes count them, and give the numbers of
+  the first such lines. Raises InputError as `read_pairs` does, and if no pair of a
+  split is left.
   """
   splits, skipped, notes = {}, {}, {}  # notes without repetition
   for split, files in split_files.items():
@@ -116,7 +117,8 @@ def read_splits(split_files: Mapping[str, str]) -> Corpus:
       raise InputError(f"no pairs in {split}: every line of {files} has an empty side")
     if empty:
       lines = [str(index + 1) for index in empty[:_NAMED_LINES]]
-      lines += ["..."] * (len(empty) > _NAMED_LINES)
+      if len(empty) > _NAMED_LINES:
+        lines.append("...")
       some = f"{len(empty):,} (lines: {', '.join(lines)})"
       notes[f"pairs with an empty side skipped in {split}: {some}"] = None
     splits[split], skipped[split] = filled, tuple(empty)
@@ -135,8 +137,8 @@ def read_pairs(files: str) -> tuple[list[tuple[str, str]], list[str]]:
   has put quotes around the cells of a table, they are removed. Lines of SCAN, "IN: ...
   OUT: ...", are pairs as they are. The notes say how the files were read.
 
-  Raises InputError: a file is missing, unreadable or not UTF-8; two files differ in
-  length; or a line has too few or too many columns.
+  Raises InputError if a file is missing, unreadable or not UTF-8, if two files differ
+  in length, or if a line has too few or too many columns.
   """
   table = re.fullmatch(r"(.+):([1-9]\d*),([1-9]\d*)", files.strip())
   if table:
@@ -206,10 +208,10 @@ _SOME_QUOTED = re.compile(rf"{_ANY_CELL}(?:[\t\n]{_ANY_CELL})*+")
 
 
 def _is_csv(text: str) -> bool:
-  """Checks whether a csv writer has put the quotes into a table, not its sentences.
+  """Checks whether a csv writer has added the quotes in a table.
 
-  Some csv writers quote all cells. Others quote each cell that contains a quote, and
-  double that quote.
+  Otherwise the quotes are part of the sentences. Some csv writers quote all cells.
+  Others quote each cell that contains a quote, and double that quote.
   """
   pattern = _SOME_QUOTED if '""' in text else _ALL_QUOTED
   return bool(pattern.fullmatch(text))
@@ -221,7 +223,7 @@ def read_lines(path: pathlib.Path) -> list[str]:
   Splits at \\n alone. str.splitlines would also split at U+2028, U+0085 or a lone \\r
   inside a sentence, and all pairs after it would be misaligned.
 
-  Raises InputError: the file is missing, unreadable, or not UTF-8.
+  Raises InputError if the file is missing, unreadable, or not UTF-8.
   """
   try:
     text = read_content(path).decode("utf-8-sig")
@@ -314,8 +316,8 @@ def load_multi30k(
   """Loads Multi30k's captions: 29,000 pairs in train, 1,014 in valid, 1,000 in test.
 
   They are cased, not tokenised, and in upstream's order (Elliott et al. 2016, 2017);
-  test is test_2016_flickr. The folder `path` holds the files, or they are downloaded
-  (1.3 MB). `Upstream` describes the errors.
+  test is test_2016_flickr. The files are downloaded (1.3 MB), unless the folder `path`
+  holds them. `Upstream` describes the errors.
 
   `prepared` loads the text of the published baseline instead (Wu et al. 2021,
   LividWo/Revisit-MMT, 4.5 MB; English and German). It is in lower case, normalised, in
@@ -356,11 +358,11 @@ _SCAN_HELD_OUT = 1000
 def load_scan(path: str = "") -> Corpus:
   """Loads the length split of SCAN (Lake and Baroni 2018): commands and their actions.
 
-  Training outputs have at most 22 actions, outputs in `test` 24 to 48. Of upstream's
-  16,990 training pairs, 1,000 are `valid`, and another 1,000 the test set `within`. The
-  order of pairs is random, so the first ones of a split are a sample of it. The folder
-  `path` holds the files, or they are downloaded (4 MB). `Upstream` describes the
-  errors.
+  Training outputs have at most 22 actions. The outputs of `test` have 24 to 48. Two
+  more splits are taken from upstream's 16,990 training pairs: `valid` and the test set
+  `within`, with 1,000 pairs each. Pairs are in random order, so the first pairs of a
+  split are a sample of it. The files are downloaded (4 MB), unless the folder `path`
+  holds them. `Upstream` describes the errors.
   """
 
   pairs, n = _read_scan("tasks_train_length.txt", path), _SCAN_HELD_OUT

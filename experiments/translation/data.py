@@ -30,14 +30,14 @@ _LOADERS = dict(
 
 def check(config: ConfigDict) -> None:
   """Raises InputError for wrong languages or subword marks; reads no data."""
-  data = config.data
-  known = LANGUAGES[data.source]
+  settings = config.data
+  known = LANGUAGES[settings.source]
   if is_prepared(config):
     known = known[:2]
   pattern = "|".join(known) or "[a-z]{2,3}-[a-z]{2,3}"
-  if not re.fullmatch(pattern, data.languages):
+  if not re.fullmatch(pattern, settings.languages):
     raise InputError(
-      f"config.data.languages is {data.languages!r}: give source-target, "
+      f"config.data.languages is {settings.languages!r}: give source-target, "
       f"as {', '.join(known) or 'en-de'}"
     )
   if is_prepared(config) and not config.evaluation.subword_mark:
@@ -59,19 +59,22 @@ def load_data(config: ConfigDict) -> Corpus:
   options = config.data[source].to_dict()
   if len(LANGUAGES[source]) > 1:
     options["languages"] = config.data.languages
-  corpus = _LOADERS[source](**options)
-  if "valid" not in corpus.splits:
+  data = _LOADERS[source](**options)
+  if "valid" not in data.splits:
     raise InputError(
       "no validation pairs: give --config.data.pairs.valid=source_file,target_file"
     )
-  corpus = normalize(config.data, corpus)
-  _check_mark(config.evaluation.subword_mark, corpus)
-  return corpus
+  data = normalize(config.data, data)
+  _check_mark(config.evaluation.subword_mark, data)
+  return data
 
 
-def _check_mark(mark: str, corpus: Corpus) -> None:
-  """Raises InputError if there should be a subword mark, but no target has it."""
-  targets = (target for _, target in corpus.splits["train"])
+def _check_mark(mark: str, data: Corpus) -> None:
+  """Raises InputError if no training target has a subword that ends in `mark`.
+
+  An empty mark means that the text is not in subwords; then nothing is checked.
+  """
+  targets = (target for _, target in data.splits["train"])
   if mark and all(bleu.join_subwords(target, mark) == target for target in targets):
     raise InputError(
       f"config.evaluation.subword_mark is {mark!r}, but no training target's subword "
@@ -86,37 +89,42 @@ def list_tests(data: Corpus) -> list[str]:
   return sorted(names, key=lambda name: name != "test")
 
 
-def normalize(data: ConfigDict, corpus: Corpus) -> Corpus:
-  """Normalises pairs by `config.data`: lists now, other sequences item by item."""
-  if not (data.moses or data.lowercase):
-    return corpus
+def normalize(settings: ConfigDict, data: Corpus) -> Corpus:
+  """Normalises pairs as `config.data`, the `settings`, says.
+
+  Lists are normalised now, and other sequences whenever an item is read.
+  """
+  if not (settings.moses or settings.lowercase):
+    return data
 
   def normalize_pair(pair: tuple[str, str]) -> tuple[str, str]:
     source, target = pair
-    (source,) = normalize_lines(data, [source], side=0)
-    (target,) = normalize_lines(data, [target], side=1)
+    (source,) = normalize_lines(settings, [source], side=0)
+    (target,) = normalize_lines(settings, [target], side=1)
     return source, target
 
   splits = {}
-  for split, pairs in corpus.splits.items():
+  for split, pairs in data.splits.items():
     if isinstance(pairs, list):
       splits[split] = list(map(normalize_pair, pairs))
     else:
       splits[split] = corpora.LazyPairs(pairs, normalize_pair)
-  return corpus._replace(splits=splits)
+  return data._replace(splits=splits)
 
 
-def normalize_lines(data: ConfigDict, lines: Sequence[str], side: int = 0) -> list[str]:
+def normalize_lines(
+  settings: ConfigDict, lines: Sequence[str], side: int = 0
+) -> list[str]:
   """Normalises lines in the source language (side 0) or target language (side 1)."""
-  language = data.languages.split("-")[side]
-  options = dict(moses=data.moses, lowercase=data.lowercase)
+  language = settings.languages.split("-")[side]
+  options = dict(moses=settings.moses, lowercase=settings.lowercase)
   return corpora.normalize_lines(lines, language, **options)
 
 
 def learn_vocabulary(config: ConfigDict, data: Corpus, workdir: Path) -> Tokenizer:
   """Reads the tokenizer of the run directory, or trains one on the training split.
 
-  Raises InputError: there is a checkpoint, but its tokenizer is missing.
+  Raises InputError if there is a checkpoint, but its tokenizer is missing.
   """
   if (workdir / tok.FILE).exists() or any(workdir.glob("checkpoints/[0-9]*")):
     return tok.load_tokenizer(workdir)

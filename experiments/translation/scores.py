@@ -53,10 +53,11 @@ class Translated(NamedTuple):
 
 
 def make_score(run: Run, data: Corpus) -> Score:
-  """Makes a function of parameters that scores greedy translations, and shows a few.
+  """Makes a function that scores the greedy translations of a model, and shows a few.
 
-  It translates a sample of each split. Validation pairs are no longer than in training.
-  Test pairs are longer than in training, if there are any.
+  The function takes parameters, and translates a sample of each split. Validation pairs
+  are no longer than in training. Test pairs are longer than in training, if there are
+  any.
   """
   settings, mark = run.config.training, run.config.evaluation.subword_mark
   translate = make_translator(run, beam_size=1)
@@ -87,12 +88,20 @@ def make_score(run: Run, data: Corpus) -> Score:
 
 
 def translate_tests(run: Run, data: Corpus) -> dict[str, Translated]:
-  """Translates the test sets; with `given_lengths` also to their references' length."""
+  """Translates the test sets; returns the results by name.
+
+  If `config.evaluation.given_lengths` is set, translates each test set a second time.
+  Each translation then gets exactly as many tokens as its reference. The name of this
+  result ends in "_given".
+  """
   progress = {}
   if is_first():
     progress["track"] = functools.partial(track, what="sentences")
   translated = {}
-  for is_given in sorted({False, run.config.evaluation.given_lengths}):
+  kinds = [False]
+  if run.config.evaluation.given_lengths:
+    kinds.append(True)
+  for is_given in kinds:
     translate = make_translator(run, never_ends=is_given, **progress)
     for split in list_tests(data):
       pairs = data.splits[split]
@@ -114,7 +123,11 @@ def translate_tests(run: Run, data: Corpus) -> dict[str, Translated]:
 def score_lines(
   config: ConfigDict, translations: Sequence[str], references: Sequence[str]
 ) -> tuple[dict[str, bleu.Score], Int[np.ndarray, "sentences 7"]]:
-  """Joins the tokens of each line; computes `TITLES` and `sentence_statistics`."""
+  """Scores translations; returns the scores by name, and statistics of each sentence.
+
+  The names are the keys of `TITLES`. The statistics are rows of
+  `bleu.sentence_statistics`. Before scoring, subwords are joined into words.
+  """
   lowercase, mark = config.evaluation.lowercase, config.evaluation.subword_mark
   texts = join(translations, mark), join(references, mark)
   _, _, language = config.data.languages.partition("-")
@@ -139,7 +152,7 @@ def join(lines: Iterable[str], mark: str) -> list[str]:
 def evaluate(
   run: Run, splits: Mapping[str, Translated], workdir: Path
 ) -> Evaluation | None:
-  """Scores and writes the translations of each split, and draws one's attention.
+  """Scores and writes the translations of each split, and draws the attention in one.
 
   The file of translations has a line for each pair in the split's files; the line is
   empty if the pair was skipped. A row of `sentences` has the length of the pair's
@@ -157,15 +170,16 @@ def evaluate(
     return Evaluation(text, {}, {}, {})
   mark = run.config.evaluation.subword_mark
   rows, results, scores, sentences = {}, {}, {}, {}
-  for split, (pairs, translations, seconds, skipped) in splits.items():
+  for split, translated in splits.items():
+    pairs, translations = translated.pairs, translated.translations
     lines = join(translations, mark)
-    for index in skipped:  # in increasing order
+    for index in translated.skipped:  # in increasing order
       lines.insert(index, "")
     write_lines(workdir / f"{split}.translations.txt", lines)
     references = [target for _, target in pairs]
     named_scores, counts = score_lines(run.config, translations, references)
     rows[split] = {"sentences": len(pairs)} | named_scores
-    results[split] = {"sentences": len(pairs), "seconds": seconds}
+    results[split] = {"sentences": len(pairs), "seconds": translated.seconds}
     scores[split], signatures = {}, {}
     for name, score in named_scores.items():
       results[split][name] = score._asdict()
@@ -210,7 +224,11 @@ def score_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def format_samples(pairs: Pairs, translations: Sequence[str], mark: str) -> str:
-  """Formats pairs and translations; the lines of a sample are named."""
+  """Formats pairs and their translations to be read.
+
+  A sample has three lines, which begin with "source", "reference" and "translation".
+  Subwords are joined into words: inside a word, they end in `mark`.
+  """
   blocks = []
   for pair, translation in zip(pairs, translations, strict=False):
     lines = join([*pair, translation], mark)
@@ -242,7 +260,7 @@ def draw_attention(run: Run, source: str, translation: str, path: Path):
 def _compute_weights(
   graphdef: nnx.GraphDef, params: PyTree, source: Array, target: Array
 ):
-  """Computes the weights of both panels, (S, S) and (T, S), for ids (1, S), (1, T)."""
+  """Computes the weights of both panels, (S, S) and (T, S), from ids (1, S), (1, T)."""
   model = nnx.merge(graphdef, params)
   model.set_attributes(sow_weights=True, raise_if_not_found=False)
   _, sown = nnx.capture(model, nnx.Intermediate)(source, target)

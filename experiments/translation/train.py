@@ -1,6 +1,7 @@
 """Trains an encoder and a decoder to translate sentences, and scores them by BLEU.
 
-`train` says what happens, in order. `experiments.train` calls it.
+The function `train` says what happens, in order. The command `experiments.train` calls
+it.
 """
 
 import functools
@@ -28,17 +29,10 @@ from experiments.training.workdir import (
 )
 from experiments.translation import scores
 from experiments.translation.corpus import Corpus
-from experiments.translation.data import (
-  check,
-  empty_batch,
-  learn_vocabulary,
-  load_data,
-  make_batches,
-)
+from experiments.translation.data import check as check  # for commands
+from experiments.translation.data import empty_batch as empty_batch  # for commands
+from experiments.translation.data import learn_vocabulary, load_data, make_batches
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
-
-# Commands call these, besides the functions below.
-__all__ = ["check", "empty_batch", "load_data"]
 
 
 def train(

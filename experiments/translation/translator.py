@@ -141,11 +141,12 @@ class Translator:
     shape: tuple[int, int, int],
     waiting: list[int],
   ) -> Iterator[list[tuple[int, Int[np.ndarray, "L"] | None]]]:
-    """Yields lists of finished sources, with their tokens.
+    """Translates waiting sources in one stream of batches; yields lists of results.
 
-    Takes sources from the end of the list of waiting ones. Yields None instead of
-    tokens if a translation needs more room. The shape of a batch is devices, rows of a
-    device, tokens.
+    A result is the index of a source, and the tokens of its translation. The tokens are
+    None if the translation needs more room. Sources are taken from the end of
+    `waiting`, which several streams share. `shape` is the shape of a batch: devices,
+    rows of a device, tokens.
     """
     num_devices, num_rows, length = shape
     new = np.zeros((num_devices, num_rows), int)
@@ -173,10 +174,15 @@ class Translator:
 def _take_next(
   waiting: list[int], indices: Int[np.ndarray, "D numbers"], new: Int[np.ndarray, "D B"]
 ) -> Int[np.ndarray, "D B"]:
-  """Puts the next waiting sources into `new`; returns their numbers.
+  """Gives sources from the end of `waiting` to the devices, and a number to each.
 
-  A number identifies a sentence on its device; -1 marks a place in `new` that stays
-  empty. `indices` maps each number in use to the index of its source.
+  Every device takes its share, but no more than it has places and unused numbers. A
+  number identifies a sentence on its device: its result is found by it later. `indices`
+  maps each number to the index of a source, or to -1 if the number is unused.
+
+  `new` and the returned array have a row for each device. Where a source is taken,
+  `new` receives the index of the source, and the returned array its number. Elsewhere
+  `new` keeps its value, and the returned array is -1.
   """
   number = np.full(new.shape, -1, np.int32)
   num_devices, num_rows = new.shape
@@ -206,7 +212,10 @@ def _merge(streams: Sequence[Iterator[list]]) -> Iterator:
 
 
 def make_translator(run: Run, **changes) -> Translator:
-  """Makes a translator for a run, by `config.decoding` and changes to it."""
+  """Makes a translator for a run, with the options of `config.decoding`.
+
+  `changes` replaces some of these options.
+  """
   options = run.config.decoding.to_dict() | changes
   del options["average_checkpoints"]
   model = run.config.model.to_json(sort_keys=True)
@@ -251,7 +260,7 @@ class _Sources(NamedTuple):
 
 
 class _Progress(NamedTuple):
-  """Holds the batch, the number of sources it has taken, and results by number."""
+  """Holds the batch, how many sources it has taken, and the results of each number."""
 
   batch: _Batch
   num_taken: Int[Array, ""]
@@ -291,7 +300,10 @@ def _make_empty(rules: _Rules, params: PyTree, source: Int[Array, "B S"]) -> _Ba
 
 
 def _begin(rules: _Rules, model: nnx.Module, sources: _Sources, room: int) -> _Batch:
-  """Begins the search for new sentences: a batch without tokens."""
+  """Makes a batch in which each source has a row and the search has not yet begun.
+
+  Each row has room for `room` tokens.
+  """
   rows, beam_size = len(sources.limits), rules.beam_size
   cache = model.init_cache(rows, room, beam_size)
   search = begin(
@@ -311,8 +323,8 @@ def _advance(
 ) -> tuple[_Batch, Int[Array, " numbers"], Int[Array, "numbers L"]]:
   """Searches until all new sources have a row, and a few rows are free.
 
-  If `is_last`, searches until all sentences are finished. Also returns the states and
-  the best translations of sentences, by number.
+  If `is_last`, searches until all sentences are finished. Returns the batch, and for
+  each number the state and the best translation of its sentence.
   """
   rows = len(source)
   model = decoding_model(rules.graphdef, params)
@@ -364,7 +376,7 @@ def _fill(
 
 
 def _step(rules: _Rules, model: nnx.Module, batch: _Batch) -> _Batch:
-  """Extends all searches by a token; ends those that need more room."""
+  """Extends every search by a token; ends a search that needs more room."""
 
   def decode_step(tokens: Array, cache: PyTree) -> tuple[Array, PyTree]:
     logits, cache = model.decode(tokens, cache, batch.memories)

@@ -1,4 +1,4 @@
-"""Loads WMT 2014 by TFDS, which needs TensorFlow to prepare it, but not to read it."""
+"""Loads WMT 2014 with TFDS; preparing it needs TensorFlow, but reading it does not."""
 
 import importlib.util
 from typing import Any
@@ -18,8 +18,8 @@ def load(languages: str = "en-de") -> Corpus:
   TensorFlow, to unpack the archives (extra `wmt14`). Splits are read from disk item by
   item.
 
-  Raises InputError: the data are not prepared and there is no TensorFlow or no network,
-  or they are not in array_record format.
+  Raises InputError if the data are not in array_record format. If they are not prepared
+  yet, also raises InputError if there is no TensorFlow or no network.
   """
   pair = languages.split("-")
   (foreign,) = {*pair} - {"en"}

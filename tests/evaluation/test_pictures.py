@@ -46,7 +46,11 @@ def test_a_scheme_has_the_same_colour_and_marker_in_every_picture(
   monkeypatch, tmp_path
 ):
   figures = []
-  save = lambda figure, path: figures.append(figure) or path
+
+  def save(figure, path):
+    figures.append(figure)
+    return path
+
   monkeypatch.setattr(pictures, "save", save)
 
   def styles(*names):

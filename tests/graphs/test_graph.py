@@ -1,6 +1,7 @@
 """Graphs are batched completely once per epoch in few shapes."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,3 +72,12 @@ def test_an_edge_given_twice_is_one_and_another_label_or_feature_is_another_edge
   found = np.column_stack([graph.senders, graph.receivers, graph.labels])
   assert found.tolist() == [[0, 1, 2], [0, 1, 2], [0, 1, 0], [1, 1, 2]]
   assert graph.edge_features.tolist() == [[1, 5], [3, 5], [1, 5], [1, 5]]
+
+
+@pytest.mark.parametrize(
+  "changes", [{"nodes": []}, {"node_features": [[0.5]]}, {"target": [1]}]
+)
+def test_arrays_of_wrong_shapes_are_refused(changes):
+  arguments = {"nodes": [0, 0], "edges": [], "target": 1} | changes
+  with pytest.raises(ValueError, match="want a node or more"):
+    Graph.from_edges(**arguments)

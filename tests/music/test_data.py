@@ -181,7 +181,8 @@ def test_bad_folders_are_named(tmp_path):
   write(tmp_path / "24.mid")  # its hash is in valid
   none = f"no MIDI file for train: put .mid or .midi files into {tmp_path}/train, or"
   assert refusal(load, str(tmp_path)).startswith(none)
-  write(tmp_path / "train" / "a.mid")
+  (tmp_path / "train").mkdir()
+  (tmp_path / "train" / "a.mid").write_bytes(b"MThd")  # files are not read before
   none = f"no MIDI file for valid: put .mid or .midi files into {tmp_path}/valid"
   assert refusal(load, str(tmp_path)) == none
 

@@ -7,8 +7,10 @@ import numpy as np
 from compiling import make_random
 from flax import nnx
 
+from experiments.evaluation.pictures import make_figure
 from experiments.music import piano_roll as module
 from experiments.music import voices
+from experiments.music.midi_files import Note, Part, Score
 from experiments.music.piano_roll import last_weights
 from experiments.training.run import Run
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
@@ -36,6 +38,13 @@ def test_notes_are_bars_and_weights_a_row_for_each_layer(tmp_path, monkeypatch):
   (mesh,) = below.collections
   rows, steps = np.nonzero(mesh.get_array())
   assert [*zip(rows, steps, strict=True)] == [(0, 0), (0, 2), (1, 6)]
+
+
+def test_every_part_is_drawn_even_if_colours_repeat():
+  parts = [Part(str(pitch), [Note(0, 4, pitch, 80)]) for pitch in range(60, 65)]
+  ax = make_figure(2.0, 2.0).subplots()
+  module._draw_notes(ax, Score(parts, 4, [(0, 0.5)]), ticks=1)
+  assert len(ax.containers) == len(parts)
 
 
 SIZES = dict(num_layers=2, width=8, num_heads=2, feed_forward=8, max_distance=2)

@@ -4,7 +4,7 @@ import pathlib
 import shutil
 
 import pytest
-from test_checkpoint import make_state
+from train_states import make_state
 
 from experiments.training.checkpoint import Checkpoints
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from faults import damage
-from test_checkpoint import assert_same_bits, make_state
+from train_states import assert_same_bits, make_state
 
 from experiments.training import averaging
 from experiments.training.averaging import average_last
@@ -53,11 +53,25 @@ def test_an_average_is_kept_and_read_without_the_checkpoints(copied, average):
   assert again == steps == [2, 3]
 
 
-def test_an_average_is_computed_again_where_what_is_kept_is_not_it(copied, average):
-  average()
-  shutil.rmtree(copied / "3")
-  with Checkpoints(copied) as checkpoints:
+def flip_bit(folder):
+  file = folder.with_name("average.npz")
+  content = bytearray(file.read_bytes())
+  content[len(content) // 2] ^= 4
+  file.write_bytes(content)
+
+
+def save_other_values(folder):
+  shutil.rmtree(folder / "3")
+  with Checkpoints(folder) as checkpoints:
     checkpoints.save(3, make_state(7))
+
+
+@pytest.mark.parametrize("change", [flip_bit, save_other_values])
+def test_an_average_is_computed_again_where_what_is_kept_is_not_it(
+  copied, average, change
+):
+  average()
+  change(copied)
   wanted, _ = average_last(Checkpoints(copied), 2, part=1.0, like=make_state().params)
   assert_same_bits(average()[0], wanted)
 

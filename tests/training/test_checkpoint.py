@@ -12,29 +12,15 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import orbax.checkpoint as ocp
 import pytest
 from faults import damage, refusal
-from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
+from train_states import assert_same_bits, make_state
 
 from experiments.training.averaging import average_last
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.checkpoint_reader import Damage, check_digests
-from experiments.training.step import init_state
-
-
-def make_state(seed=0):
-  params = nnx.state(nnx.Linear(16, 8, rngs=nnx.Rngs(seed)), nnx.Param)
-  return init_state(params, optax.adam(0.1))._replace(step=jnp.int32(seed))
-
-
-def assert_same_bits(tree, wanted):
-  assert jax.tree.structure(tree) == jax.tree.structure(wanted)
-  for x, y in zip(jax.tree.leaves(tree), jax.tree.leaves(wanted), strict=True):
-    assert (x.dtype, x.shape) == (y.dtype, y.shape)
-    assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def test_a_translation_that_needs_more_room_is_searched_for_anew(model, monkeypa
   graphdef, params = model
   params = jax.tree.map(jnp.copy, params)
   params["softmax"]["table"][EOS] *= 0.0
-  options = dict(extra_length=60, token_budget=1024, beam_size=1)
+  options = dict(extra_length=60, token_budget=1024, beam_size=2)
   found = Translator(graphdef, params, TOKENIZER, ONE, **options)(SHORT)
   lengths = [len(tokens) for tokens in encode(TOKENIZER, found)]
   assert max(lengths) > 50, "a batch of 32 tokens has room for 48"
