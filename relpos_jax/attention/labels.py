@@ -59,8 +59,8 @@ class ByLabel(EdgeTerms):
   def with_checked_labels(self, name: str, *shapes: Shape):
     """Returns the relation with checked labels, which have one of the shapes.
 
-    Its tables must be checked already, since their rows are the labels. If traced
-    labels are out of range under `jax.debug_nans`, the tables become NaN.
+    Its tables must be checked already, since labels are indices of their rows. Under
+    `jax.debug_nans`, the tables become NaN if traced labels are out of range.
     """
     labels = check_array(f"{name}.labels", self.labels, jnp.integer, *shapes)
     check_range(f"{name}.labels", labels, self.num_rows)

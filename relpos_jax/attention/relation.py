@@ -58,8 +58,8 @@ class Relation:
   def checked(self, name: str, sizes: Sizes) -> "Relation":
     """Checks the fields, and returns the relation with arrays of one batch axis.
 
-    Errors name the relation `name`. Trained arrays are cast to the accumulation dtype, so that their gradients are
-    summed in it and rounded once.
+    Errors name the relation `name`. Trained arrays are cast to the accumulation dtype,
+    so that their gradients are summed in it and rounded once.
     """
     return self
 
