@@ -52,8 +52,8 @@ def edge_attention(
   A pair may have several edges. Then a_ij is the sum of the table rows of their
   distinct labels, plus the mean of their features times the kernel. The biases of the
   edges are added up. So a label that is repeated counts once, and features and biases
-  count for each edge. The result equals `dot_product_attention` with the relations and mask of
-  `pair_features`.
+  count for each edge. Without a bias, the result equals `dot_product_attention` with
+  the relations and the mask of `pair_features`.
 
   Takes O(M log M) comparisons, and O(M N H) memory and arithmetic for M edges.
 

@@ -261,7 +261,8 @@ FIRST_DERIVATIVES_ONLY = (
 def first_derivatives_only(function: Callable) -> Callable:
   """Makes a function raise `FIRST_DERIVATIVES_ONLY` when it is differentiated.
 
-  The backward pass of a `jax.custom_vjp` calls it. So only a second derivative raises.
+  Wrap a function that the rules of a `jax.custom_vjp` call. Then a first derivative
+  only calls it, and a second derivative raises.
   """
   function = jax.custom_jvp(function)
 

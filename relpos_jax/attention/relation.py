@@ -166,7 +166,7 @@ class TableRelation(Relation):
   def look_up(
     self, numbers: Float[Array, "#B #N _ R"], queries: Tokens, keys: Tokens
   ) -> Float[Array, "#B #N T S"]:
-    """Looks up the logit of each pair among the logits by row, from `project`."""
+    """Looks up the logit of each pair in `numbers`, the result of `project`."""
     labels = self.rows(queries, keys)
     if self.is_by_key:
       return lookup.look_up(numbers, labels.swapaxes(1, 2)).swapaxes(2, 3)

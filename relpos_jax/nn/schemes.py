@@ -68,7 +68,7 @@ class T5Positions(Positions):
 
 
 class AlibiPositions(Positions):
-  """Adds ALiBi's slopes, one per head, without parameters. Press et al. 2022.
+  """Adds ALiBi's bias: a fixed slope for each head, no parameters. Press et al. 2022.
 
   >>> AlibiPositions(8)().slopes.shape
   (8,)
