@@ -97,7 +97,7 @@ def _floats(inputs: Inputs, block: tuple[int, int]) -> Arrays:
 def _attend(
   plan: KernelPlan, floats: Arrays, key_masks: Arrays
 ) -> tuple[Array, Arrays]:
-  """Computes attention without the term of the value table, and weights for that term."""
+  """Computes attention without the value table's term, and weights for that term."""
   return _attend_forward(plan, floats, key_masks)[0]
 
 
