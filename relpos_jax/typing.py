@@ -1,12 +1,24 @@
 """Array types, and the letters for axes.
 
-A letter means the same in every annotation, local name and einsum.
+A letter has these meanings in every annotation, local name and einsum:
 
-B batch, T queries, S keys, N heads, K key heads, H head width, D model width, R
-rows of a relation's table, E edge labels, F edge features or feed-forward width, V
-vocabulary or width of values, L padded sentence length, W beam width, M edges of a list
-or tokens read at once, G graphs of a row or query heads that share a key head, C
-classes, P width of the second query of `ContentBias`.
+    B  batch
+    T  queries
+    S  keys
+    N  heads
+    K  key heads
+    G  query heads that share a key head; in batches of graphs, graphs of a row
+    H  head width
+    P  width of the second query of `ContentBias`; in decoding, length of prompts
+    V  width of values; in models and decoding, vocabulary
+    D  model width
+    R  rows of a relation's table
+    E  edge labels
+    F  edge features; in feed-forward layers, hidden width
+    M  edges of a list; in decoding, tokens that are read at once
+    L  padded sentence length
+    W  beam width; in a rolling cache, tokens of the window
+    C  classes; in attention, columns; in beam search, candidates
 """
 
 from typing import TYPE_CHECKING, Any, Literal

@@ -51,7 +51,10 @@ class ByDistance(TableRelation):
     return self.labels(queries.positions, keys.positions)
 
   def with_rows(self, labels: Int[Array, " M"], left: int):
-    """Selects rows of the tables by label; a label of -1 selects zeros."""
+    """Returns the relation with other rows, of which `left` are for negative distances.
+
+    New row m is the old row `labels[m]`, or zero if this label is -1.
+    """
     return dataclasses.replace(
       self, table=lookup.take_rows(self.table, labels), left=left
     )
@@ -76,7 +79,7 @@ class ByDistance(TableRelation):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RelativePositions(ByDistance, VectorRelation):
-  """Adds Shaw et al.'s vectors by clipped distance j - i to keys and values.
+  """Adds Shaw et al.'s vector of a pair's clipped distance to keys and values.
 
   a_ij is row `clip(j - i, -left, right) + left` of a table of R = left + 1 + right
   rows. With the default symmetric table, R = 2k + 1, row 0 is "k or more to the left",
@@ -135,7 +138,7 @@ class RelativePositions(ByDistance, VectorRelation):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DistanceBias(ByDistance):
-  """Adds a trained number to the logit by distance j - i, after the scale.
+  """Adds a trained number to the logit, after the scale: one for each distance j - i.
 
   Attributes:
     table: `[R]`, shared by the heads, or `[R, N]`.
@@ -167,8 +170,7 @@ class DistanceBias(ByDistance):
     Args:
       buckets: `[num_buckets, N]`, or `[num_buckets]`; T5X stores the transpose.
       bidirectional: whether the second half of the buckets is for later keys, as in
-        encoders.
-        Otherwise later keys share the bucket of distance 0 (decoders).
+        encoders. Otherwise, as in decoders, later keys share the bucket of distance 0.
       max_distance: the distance from which on all keys share the last bucket.
 
     >>> import jax.numpy as jnp
@@ -365,8 +367,8 @@ class _ProjectedKeys(KeyBias):
 def _deberta_table(buckets: ArrayLike, max_distance: int) -> Float[Array, "R ..."]:
   """Returns a row for each distance j - i from -max_distance to max_distance.
 
-  The bucket is `make_log_bucket_position` of the authors, for the distance i - j, and
-  clipped.
+  The bucket of a row is the authors' `make_log_bucket_position` of i - j, clipped to
+  the rows of `buckets`.
   """
   buckets = jnp.asarray(buckets)
   num_rows, exact = len(buckets), len(buckets) // 4

@@ -27,7 +27,10 @@ def keep(seeds: Array, rows: Array, columns: Array, rate: float) -> Bool[Array, 
 
 
 def from_row(seeds: Array | None, first: int | Int[Array, "*#B"]) -> Array | None:
-  """Returns seeds [B, N] for rows that count from `first`, for the same dropout."""
+  """Returns seeds [B, N] for rows that are numbered from `first` instead of from 0.
+
+  With them, `keep` drops the same weights.
+  """
   if seeds is None or (isinstance(first, int) and first == 0):
     return seeds
   return seeds - jnp.int32(first).reshape(-1, 1) * _WEYL

@@ -23,7 +23,7 @@ _NOWHERE = 2**30  # an index that no array has: scattered nowhere, read as zero
 
 
 class EdgeTerms(TableRelation):
-  """A relation with a term for each edge of a list, and arrays [*B, M, ...]."""
+  """Defines a term for each of M edges. Its arrays have the axes [*B, M, ...]."""
 
   def checked_edges(self, name: str, sizes: Sizes, num_edges: int) -> "EdgeTerms":
     """Returns the relation with its tables and arrays of edges checked."""
@@ -32,18 +32,23 @@ class EdgeTerms(TableRelation):
   def shares(
     self, senders: Int[Array, "B M"], receivers: Int[Array, "B M"], dtype: DTypeLike
   ) -> Float[Array, "B M"]:
-    """Returns the factor of each edge in the sum over the edges of its pair."""
+    """Returns the number that multiplies the term of each edge.
+
+    A pair of several edges has the sum of their terms. `EdgeFeatures` returns 1 / n for
+    each of n edges, so the sum is the mean. Labels return 1 for one edge of each label
+    and 0 for its repetitions, so the sum is over distinct labels.
+    """
     raise NotImplementedError
 
   def edge_rows(self, table: Float[Array, "R #N *H"]) -> Float[Array, "B M #N *H"]:
-    """Returns the table row of every edge."""
+    """Returns the row of every edge: a table row, or features times the kernel."""
     raise NotImplementedError
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EdgeList(Relation):
-  """The terms of M edges of each sequence; all other pairs have none.
+  """Adds the terms of M edges in each sequence; all other pairs have none.
 
   Made by `EdgeLabels.from_edges`, `EdgeFeatures.from_edges` and `LabelBias.from_edges`.
 
@@ -51,7 +56,8 @@ class EdgeList(Relation):
     senders, receivers: integers `[B, M]`, rows of the keys and of the queries; -1 is
       padding.
     terms: the relation, with arrays `[B, M, ...]`.
-    shares: the factor of each edge, known once the edges are checked.
+    shares: the numbers `[B, M]` that multiply the terms, see `EdgeTerms.shares`; None
+      until `checked` computes them.
   """
 
   senders: Leaf
@@ -61,7 +67,7 @@ class EdgeList(Relation):
 
   @property
   def is_scaled(self) -> bool:
-    """Returns whether the scale multiplies the logits."""
+    """Returns whether the scale multiplies the edges' terms of the logits."""
     return self.terms.is_scaled
 
   def checked(self, name: str, sizes: Sizes) -> "EdgeList":
@@ -139,7 +145,7 @@ def check_ends(
 ) -> tuple[Int[Array, "B M"], Int[Array, "B M"]]:
   """Returns checked indices of keys and of queries; padding becomes `_NOWHERE`.
 
-  Errors name them with the prefix, such as "relations.".
+  In errors, their names begin with the prefix, such as "relations.".
   """
   shape = *sizes.batch, *jnp.shape(senders)[-1:]
   senders = check_array(f"{prefix}senders", senders, jnp.integer, shape)

@@ -45,13 +45,15 @@ def edge_attention(
   $$z_i = \sum_{j \to i} \mathrm{softmax}_j(e_{ij}) (v_j + a^V_{ij})$$
 
   Shaw et al. 2018, section 3.1. The receiver is the query i, and the sender is the key
-  j. Pairs without an edge are masked, and so is a node without an edge to itself. A
-  node without incoming edges gets zero output and zero gradient.
+  j. Pairs without an edge are masked. So a node attends to itself only along an edge
+  from itself to itself. A node without incoming edges gets zero output and zero
+  gradient.
 
-  A pair may have several edges. Then a_ij adds the table rows of their distinct labels,
-  and the mean of their features times the kernel. So a repeated edge changes only the
-  mean. The result equals `dot_product_attention` with the relations and mask of
-  `pair_features`.
+  A pair may have several edges. Then a_ij is the sum of the table rows of their
+  distinct labels, plus the mean of their features times the kernel. The biases of the
+  edges are added up. So a label that is repeated counts once, and features and biases
+  count for each edge. Without a bias, the result equals `dot_product_attention` with
+  the relations and the mask of `pair_features`.
 
   Takes O(M log M) comparisons, and O(M N H) memory and arithmetic for M edges.
 
@@ -178,9 +180,9 @@ def _check_bias(
 
 
 def _flatten_rows(rows: Int[Array, "B M"], number: int) -> Int[Array, " BM"]:
-  """Counts rows, of which a sequence has `number`, through the whole batch.
+  """Turns indices in each sequence into indices in the flattened batch.
 
-  Padding is out of range.
+  A sequence has `number` rows. Padding stays out of range.
   """
   first = number * jnp.arange(len(rows))[:, None]
   return jnp.where(rows < number, first + rows, number * len(rows)).ravel()
@@ -195,7 +197,10 @@ def _flatten_nodes(x: Float[Array, "*B T K H"], heads: int) -> Float[Array, "BT 
 def _vectors(
   name: str, terms: list[EdgeTerms], shares: list[Float[Array, "B M"]]
 ) -> Iterator[tuple[Float[Array, "BM #N H"], Float[Array, "BM 1"]]]:
-  """Yields the table row of every edge in the "key" or "value" table, and its share."""
+  """Yields, for each relation, its "key" or "value" row of every edge, and the shares.
+
+  See `EdgeTerms.edge_rows` and `EdgeTerms.shares`.
+  """
   for term, share in zip(terms, shares, strict=True):
     table = getattr(term, name)
     if table is not None:
@@ -241,9 +246,11 @@ def pair_features(
   """Returns the features of every pair of nodes, for `EdgeFeatures`, and the mask.
 
   The features of a pair are the multi-hot vector of its labels, then the mean of its
-  edges' features. For the result of `edge_attention`, the kernel of `EdgeFeatures` is
-  the label table and the feature kernel, concatenated. Label -1 is an edge without a
-  label; without features, F is 0. Other labels out of range are clamped, or NaN as in
+  edges' features. With the label table and the feature kernel, concatenated, as the
+  kernel of `EdgeFeatures`, the operator returns what `edge_attention` returns.
+
+  Label -1 is an edge without a label; without features, F is 0. Other labels out of
+  range are clamped. Under `jax.debug_nans`, traced ones make all features NaN, as in
   `EdgeLabels`. Takes O(T T (E + F)) memory.
 
   >>> senders, receivers, labels = jnp.array([[0, 0], [1, 1], [0, 2]])

@@ -51,10 +51,11 @@ class EdgeFeatures(EdgeTerms, VectorRelation):
     key: ArrayLike | None,
     value: ArrayLike | None,
   ) -> EdgeList:
-    """Gives features `[B, M, F]` to the pairs of M edges, as `EdgeLabels.from_edges`.
+    """Returns the relation of a list of M edges, which give their pairs features.
 
-    All other pairs attend to each other without. A pair of several edges has the mean
-    of their features, as in `edge_attention`.
+    All other pairs attend to each other, too, without features. If a pair has several
+    edges, it has the mean of their features, as in `edge_attention`. The features are
+    `[B, M, F]`, and the other arguments are as in `EdgeLabels.from_edges`.
     """
     return EdgeList(senders, receivers, cls(features, key, value))
 
@@ -82,7 +83,10 @@ class EdgeFeatures(EdgeTerms, VectorRelation):
     return dataclasses.replace(relation, features=with_one_batch_axis(features, 3))
 
   def with_checked_features(self, name: str, *shapes: Shape):
-    """Checks the features, after the kernels, and returns the relation."""
+    """Returns the relation with checked features, which have one of the shapes.
+
+    Its kernels must be checked already: they have a row for each feature.
+    """
     wanted = [(*shape, self.num_rows) for shape in shapes]
     features = check_array(f"{name}.features", self.features, jnp.floating, *wanted)
     return dataclasses.replace(self, features=features)

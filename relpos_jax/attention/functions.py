@@ -169,9 +169,10 @@ class PairProgram:
   JAX compares plain functions by identity. A compiled call would then keep the values
   that the function closes over, such as the weights of a module, from the first call.
 
-  Arrays that the function reads become arguments. What the text of a program does not
-  show must be the same object: arrays within a `jax.jit` that it calls, and callbacks.
-  Rules of derivatives are shown by the text of its derivative.
+  Arrays that the function reads become arguments. Two programs are equal if their texts
+  are, and if what the texts do not show are the same objects. These are callbacks, and
+  arrays that a `jax.jit` within the function reads. If the function calls one with its
+  own rule of differentiation, the text of its derivative is compared, too.
   """
 
   def __init__(
@@ -207,7 +208,11 @@ class PairProgram:
 def _trace_derivative(
   function: Callable, params: Any, query_position: Any, key_position: Any, *data: Any
 ) -> core.ClosedJaxpr:
-  """Traces a function's gradient, with the rules of the functions that it calls."""
+  """Traces a function's gradient with respect to the parameters and the data.
+
+  If the function calls one with a rule of its own (`jax.custom_vjp`, `jax.custom_jvp`),
+  the rule is in the text of this program, and not in that of the function.
+  """
 
   def differentiate(params, i, j, *data):
     def of_floats(params, data):
@@ -241,7 +246,7 @@ def _primitives(jaxpr: core.Jaxpr) -> set[str]:
 
 
 def _hidden_in(jaxpr: core.Jaxpr) -> Iterator[Any]:
-  """Yields what the text of a program does not show."""
+  """Yields what the text of a program does not show: callbacks and inner constants."""
   for equation in _equations(jaxpr):
     if "callback" in equation.primitive.name:
       yield equation.params

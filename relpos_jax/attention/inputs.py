@@ -55,7 +55,7 @@ class AttentionOptions(TypedDict, total=False):
 class Inputs(NamedTuple):
   """Holds the checked arguments of a call, with one batch axis and with defaults.
 
-  The terms of all relations are added. There are A biases: each belongs to B / A
+  The bias has its own batch size A, a divisor of B: each bias belongs to B / A
   consecutive sequences.
   """
 
@@ -294,7 +294,7 @@ def check_numbers(
 def _draw_seeds(
   rate: float, key: ArrayLike | None, sizes: Sizes
 ) -> Int[Array, "B N"] | None:
-  """Draws a seed for every head; `dropout.keep` decides every weight by it."""
+  """Draws a seed for every head: `dropout.keep` hashes it to drop weights."""
   if not rate or key is None:
     return None
   bits = jax.random.bits(key, (*sizes.batch, sizes.heads), "uint32")

@@ -42,7 +42,10 @@ class ByLabel(EdgeTerms):
     return table[jnp.maximum(clamp(self.labels, self.num_rows), 0)]
 
   def with_checked_edges(self, name: str, sizes: Sizes, num_edges: int):
-    """Returns the relation, with checked tables, with a label for each edge."""
+    """Returns the relation with checked labels, one for each edge.
+
+    Its tables must be checked already.
+    """
     relation = self.with_checked_labels(name, (*sizes.batch, num_edges))
     labels = with_one_batch_axis(relation.labels, 1)
     return dataclasses.replace(relation, labels=labels)
@@ -54,7 +57,11 @@ class ByLabel(EdgeTerms):
     return dataclasses.replace(self, labels=slice_queries(self.labels, start, size))
 
   def with_checked_labels(self, name: str, *shapes: Shape):
-    """Checks the labels, after the tables, and returns the relation."""
+    """Returns the relation with checked labels, which have one of the shapes.
+
+    Its tables must be checked already, since labels are indices of their rows. Under
+    `jax.debug_nans`, the tables become NaN if traced labels are out of range.
+    """
     labels = check_array(f"{name}.labels", self.labels, jnp.integer, *shapes)
     check_range(f"{name}.labels", labels, self.num_rows)
     tables = jax.tree.map(
@@ -74,7 +81,7 @@ class ByLabel(EdgeTerms):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EdgeLabels(ByLabel, VectorRelation):
-  """Adds a vector to keys and values by the label of the edge from i to j.
+  """Adds the vector of a pair's edge label to keys, to values, or to both.
 
   a_ij is row `labels[i, j]` of a table. `RelativePositions` is the special case of
   labels that are clipped distances. Shaw et al. 2018, section 3.1.
@@ -109,11 +116,11 @@ class EdgeLabels(ByLabel, VectorRelation):
     key: ArrayLike | None,
     value: ArrayLike | None,
   ) -> EdgeList:
-    """Labels the pairs of M edges; all other pairs attend to each other without label.
+    """Returns the relation of a list of M edges, which label their pairs.
 
-    Takes memory for the edges and a block of queries, not for `[T, S]`. A pair of
-    several edges has the sum of the rows of its distinct labels, as in
-    `edge_attention`.
+    All other pairs attend to each other, too, without a label. If a pair has several
+    edges, the rows of their distinct labels are added, as in `edge_attention`. Memory
+    grows with the number of edges: no array `[T, S]` of labels is made.
 
     Args:
       senders, receivers: integers `[B, M]`, rows of the keys and of the queries; -1 is
@@ -145,7 +152,7 @@ class EdgeLabels(ByLabel, VectorRelation):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LabelBias(ByLabel):
-  """Adds an edge bias to the logit after the scale: a number by label.
+  """Adds an edge bias to the logit, after the scale: the number of the pair's label.
 
   In Swin (Liu et al. 2021, section 3.2) the label of two patches is their offset in
   rows and columns. In Graphormer (Ying et al. 2021, section 3.1.2) the label of two
@@ -172,7 +179,10 @@ class LabelBias(ByLabel):
   def from_edges(
     cls, senders: ArrayLike, receivers: ArrayLike, labels: ArrayLike, table: ArrayLike
   ) -> EdgeList:
-    """Adds numbers to the pairs of M edges, as `EdgeLabels.from_edges` adds vectors."""
+    """Returns the relation of a list of M edges, as `EdgeLabels.from_edges` does.
+
+    If a pair has several edges, the numbers of their distinct labels are added.
+    """
     return EdgeList(senders, receivers, cls(labels, table))
 
   def with_checked_table(self, name: str, sizes: Sizes) -> "LabelBias":
@@ -189,7 +199,10 @@ class LabelBias(ByLabel):
 
 
 def clamp(labels: Integer[Array, "..."], num_rows: int) -> Int[Array, "..."]:
-  """Clips labels of any integer dtype to -1 to num_rows - 1, as int32."""
+  """Clips labels to the range from -1 to num_rows - 1, and casts them to int32.
+
+  They may have any integer dtype.
+  """
   promoted = labels.astype(jnp.promote_types(labels.dtype, jnp.int32))
   return jnp.clip(promoted, -1, num_rows - 1).astype(jnp.int32)
 

@@ -56,13 +56,13 @@ def _unsupported_kind(inputs: Inputs) -> str | None:
 def attention(
   inputs: Inputs, *, interpret: bool | None = None
 ) -> Float[Array, "B T N V"]:
-  """Computes attention by the kernels.
+  """Computes attention with the kernels.
 
   Args:
     inputs: the arguments of the call.
-    interpret: whether to interpret them on a CPU; None does so except on GPUs. With one
-      core and one CPU device JAX's interpreter once waited forever. With eight devices
-      (`jax_num_cpu_devices`) it did not.
+    interpret: whether to interpret the kernels on a CPU; None does so except on GPUs.
+      With one core and one CPU device JAX's interpreter once waited forever. With eight
+      devices (`jax_num_cpu_devices`) it did not.
   """
   low, high = pallas_calls.distances(inputs)
   plan = KernelPlan(
@@ -107,7 +107,7 @@ def _floats(plan: KernelPlan, inputs: Inputs) -> Arrays:
 
 
 def _rows(plan: KernelPlan, weights: Arrays) -> Float[Array, "B N T R"]:
-  """Sums weights by table row."""
+  """Sums the weights of each query for every table row."""
   left, right = weights["weight_left"], weights["weight_right"]
   rows = jax.ShapeDtypeStruct((*left.shape, plan.num_rows), left.dtype)
   (by_row,) = jax.linear_transpose(functools.partial(to_tiles, plan), rows)(
@@ -123,7 +123,7 @@ _WEIGHTS = "weight_tiles", "weight_left", "weight_right"
 def _attend(
   plan: KernelPlan, floats: Arrays, key_masks: Arrays
 ) -> tuple[Array, Arrays]:
-  """Computes the output without the value table, and the weights of tiles and sides."""
+  """Computes attention without the value table's term, and weights for that term."""
   return _attend_forward(plan, floats, key_masks)[0]
 
 

@@ -1,14 +1,17 @@
 """The GPU kernels in Mosaic, for Hopper: one for the output, two for the gradients.
 
 They were interpreted on a CPU, with checks for races, and never ran on a GPU. The
-checks see a missing wait for a copy. They see neither a missing `commit_smem` nor warps
-that overtake each other.
+checks find a missing wait for a copy. They find neither a missing `commit_smem` nor a
+warp that overtakes another.
 
-For a block of queries, the tiles of keys are in three groups. Some tiles are left of
-the band (band.py) and some are right of it: there all keys of a query have the same
-relative term. The others, which touch the band, are *mixed*. A mixed tile reads its
-terms as a tile of an array, and writes their gradients to a tile, so that no kernel
-gathers or scatters. `to_tiles` makes this array of the logits by table row.
+A tile is a block of 64 queries and a block of 64 keys. It is *mixed* if it touches the
+band (band.py), where the relative term depends on the distance. All other tiles are
+left or right of the band: there a query has the same relative term for all keys.
+
+Each query has a logit for every table row. `to_tiles` makes of these an array with one
+number for each pair in a mixed tile. A kernel reads the part of a tile as it is, and
+writes its gradients to the same place of another array. So it gathers and scatters
+nothing.
 
 A masked pair has a very low, finite logit. A weight is exp(logit - maximum) *
 inverse_total, forward and backward. With a single log-sum-exp, float32 would lose small
@@ -63,7 +66,7 @@ class KernelPlan(NamedTuple):
 
   @property
   def mixed(self) -> range:
-    """The mixed tiles of a block, counted from the tile with the same index."""
+    """Returns the indices of a block's mixed tiles, minus the block's own index."""
     return range((self.low + 1) // TILE, -(-(self.high + TILE - 1) // TILE))
 
   @property
@@ -77,11 +80,15 @@ class KernelPlan(NamedTuple):
 def to_tiles(
   plan: KernelPlan, rows: Float[Array, "B N T R"]
 ) -> Float[Array, "B N I Q C"]:
-  """Lays out numbers by table row as mixed tiles: [i, q, c] belongs to column c.
+  """Returns a number for each pair in a mixed tile, from each query's numbers by row.
 
-  Query q of block i has its numbers, which are indexed by distance, shifted by q, as in
-  the skew of Huang et al. 2018, section 3.4.1, for each block. It costs copies and no
-  arithmetic. Rows that do not depend on the query (T = 1) make one block.
+  Element [i, q, c] is for query q of block i and for column c of its mixed tiles. The
+  columns are consecutive keys. Column 0 of block i is key
+  TILE * (i + plan.mixed.start), which may be out of range.
+
+  In each block, the numbers of query q are ordered by distance and shifted by q, as in
+  the skew of Huang et al. 2018, section 3.4.1. This copies, and computes nothing. If
+  all queries have the same numbers (T = 1), so have all blocks, and I is 1.
   """
   batch, heads, length, num_rows = rows.shape
   if length == 1:
@@ -110,9 +117,10 @@ def _is_visited(plan: KernelPlan, tiles: Array, num_keys: int) -> Bool[Array, "I
 
 
 def forward(plan: KernelPlan, operands: Arrays) -> Arrays:
-  """Computes attention without the value table, and the weights by table row.
+  """Computes attention without the term of the value table, and weights for that term.
 
-  The weights are `weight_tiles` of mixed tiles, and sums left and right of them.
+  The weights are `weight_tiles`, a weight for each pair in a mixed tile, and for each
+  query the sums `weight_left` and `weight_right` over the keys of the other tiles.
   """
   query, value = operands["query"], operands["value"]
   batch, length, heads, _ = query.shape
@@ -159,7 +167,12 @@ def backward(plan: KernelPlan, operands: Arrays) -> Arrays:
 
 
 def _by_row(plan: KernelPlan, name: str, row: jax.ShapeDtypeStruct) -> Arrays:
-  """Returns the shapes of an array of mixed tiles, and of sums beside them."""
+  """Returns the shapes of the three arrays that hold weights, or gradients of logits.
+
+  `{name}_tiles` has a number for each pair in a mixed tile. `{name}_left` and
+  `{name}_right` have a number for each query: the sum over the keys of the tiles left
+  and right of the band.
+  """
   *heads, length = row.shape
   tiles = *heads, length // TILE, TILE, TILE * len(plan.mixed)
   return {
@@ -312,7 +325,10 @@ def _weights_and_d_logits(
 
 
 class _Tile(NamedTuple):
-  """Describes a tile: a block of queries and a block of keys, of the kernel's head."""
+  """Describes a tile: a block of queries and a block of keys.
+
+  The sequence and the head are those for which the kernel runs.
+  """
 
   plan: KernelPlan
   block: Array  # the index of the block of queries
@@ -335,7 +351,10 @@ class _Tile(NamedTuple):
     return reference.at[tuple(index)]
 
   def load(self, arrays: Arrays, name: str) -> Array:
-    """Loads numbers per query, per key or per pair into registers."""
+    """Loads the tile's part of an array into registers.
+
+    The array has a number for each query, key or pair.
+    """
     reference = self.at(arrays, name)
     layout = plgpu.Layout.WGMMA
     if reference.ndim == 1:
@@ -358,9 +377,11 @@ class _Tile(NamedTuple):
 def _over_tiles(
   plan: KernelPlan, operands: Arrays, along: str, visit: Callable, state: tuple
 ) -> tuple:
-  """Calls `visit(tile, state)` for each tile of a block that is not masked.
+  """Calls `state = visit(tile, state)` for each tile, and returns the last state.
 
-  The tiles are along the keys ("S") or the queries ("T") of the block.
+  A kernel runs for one block. If `along` is "S", it is a block of queries, and the
+  tiles have all blocks of keys. If `along` is "T", it is a block of keys, and the tiles
+  have all blocks of queries. Tiles that causality masks are left out.
   """
   block = lax.axis_index("block")
   num_tiles = operands["key" if along == "S" else "query"].shape[1] // TILE
@@ -403,7 +424,7 @@ def _logits(operands: Arrays, buffers: Arrays, tile: _Tile) -> Float[Array, "Q S
 
 
 def _terms(operands: Arrays, name: str, tile: _Tile) -> Float[Array, "Q S"]:
-  """Loads a number for each pair; off the band, one for each query."""
+  """Loads a number for each pair of a mixed tile, or for each query of another."""
   if tile.side == "mixed":
     return tile.load(operands, f"{name}_tiles")
   return _column(tile.load(operands, f"{name}_{tile.side}"))
@@ -412,7 +433,11 @@ def _terms(operands: Arrays, name: str, tile: _Tile) -> Float[Array, "Q S"]:
 def _add_by_row(
   arrays: Arrays, name: str, tile: _Tile, sides: Arrays, x: Array, in_tile: Array
 ) -> None:
-  """Stores `in_tile` if the tile is mixed; otherwise adds x to the sum of its side."""
+  """Keeps a tile's share of the three arrays of `_by_row`.
+
+  If the tile is mixed, it stores `in_tile`, a number for each pair. Otherwise it sums x
+  over the keys, and adds the sum to that of the tile's side.
+  """
   if tile.side == "mixed":
     tile.store(arrays, f"{name}_tiles", in_tile)
   else:
@@ -480,7 +505,7 @@ def _zeros(width: int) -> Array:
 
 
 def _row(x: float) -> Array:
-  """Returns a number for each query."""
+  """Returns x for each query of a block, [TILE]."""
   row = jnp.full((TILE,), x, jnp.float32)
   return plgpu.layout_cast(row, plgpu.Layout.WGMMA.reduce(1))
 
@@ -490,10 +515,10 @@ def _zero_sides() -> Arrays:
 
 
 def _column(x: Array, width: int = TILE) -> Array:
-  """Repeats a number per query for each column."""
+  """Broadcasts a number for each query [TILE] to all columns, [TILE, width]."""
   return lax.broadcast_in_dim(x, (TILE, width), [0])
 
 
 def _line(x: Array) -> Array:
-  """Repeats a number per key for each query."""
+  """Broadcasts a number for each key [TILE] to all queries, [TILE, TILE]."""
   return lax.broadcast_in_dim(x, (TILE, TILE), [1])

@@ -91,12 +91,13 @@ def dot_product_attention(
   value may reach the result, since zero times NaN is NaN.
 
   Outside of `jax.jit`, JAX compiles a call once for its shapes and options. A new
-  `query_offset` compiles nothing. On a CPU, nor does a new `scale`. On other devices it
-  may, because kernels are compiled for one scale.
+  `query_offset` compiles nothing. A new `scale` compiles nothing on a CPU, unless
+  `implementation` names a kernel. On other devices it may compile the call again,
+  because a kernel is compiled for one scale.
 
   Args:
-    query: `[B, T, N, H]`. Here and below, B stands for any number of batch axes: `[T,
-      N, H]` and `[B, R, T, N, H]` work, too.
+    query: `[B, T, N, H]`. Here and below, B stands for any number of batch axes. For
+      example, `[T, N, H]` has none, and `[X, Y, T, N, H]` has two.
     key: `[B, S, K, H]`. N is a multiple of K: consecutive query heads share a key head.
     value: `[B, S, K, V]`, with any width V. Value tables have the same width.
     bias: floating numbers that are added to the scaled logits. Any rank that broadcasts
@@ -115,21 +116,24 @@ def dot_product_attention(
     weights: "softmax", or "silu": SiLU(logit) / n in place of a softmax over the keys
       (HSTU: Zhai et al. 2024, equation 2). Masked pairs have weight 0. It takes no
       sinks and returns no residual.
-    divisor: n of "silu", one number. Default: the number of keys. Beside padding or a
-      cache give a number that does not depend on them.
+    divisor: n of "silu", one number. Default: the number of keys S, which counts
+      padding and the unused slots of a cache. If there are any, give a number that does
+      not depend on them.
     is_causal: whether to mask the keys with later positions than the query.
-    query_positions: integers `[B, T]` or `[T]`, `arange(T)` by default. Their
-      differences must fit in 32 bits; traced positions may wrap around. Rows that pack
-      several sequences need segment ids but no positions, since distances within a
-      segment stay the same.
+    query_positions: integers `[B, T]` or `[T]`, `arange(T)` by default. The distances
+      between queries and keys must fit in 32 bits. Traced positions need not: if they
+      wrapped around at 2**31, their distances are still right. Rows that pack several
+      sequences need segment ids but no positions, since distances within a segment stay
+      the same.
     key_positions: integers `[B, S]` or `[S]`, `arange(S)` by default. Mask the unused
       slots of a cache.
     query_offset: an integer or integers `[B]`, instead of positions: queries are at
       query_offset, query_offset + 1, ..., keys at 0, 1, ... Every implementation
       supports it. So prefer it for chunked prefill, decoding with a cache, and shards
       of a sequence. Within `jax.jit` a Python int is static. The range is -2**30 to
-      2**30; for traced offsets, distances must fit in 32 bits. Without an offset, one
-      causal query is at position 0, as in jax.nn; with relations this warns.
+      2**30; for traced offsets, distances must fit in 32 bits. Without an offset or
+      positions, a single query is at position 0, as in jax.nn. Under causality it then
+      attends to the first key alone; with relations, such a call warns.
     query_seq_lengths: integers `[B]`, or one for all. Queries past the length of their
       row get zero, as in jax.nn.
     key_value_seq_lengths: integers `[B]`, or one for all. Keys past the length of their
@@ -141,13 +145,14 @@ def dot_product_attention(
     dropout_rate: the share of weights to drop, for v_j and aV_ij alike.
     dropout_key: `jax.random.key`, or an old `PRNGKey`. Needed if the rate is positive.
     implementation: a name, or None to choose one; see `explain`. None chooses
-      "chunked" for long sequences, which on CPUs is from 64 keys on. The only kernel
-      that it chooses is "pallas_gpu": on one H200, for causal self-attention in
-      bfloat16 from 1,024 tokens on, with head width 64. There, from 2,048 tokens on, it
-      takes cuDNN by jax.nn for calls without relations and masks. Kernels and cuDNN
-      have first derivatives in reverse mode only, and so has "chunked" if all relations
-      go by distance. For forward mode or second derivatives name "projected" or "skew".
-      Name one of these for arrays on the CPU of a machine with an H200, too.
+      "chunked" for long sequences, which on CPUs is from 64 keys on. None chooses a
+      kernel or cuDNN only on one H200, for causal self-attention in bfloat16 with head
+      width 64: from 1,024 tokens on the kernel "pallas_gpu", and from 2,048 tokens on
+      cuDNN through jax.nn, if the call has neither relations nor masks. The choice is
+      for JAX's default device, so name "projected" or "skew" for arrays on the CPU of a
+      machine with an H200. Name one of these two for forward mode or second
+      derivatives, too: kernels and cuDNN have only first derivatives in reverse mode.
+      The same holds for "chunked" if all relations go by distance.
     return_residual: whether to return the log-sum-exp of the logits, too, as in jax.nn.
 
   Returns:
@@ -278,7 +283,8 @@ def _compute(
   """Computes `function(inputs, implementation)`, compiled unless within `jax.jit`.
 
   JAX compiles it once for the shapes and for the values that are not arrays. `result`
-  has the letters of each result's axes.
+  names the axes of the result by letters, such as "BNTS". For several results it is a
+  tuple of such names.
   """
   # In jax.jit new arrays are tracers. Under jax.grad and jax.vmap they are concrete.
   is_in_jit = isinstance(jnp.zeros(()), Tracer)

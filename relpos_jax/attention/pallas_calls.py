@@ -70,10 +70,11 @@ def distances(inputs: Inputs) -> tuple[int, int]:
 
 
 def prepare_masks(inputs: Inputs, queries: int, keys: int) -> Arrays:
-  """Returns segments [#B, T] and [#B, S], seeds, and a mask of keys [#B, S].
+  """Returns the integer arrays that the call needs, by name.
 
-  They are padded to whole tiles of so many `queries` and `keys`. Masked keys and
-  padding are 0 in the mask.
+  They are a mask of keys [#B, S], segment ids of queries [#B, T] and of keys [#B, S],
+  and dropout seeds [B, N]. T is padded to a multiple of `queries`, and S to a multiple
+  of `keys`. Masked keys and padding are 0 in the mask.
   """
   arrays, num_keys = {}, inputs.key.shape[1]
   mask = masks.combine(inputs.mask, inputs.key_mask)
@@ -110,8 +111,8 @@ def on_devices(
 
   XLA cannot partition a kernel. Without a mesh in context, it gathers the arrays.
 
-  `attend(floats, key_masks)` returns the output, and weights by the names `weights`.
-  `axes_of` has the letters of the axes of each array, by name.
+  `attend(floats, key_masks)` returns the output, and a dictionary of arrays with the
+  names `weights`. `axes_of` maps the name of each array to the letters of its axes.
   """
   batch_axes, head_axes = axes = axes_of_heads(inputs.explicit, inputs.key.shape)
   mesh_axes = dict(B=batch_axes, N=head_axes, K=head_axes)
@@ -136,7 +137,12 @@ def on_devices(
 def finish(
   inputs: Inputs, output: Array, weights: Float[Array, "B N _ R"] | None
 ) -> Float[Array, "B T N V"]:
-  """Adds the term of the value table to the padded output, by the weights by row."""
+  """Returns the output of a call, from the padded output of its kernel.
+
+  Drops the padding, adds the term of the value table and zeroes masked queries.
+  `weights` has the sum of each query's weights for every table row, so the term is the
+  product of these sums and the table.
+  """
   output = output[:, : inputs.query.shape[1], :, : inputs.value.shape[3]]
   value_table = band.value_table(inputs)
   if weights is not None and value_table is not None:
@@ -148,7 +154,10 @@ def finish(
 
 
 def sum_over_groups(operands: Arrays, gradients: Arrays) -> Arrays:
-  """Names gradients as their arrays; sums them over heads that share a key head."""
+  """Renames each gradient d_x to x, and sums the gradients of keys and values.
+
+  The sum is over the query heads that share a key head.
+  """
   gradients = {name.removeprefix("d_"): x for name, x in gradients.items()}
   for name in ("key", "value"):
     batch, num_keys, key_heads, width = operands[name].shape

@@ -37,7 +37,7 @@ def unsupported(inputs: Inputs) -> str | None:
 def attention(
   inputs: Inputs, *, interpret: bool | None = None, block: tuple[int, int] | None = None
 ) -> Float[Array, "B T N H"]:
-  """Computes attention by the kernels.
+  """Computes attention with the kernels.
 
   Args:
     inputs: the arguments of the call.
@@ -97,7 +97,7 @@ def _floats(inputs: Inputs, block: tuple[int, int]) -> Arrays:
 def _attend(
   plan: KernelPlan, floats: Arrays, key_masks: Arrays
 ) -> tuple[Array, Arrays]:
-  """Computes the output without the value table, and the weights by table row."""
+  """Computes attention without the value table's term, and weights for that term."""
   return _attend_forward(plan, floats, key_masks)[0]
 
 

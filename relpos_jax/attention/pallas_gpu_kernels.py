@@ -1,18 +1,19 @@
 """The GPU kernels: one for the output, two for the gradients.
 
-For a block of queries, the tiles of keys are in three groups. Some tiles are left of
-the band (band.py) and some are right of it: there all keys of a query have the same
-relative term. The others, which touch the band, are *mixed*.
+A tile is a block of queries and a block of keys. It is *mixed* if it touches the band
+(band.py), where the relative term depends on the distance. All other tiles are left or
+right of the band: there a query has the same relative term for all keys.
 
-Each query has a number for each table row, in an array [T, R]. Pair (i, j) has column
-clip(j - i - low, 0, R - 1), which a mixed tile gathers through a reference. On the
-band, each (i, r) has one j. So weights and gradients are written there without atomics.
-The first and the last column are sums over all keys left and right of the band.
+An array [T, R] has a number for each query and table row. The number of pair (i, j) is
+in row i and column clip(j - i - low, 0, R - 1). For a mixed tile, the kernels gather
+these numbers from the array. To a column on the band belongs one key of each query, so
+weights and gradients are written there without atomics. The first and the last column
+get the sums over all keys left and right of the band.
 
 A masked pair has a very low, finite logit. A weight is exp(logit - maximum) *
 inverse_total, forward and backward. With a single log-sum-exp, float32 would lose small
-summands next to large logits. With exp2, it would round large logits when they are
-multiplied by log2(e).
+summands next to large logits. The kernels do not use exp2, for which logits would be
+multiplied by log2(e): float32 would round the products of large ones.
 """
 
 import functools
@@ -61,7 +62,11 @@ class KernelPlan(NamedTuple):
 
 
 def forward(plan: KernelPlan, operands: Arrays) -> Arrays:
-  """Computes attention without the value table, and the weights by table row."""
+  """Computes attention without the term of the value table, and weights for that term.
+
+  If there is a value table, `band_weights` [B, N, T, R] has the sum of each query's
+  weights for every table row.
+  """
   query = operands["query"]
   batch, length, heads, _ = query.shape
   dtype = accumulation_dtype(query.dtype)
@@ -357,7 +362,10 @@ def _logits(
 
 
 def _terms(plan: KernelPlan, reference: Any, tile: _Tile) -> Array:
-  """Reads the entry of each pair from [T, R]; off the band, one entry per query."""
+  """Reads the number of each pair of a mixed tile, or of each query of another.
+
+  It reads from an array [T, R], or [1, R] if all queries have the same numbers.
+  """
   if tile.side == "mixed":
     rows, columns = _indices(plan, tile)
     return plgpu.load(
@@ -368,7 +376,10 @@ def _terms(plan: KernelPlan, reference: Any, tile: _Tile) -> Array:
 
 
 def _scatter(plan: KernelPlan, reference: Any, tile: _Tile, x: Array) -> None:
-  """Writes x of the pairs on the band to their entries of [T, R]."""
+  """Writes x, a number for each pair of a tile, to an array [T, R].
+
+  It writes the numbers of pairs on the band, which only mixed tiles have.
+  """
   if tile.side == "mixed":
     on_band = (tile.distances > plan.low) & (tile.distances < plan.high)
     plgpu.store(reference.at[_indices(plan, tile)], x, mask=on_band)
@@ -377,7 +388,7 @@ def _scatter(plan: KernelPlan, reference: Any, tile: _Tile, x: Array) -> None:
 def _add_sides(
   plan: KernelPlan, tile: _Tile, sides: tuple, x: Array
 ) -> tuple[Array, Array]:
-  """Adds the sums of x left and right of the band to the sums of earlier tiles."""
+  """Adds a tile's sums of x, left and right of the band, to those of earlier tiles."""
   left, right = sides
   if tile.side == "mixed":
     left += jnp.where(tile.distances <= plan.low, x, 0).sum(1)

@@ -40,9 +40,9 @@ def mesh_axes(
 ):
   """Names the mesh axes that shard attention, within a `with` statement.
 
-  It is for meshes with automatic axes. Without it, attention looks for the usual names
-  below. XLA shards the batch and the heads without names, except in kernels. The layers
-  of `relpos_jax.models` shard their activations over the same axes.
+  Use it for meshes with automatic axes. Outside of it, attention looks for the usual
+  names below. XLA shards the batch and the heads without names, except in kernels. The
+  layers of `relpos_jax.models` shard their activations over the same axes.
 
   Args:
     batch: axes that shard the batch, () for none. None looks for "data", "fsdp", "dp",
@@ -51,8 +51,8 @@ def mesh_axes(
       "heads".
     queries: axes that shard the queries. None looks for "sequence", "seq", "sp" and
       "context".
-    keys: None gathers the keys. The same axes as queries shard the keys, too, and pass
-      them around a ring of devices.
+    keys: None, to gather the keys, or the same axes as `queries`, to shard the keys and
+      pass them around a ring of devices.
 
   The mesh must be in context when attention is called. The call raises ValueError if
   the mesh lacks one of the names.
@@ -85,7 +85,7 @@ def axes_in_context() -> dict[str, tuple[str, ...]]:
 
 
 def axes_of_keys() -> tuple[tuple[str, ...], int]:
-  """Returns the mesh axes that shard keys by `mesh_axes`, and the number of devices."""
+  """Returns the mesh axes of `mesh_axes(keys=...)`, and the number of their devices."""
   mesh, names = jax.sharding.get_abstract_mesh(), axes_in_context().get("S", ())
   return names, math.prod(mesh.shape[name] for name in names)
 
@@ -133,7 +133,8 @@ def with_automatic_axes(
 ) -> Any:
   """Calls `attend(*arguments)`, with explicit mesh axes made automatic.
 
-  `result` has the letters of each result's axes. They are sharded as in the query.
+  `result` names the axes of the result by letters, such as "BTNH". For several results
+  it is a tuple of such names. An axis is sharded as the query's axis of that letter.
   """
   automatic, arrays = split_arrays(
     attend, arguments, lambda x: isinstance(x, jax.Array)
@@ -260,7 +261,8 @@ FIRST_DERIVATIVES_ONLY = (
 def first_derivatives_only(function: Callable) -> Callable:
   """Makes a function raise `FIRST_DERIVATIVES_ONLY` when it is differentiated.
 
-  The backward pass of a `jax.custom_vjp` calls it. So only a second derivative raises.
+  Wrap a function that the rules of a `jax.custom_vjp` call. Then a first derivative
+  only calls it, and a second derivative raises.
   """
   function = jax.custom_jvp(function)
 

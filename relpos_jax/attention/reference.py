@@ -27,12 +27,12 @@ Values = Callable[[Inputs, Relation, Array], Array | None]
 
 
 def gathered_logits(inputs: Inputs, relation: Relation) -> Array | None:
-  """Computes a relation's term of the logits by its definition."""
+  """Computes a relation's term of the logits from the gathered a_ij of all pairs."""
   return relation.gathered_logits(inputs.queries, inputs.keys)
 
 
 def gathered_values(inputs: Inputs, relation: Relation, weights: Array) -> Array | None:
-  """Computes a relation's term of the output by its definition."""
+  """Computes a relation's term of the output from the gathered a_ij of all pairs."""
   return relation.gathered_values(weights, inputs.queries, inputs.keys)
 
 
@@ -105,9 +105,10 @@ def attention_weights(inputs: Inputs, logits_of: Logits) -> tuple[Array, Array |
 
 
 def _masked_logits(inputs: Inputs, logits_of: Logits) -> Float[Array, "B N T S"]:
-  """Computes scale * q_i . (k_j + aK_ij) + bias_ij in the accumulation dtype.
+  """Computes the logits, in the accumulation dtype; masked ones are `LOWEST`.
 
-  Relations add their terms before or after the scale. Masked logits are `LOWEST`.
+  First it adds the terms of relations that are scaled to q_i . k_j, and multiplies by
+  the scale. Then it adds the other terms and the bias, and applies the soft cap.
   """
   batch, num_queries, heads, width = inputs.query.shape
   query_BTKGH = inputs.query.reshape(batch, num_queries, inputs.key.shape[2], -1, width)
@@ -134,10 +135,10 @@ def _masked_logits(inputs: Inputs, logits_of: Logits) -> Float[Array, "B N T S"]
 
 
 def has_few_queries(inputs: Inputs) -> bool:
-  """Returns whether at most 8 queries use each key head, on a CPU, as in decoding.
+  """Returns whether at most 8 queries use each key head, as in decoding, on a CPU.
 
-  Then the keys or values must be the first operand of a product. As second operand,
-  XLA's CPU compiler would transpose them.
+  In such a call, keys and values have to be the first operand of their products. XLA's
+  CPU compiler would transpose a second operand. On other devices it returns False.
   """
   group = inputs.query.shape[2] // inputs.key.shape[2]
   is_known = target_platform() == "cpu" and not is_symbolic(inputs.query)

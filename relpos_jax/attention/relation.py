@@ -53,18 +53,21 @@ class Relation:
   fields. The operator calls `checked` first, and all other methods on its result.
   """
 
-  is_scaled: ClassVar[bool] = False  # whether the scale multiplies the logits
+  is_scaled: ClassVar[bool] = False  # whether the scale multiplies `logits`
 
   def checked(self, name: str, sizes: Sizes) -> "Relation":
-    """Returns the relation with checked arrays, which have one batch axis.
+    """Checks the fields, and returns the relation with arrays of one batch axis.
 
-    Trained arrays are cast to the accumulation dtype, so that their gradients are
-    summed in it and rounded once.
+    Errors name the relation `name`. Trained arrays are cast to the accumulation dtype,
+    so that their gradients are summed in it and rounded once.
     """
     return self
 
   def as_program(self, position_dtype: DTypeLike) -> "Relation":
-    """Returns the relation with static fields that compare equal from call to call."""
+    """Returns the relation with static fields that compare equal from call to call.
+
+    So `jax.jit` compiles equal calls once.
+    """
     return self
 
   def with_keys(self, queries: Tokens, keys: Tokens) -> "Relation":
@@ -88,13 +91,20 @@ class Relation:
   def gathered_logits(
     self, queries: Tokens, keys: Tokens
   ) -> Float[Array, "#B #N T S"] | None:
-    """Computes `logits` by the definition, with a vector for each pair if needed."""
+    """Computes the same as `logits` in the simplest way; None without a term.
+
+    It gathers the table row a_ij of every pair, if there are tables, and then
+    multiplies. The implementations "reference" and "per_position" call it.
+    """
     return self.logits(queries, keys)
 
   def gathered_values(
     self, weights: Float[Array, "B N T S"], queries: Tokens, keys: Tokens
   ) -> Float[Array, "B T N V"] | None:
-    """Computes `values` by the definition."""
+    """Computes the same as `values` in the simplest way; None without a term.
+
+    See `gathered_logits`.
+    """
     return self.values(weights, queries, keys)
 
 
@@ -139,7 +149,11 @@ class TableRelation(Relation):
     return None, self.table
 
   def project(self, queries: Tokens, keys: Tokens) -> Float[Array, "#B #N #T R"] | None:
-    """Computes the logit for every row, per query, or per key if `is_by_key`."""
+    """Computes the product of each query and each table row, as a logit.
+
+    If `is_by_key`, keys take the place of queries. If rows are numbers, they are the
+    logits, for any query. None without a term of the logits.
+    """
     vectors, table = self.content(queries, keys)
     if table is None:
       return None
@@ -152,7 +166,7 @@ class TableRelation(Relation):
   def look_up(
     self, numbers: Float[Array, "#B #N _ R"], queries: Tokens, keys: Tokens
   ) -> Float[Array, "#B #N T S"]:
-    """Looks up the logit of each pair among the logits by row, from `project`."""
+    """Looks up the logit of each pair in `numbers`, the result of `project`."""
     labels = self.rows(queries, keys)
     if self.is_by_key:
       return lookup.look_up(numbers, labels.swapaxes(1, 2)).swapaxes(2, 3)
@@ -224,7 +238,7 @@ class VectorRelation(TableRelation):
     return lookup.product("BNTS,BTSNH->BTNH", weights, a_BTSNH)
 
   def with_checked_tables(self, name: str, sizes: Sizes):
-    """Returns the relation with checked tables in one layout."""
+    """Returns the relation with checked tables, [R, 1 or N, H] and [R, 1 or N, V]."""
     if self.key is None and self.value is None:
       raise ValueError(f"{name} has neither a key nor a value table; want one or both")
     key, value = self.key, self.value

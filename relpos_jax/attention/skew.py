@@ -99,9 +99,9 @@ def _by_key(
 ) -> Float[Array, "#B #N T S"]:
   """Returns numbers indexed by key from numbers indexed by table row.
 
-  First it repeats or drops columns, so that there is one for every distance from -(T -
-  1) - offset to S - 1 - offset. Beyond the table it repeats the end rows or inserts
-  zeros. Then it skews. With causality and an int as offset, distances end at 0.
+  First it repeats or drops columns, so that there is one for every distance between a
+  query and a key. Beyond the table it repeats the end rows or inserts zeros. Then it
+  skews. With causality and an int as offset, distances end at 0.
   """
   num_queries = numbers.shape[2]
   if not isinstance(offset, int):

@@ -102,9 +102,9 @@ def beam_search(
       arrays [B, W, ...].
     beam_size: W.
     max_length: L, the static length of the result.
-    length_limits: the maximum length of each sentence, with `eos`; at most L. In the
-      paper it is the length of the source plus 50. Padding rows of a batch have limit 0
-      and get no hypotheses.
+    length_limits: the maximum length of each sentence, counting `eos`; at most L. In
+      the paper it is the length of the source plus 50. Padding rows of a batch have
+      limit 0 and get no hypotheses.
     length_penalty: 0 compares log-probabilities. Larger values favour longer outputs.
     stop: when to stop the search for a sentence. "bound", as in Tensor2Tensor: when no
       live hypothesis can still beat the best one that ended, so that the best is exact.

@@ -68,7 +68,7 @@ def sample(
       have ended.
     cache: an empty cache, with room for P + L tokens in each row.
     prompts: tokens, padded with `pad` on either side, at least one in each row.
-    limits: the maximum number of new tokens in each row, with `eos`; at most L.
+    limits: the maximum number of new tokens in each row, counting `eos`; at most L.
     key: a key from `jax.random.key`.
     sampling: the options. If they are traced, other values do not compile again.
     max_length: L, the static length of the result.
@@ -112,11 +112,11 @@ def sample(
 
 
 class _State(NamedTuple):
-  """Holds the rows after a number of steps."""
+  """Holds the state of the loop in `sample`, between two steps."""
 
-  step: Int[Array, ""]
-  tokens: Int[Array, "B L"]
-  is_live: Bool[Array, " B"]
+  step: Int[Array, ""]  # the number of steps so far; each draws a token in every row
+  tokens: Int[Array, "B L"]  # the new tokens so far, then padding
+  is_live: Bool[Array, " B"]  # whether the row has not ended
   logits: Float[Array, "B V"]  # of the next token
   cache: PyTree
 

@@ -265,16 +265,17 @@ class _Head(nnx.Module):
 def complete(
   graphs: GraphBatch, config: GraphEncoderConfig
 ) -> tuple[Array, Array, Array, Array]:
-  """Adds an edge from each node to itself and, by the config, reverse edges.
+  """Adds an edge from each node to itself and, if the config says so, reverse edges.
 
-  Returns the senders, receivers and labels of all edges, [B, M], and their features,
-  [B, M, F]. M edges of T nodes become M + T, or 2 M + T with reverse edges. The label
-  of a reverse edge is the label of the edge plus E. Edges from a node to itself have
-  the last label.
+  Returns the senders, receivers and labels of all edges, [B, X], and their features,
+  [B, X, Y]. For M edges of T nodes with F features, X is M + T and Y is F. With reverse
+  edges, X is 2 M + T and Y is 2 F. The label of a reverse edge is the label of the edge
+  plus E. Edges from a node to itself have the last label.
 
-  Features are first averaged over the edges of a pair, per direction. All edges of the
-  pair get the same means, in separate columns for the two directions. So the operator's
-  mean over all edges of a pair does not change them.
+  The features of all edges of a pair are replaced by their mean. With reverse edges
+  there are two means, in separate columns: one over the edges of the graph, and one
+  over the reverse edges. So the mean that the operator takes over all edges of a pair
+  changes nothing.
   """
   num_edges = graphs.labels.shape[1]
   num_nodes = graphs.nodes.shape[1]

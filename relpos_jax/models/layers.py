@@ -347,8 +347,8 @@ def make_stack(
 ):
   """Creates the layers of a stack with their positions, and the last norm.
 
-  By `config.tables_per_layer`, each layer has its own positions, or all share one
-  module.
+  If `config.tables_per_layer`, each layer has its own positions. Otherwise all layers
+  share one module.
   """
   layers = nnx.List()
   positions = None
@@ -362,9 +362,10 @@ def make_stack(
 
 
 def last_norm(config: LayersConfig, rngs: nnx.Rngs):
-  """Creates the norm at the end of a stack, which only pre-norm layers need.
+  """Creates the norm at the end of a stack: a layer norm, or the identity.
 
-  Pre-norm layers leave the sum of the residuals without a norm.
+  The last sum of pre-norm layers has had no norm, so they need one. Post-norm layers
+  end with their own norm, so `nnx.identity` comes back.
   """
   if config.norm == "post":
     return nnx.identity
@@ -374,8 +375,8 @@ def last_norm(config: LayersConfig, rngs: nnx.Rngs):
 def decoding_model(graphdef: nnx.GraphDef, params: PyTree) -> nnx.Module:
   """Merges a model for decoding, with None as the implementation of attention.
 
-  The implementation in the config is for training. Some, such as "skew", do not support
-  positions, with which a decoder reads one token into a cache.
+  The implementation in the config is for training. Some implementations, such as
+  "skew", take no positions, and a decoder with a cache gives them.
   """
   model = nnx.merge(graphdef, params)
   model.set_attributes(implementation=None)

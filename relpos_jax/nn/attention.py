@@ -260,7 +260,7 @@ class MultiHeadAttention(nnx.Module):
   def _decode_in_window(
     self, x: Array, cache: RollingCache, positions: Array
   ) -> tuple[Float[Array, "B M D"], RollingCache]:
-    """Attends to the old slots and the new tokens, then writes these."""
+    """Attends to the cached and the new tokens, then caches the new ones."""
     tokens = *self.keys_values(x), positions
     context = cache.with_tokens(*tokens)
     y = self.attend(

@@ -152,7 +152,10 @@ class RelativeAttention(nnx.Module):
 
 @runtime_checkable
 class _Hook(Protocol):
-  """Declares the settings of a `RelativeAttention` of NNX or Linen."""
+  """Declares the attributes that `attend_as_flax` reads from a `RelativeAttention`.
+
+  NNX and Linen have a class of this name each, and both have these attributes.
+  """
 
   query_positions: Any
   key_positions: Any

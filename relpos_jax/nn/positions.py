@@ -16,7 +16,7 @@ from relpos_jax.typing import Array, ArrayLike, Beyond, Float, Int
 def init_table(
   key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
 ) -> Array:
-  """Draws a table by Glorot's uniform initializer for [R, N*H] or [R, H].
+  """Draws a table from Glorot's uniform distribution for a matrix [R, N*H] or [R, H].
 
   Tensor2Tensor does the same.
   """
@@ -49,10 +49,11 @@ def new_table(
 
 
 class Positions(nnx.Module):
-  """Base class for the positions of a self-attention layer.
+  """Defines the positions of a self-attention layer. Other classes inherit from it.
 
-  A layer calls `arguments`, which may add a relation, or change queries and keys. For a
-  relation, a subclass defines only `__call__`, to return it:
+  The layer calls `arguments`, and gives what it returns to the operator. To add a
+  relation, a subclass only has to define `__call__`, which returns the relation. To
+  change the query, the key or the scale, a subclass overrides `arguments`.
 
   >>> from relpos_jax import DistanceBias
   >>> class DistancePositions(Positions):
@@ -84,7 +85,7 @@ class Positions(nnx.Module):
   ) -> dict[str, Any]:
     """Returns arguments for the operator: query, key, and any of relations and scale.
 
-    Positions and offset are the arguments of the call, or None.
+    The positions and the offset are those that the layer was called with, or None.
     """
     return dict(query=query, key=key, relations=self())
 

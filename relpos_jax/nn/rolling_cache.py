@@ -9,7 +9,7 @@ from relpos_jax.typing import Array, Bool, Float, Int
 
 
 class RollingCache(NamedTuple):
-  """The last tokens of one attention layer, which attends to a window of W tokens.
+  """Stores the last W tokens of an attention layer that attends to W tokens.
 
   The token at position p is in slot p mod W, so the cache never fills. Positions are
   stored, and distances stay exact. Every leaf has the batch first, so a gather reorders
@@ -31,7 +31,10 @@ class RollingCache(NamedTuple):
     value: Float[Array, "B M K H"],
     positions: Int[Array, "B M"],
   ) -> "RollingCache":
-    """Returns the old slots followed by M new tokens: what these attend to."""
+    """Appends M new tokens to the slots, without writing them to slots.
+
+    The result has W + M tokens: all that the new ones may attend to.
+    """
     new = RollingCache(key, value, positions)
     return jax.tree.map(lambda old, x: jnp.concatenate([old, x], 1), self, new)
 
@@ -41,7 +44,7 @@ class RollingCache(NamedTuple):
     value: Float[Array, "B M K H"],
     positions: Int[Array, "B M"],
   ) -> "RollingCache":
-    """Writes M tokens over the oldest slots, but no padding, at position -1."""
+    """Writes M tokens over the oldest slots. Padding, at position -1, is left out."""
     newest = jnp.max(positions, axis=1, keepdims=True)
     # Of more than W tokens only the last have a slot: two writes to one have no order.
     is_kept = (positions >= 0) & (positions > newest - self.window)
@@ -50,7 +53,10 @@ class RollingCache(NamedTuple):
     return jax.tree.map(lambda old, x: _write_rows(old, slots, x), self, new)
 
   def mask(self, positions: Int[Array, "B M"], window: int) -> Bool[Array, "B 1 M S"]:
-    """Returns which tokens queries at `positions` attend to, causality apart."""
+    """Returns which tokens are in the window of queries at `positions`.
+
+    It does not mask later tokens. Empty slots are in no window.
+    """
     key_positions = self.positions[:, None, None]
     distances = positions[:, None, :, None] - key_positions
     return (key_positions >= 0) & (distances < window)

@@ -68,7 +68,7 @@ class T5Positions(Positions):
 
 
 class AlibiPositions(Positions):
-  """Adds ALiBi's slopes, one per head, without parameters. Press et al. 2022.
+  """Adds ALiBi's bias: a fixed slope for each head, no parameters. Press et al. 2022.
 
   >>> AlibiPositions(8)().slopes.shape
   (8,)
@@ -180,11 +180,12 @@ class TransformerXLPositions(Positions):
 
 
 class ContentPositions(Positions):
-  """Owns low-rank position vectors, and a projection of each head's query to them.
+  """Owns a vector of low width for each distance, and projections of queries to it.
 
-  It adds (q_i W) . w[j - i] to the logit, and nothing beyond the table. The heads share
-  the vectors w, of width P = `rank`. As in Inkling (Thinking Machines 2026), which
-  projects the layer's input instead of the query.
+  It adds (q_i W) . w[j - i] to the logit, and nothing beyond the table. Each head has
+  its own W, [H, P]. All heads share the vectors w, of width P = `rank`. Inkling
+  (Thinking Machines 2026) has the same term, but projects the layer's input in place of
+  the query.
 
   >>> bank = ContentPositions(4, 8, 16, rngs=nnx.Rngs(0))
   >>> q = k = jnp.ones((2, 5, 4, 8))

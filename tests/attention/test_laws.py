@@ -44,12 +44,50 @@ for case in cases.CASES:
     OF_SUITE[case.name] = case
 
 
-@pytest.mark.parametrize("implementation", ["per_position", "projected", "chunked"])
+# Skewing takes no positions and no labels.
+NOT_BY_SKEWING = "permuted with its positions", "labels of distances"
+
+
+@pytest.mark.parametrize("implementation", ANY_MASK)
 @pytest.mark.parametrize("name", OF_SUITE)
 def test_every_implementation_holds_the_laws_of_the_suite(name, implementation):
+  if implementation == "skew" and name in NOT_BY_SKEWING:
+    pytest.skip("skewing takes no positions and no labels")
   case = OF_SUITE[name]
   arrays = case.draw("float64")
   assert_close(*case.law(attend_by(implementation), arrays, case.options))
+
+
+# The negative halves of laws 4 and 9.
+@pytest.mark.parametrize("implementation", EACH)
+def test_reversing_tokens_or_tables_alone_does_not_reverse_the_output(implementation):
+  """Reversing tokens permutes them, here without their positions."""
+  arrays = make_arrays()
+  tokens, tables = dict(arrays), dict(arrays)
+  for name in ("query", "key", "value"):
+    tokens[name] = arrays[name][:, ::-1]
+  for name in TABLES:
+    tables[name] = arrays[name][::-1]
+  output = results(implementation, arrays, {})["output"]
+  backward = output[:, ::-1]
+  assert not np.allclose(results(implementation, tokens, {})["output"], backward)
+  of_tables = results(implementation, tables, {})["output"]
+  assert not np.allclose(of_tables, backward)
+  assert not np.allclose(of_tables, output)
+
+
+# Law 7.
+@pytest.mark.parametrize("implementation", EACH)
+def test_clip_and_zero_differ_only_beyond_the_table(implementation):
+  """Compares a table of all nine distances with one of five."""
+  for rows, is_covered in ((9, True), (5, False)):
+    arrays = make_arrays(rows=rows)
+    clip = results(implementation, arrays, {"beyond": "clip"})
+    zero = results(implementation, arrays, {"beyond": "zero"})
+    if is_covered:
+      assert_close(zero, clip)
+    else:
+      assert not np.allclose(zero["output"], clip["output"])
 
 
 # Law 2. jax.nn averages the values for a fully masked query, so here is none.
@@ -147,6 +185,9 @@ def test_masked_keys_have_no_effect_and_no_gradient(way, tables, implementation)
   assert_array_equal(output, run(arrays)[0])
   assert_array_equal(depends(gradients, "value"), attends)
   assert not depends(gradients, "key")[~attends].any()
+  if way == "causal":
+    for name in tables:  # row 2 is for distance 0
+      assert not gradients[name][:, 3:].any()
   for i in np.flatnonzero(~attends.any(axis=1)):
     assert not output[:, i].any()
     for x in jax.tree.leaves(gradients):

@@ -47,11 +47,14 @@ def test_a_sink_is_one_more_key_without_a_value(monkeypatch):
     options = {"mask": np.append(attends, True), "bias": bias}
     return attend("reference", labels, q, k, v, numbers, table, **options)
 
-  arrays = *TENSORS, normal(5, 4), TABLE, SINKS
+  without_sinks = *TENSORS, normal(5, 4), TABLE
+  arrays = *without_sinks, SINKS
   wanted = run_with_gradients(with_one_more_key, *arrays)
   for name in ANY_RELATION:
     call = functools.partial(with_sinks, name)
     assert_close(run_with_gradients(call, *arrays), wanted, name)
+    low, none = call(*without_sinks, np.full(4, -np.inf)), call(*without_sinks, None)
+    assert_close(low, none, name)
     assert not call(*arrays, key_value_seq_lengths=np.zeros(2, int)).any()
 
 

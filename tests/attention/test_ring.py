@@ -117,7 +117,11 @@ def test_memory_falls_with_the_number_of_devices_and_keys_travel_in_their_own_dt
 
 
 def test_causal_work_is_the_same_on_all_devices_in_every_round():
-  """Deals 16 chunks to 8 devices: each has an early one and a late one."""
+  """Deals 16 chunks to 8 devices: each attends to two pairs in each round.
+
+  Each device has an early chunk and a late one. In the round of its own keys it also
+  attends to a third pair, within a chunk.
+  """
   mesh, _ = lay_out(8)
   spec = PartitionSpec(None, "sequence")
   deal = functools.partial(ring.exchange_halves, ("sequence",))
@@ -125,6 +129,8 @@ def test_causal_work_is_the_same_on_all_devices_in_every_round():
   chunks = on_devices(jnp.arange(16)[None]).reshape(8, 2)
   pairs = sorted(sorted(pair) for pair in chunks.tolist())
   assert pairs == [[i, 15 - i] for i in range(8)]
+  attends = chunks[:, None, :, None] >= chunks[None, :, None]
+  assert (attends.sum((2, 3)) == 2 + jnp.eye(8, dtype=int)).all()
 
 
 X = jnp.ones((2, 32, 4, 8))

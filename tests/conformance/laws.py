@@ -140,21 +140,29 @@ def reverses_with_its_tables(attend, arrays, options):
     turned[name] = arrays[name][:, ::-1].copy()
   for name in ("key_table", "value_table"):
     turned[name] = arrays[name][::-1].copy()
-  found, _ = attend(turned, options)
-  wanted, _ = attend(arrays, options)
-  return {"output": found}, {"output": np.asarray(wanted)[:, ::-1]}
+  found, wanted = results(attend(turned, options)), results(attend(arrays, options))
+  for name in ("output", "query", "key", "value"):
+    wanted[name] = wanted[name][:, ::-1]
+  for name in ("key_table", "value_table"):
+    wanted[name] = wanted[name][::-1]
+  return found, wanted
 
 
 def ends_repeat(attend, arrays, options):
-  """A clipped table is a longer one whose end rows repeat."""
+  """A clipped table is a longer one whose end rows repeat.
+
+  The gradient of a row is the sum of the gradients of its copies.
+  """
+  repeats = np.ones(len(arrays["key_table"]), int)
+  repeats[[0, -1]] = 9
+  first_copies = np.cumsum(repeats) - repeats
   longer = dict(arrays)
   for name in ("key_table", "value_table"):
-    repeats = np.ones(len(arrays[name]), int)
-    repeats[[0, -1]] = 9
     longer[name] = np.repeat(arrays[name], repeats, axis=0)
-  found, _ = attend(longer, options)
-  wanted, _ = attend(arrays, options)
-  return {"output": found}, {"output": wanted}
+  found, wanted = results(attend(longer, options)), results(attend(arrays, options))
+  for name in ("key_table", "value_table"):
+    found[name] = np.add.reduceat(found[name], first_copies, axis=0)
+  return found, wanted
 
 
 def labels_of_distances(attend, arrays, options):

@@ -140,6 +140,17 @@ def test_rotary_positions_have_the_frequencies_they_are_given():
 
 
 @each_scheme
+def test_only_distances_count(scheme):
+  """Gives positions that are shifted; by default they are 0, 1, 2, ..."""
+  module, at = make(scheme), 7 + jnp.arange(T)
+  arguments = module.arguments(Q, KEY, at, at)
+  positions = {"query_positions": at, "key_positions": at}
+  shifted = dot_product_attention(value=V, **positions, **arguments)
+  wanted = dot_product_attention(value=V, **module.arguments(Q, KEY))
+  assert_close(shifted, wanted, atol=2e-5)
+
+
+@each_scheme
 def test_every_parameter_learns(scheme):
   graphdef, state = nnx.split(make(scheme))
 
