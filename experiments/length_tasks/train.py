@@ -20,17 +20,14 @@ from experiments.length_tasks.tasks import (
   Task,
   TaskBatch,
   TaskBatches,
-  empty_batch,
 )
+from experiments.length_tasks.tasks import empty_batch as empty_batch  # for commands
 from experiments.training import loop, processes, results, start
 from experiments.training.loss import Loss, cross_entropy
 from experiments.training.model import model_values
 from experiments.training.run import Run, load_average, load_trained
 from experiments.training.sharding import AnyMesh, make_mesh
 from experiments.training.step import Steps, make_steps
-
-# Commands call it, besides the functions below.
-__all__ = ["empty_batch"]
 
 
 def train(
