@@ -324,17 +324,21 @@ def _with_traced_numbers(inputs: Inputs, implementation: str | None) -> Inputs:
     divisor = jnp.asarray(divisor, accumulation_dtype(inputs.query.dtype))
   if isinstance(offset, int) and offset:
     offset = jnp.int32([offset])
-  # A kernel is compiled for one scale. None may choose one, except on a CPU.
-  may_choose_kernel = implementation is None and target_platform() != "cpu"
-  known = IMPLEMENTATIONS.get(implementation or "")
-  names_kernel = known is not None and known.device is not None
-  if not names_kernel and not may_choose_kernel:
+  if not _may_run_kernel(implementation):
     scale = jnp.asarray(scale)
   elif not isinstance(scale, Tracer):
     scale = np.asarray(scale).item()
   return inputs._replace(
     relations=programs, query_offset=offset, scale=scale, silu_divisor=divisor
   )
+
+
+def _may_run_kernel(implementation: str | None) -> bool:
+  """Returns whether a call may run a kernel, which is compiled for one scale."""
+  if implementation is None:
+    return target_platform() != "cpu"
+  known = IMPLEMENTATIONS.get(implementation)
+  return known is not None and known.device is not None
 
 
 def _attend(inputs: Inputs, implementation: str | None) -> Array | tuple[Array, Array]:
