@@ -187,6 +187,22 @@ def _align_rows(inputs: Inputs, relation: ByDistance, margin: int = 0) -> ByDist
 def prepare(inputs: Inputs) -> tuple[Plan, Sides, Sides]:
   """Returns the plan of a call, and its arrays with and without gradients."""
   dtype = accumulation_dtype(inputs.query.dtype)
+  plan = _make_plan(inputs)
+  is_wide = plan.first_distance is not None
+  tables, others = Tables(), ()
+  if is_wide:
+    low, _ = distances(inputs)
+    tables, others = _wide_tables(inputs, margin=low - plan.first_distance)
+  query = inputs.query.astype(dtype) * jnp.asarray(inputs.scale, dtype)
+  query_rows = logits_by_row(inputs, with_vectors=not is_wide)
+  key_rows = logits_by_row(inputs, by_key=True, with_vectors=not is_wide)
+  queries = Queries(query, _swap_heads(query_rows), slopes(inputs), others)
+  keys = Keys(inputs.key, inputs.value, _swap_heads(key_rows))
+  bias = None if inputs.bias is None else inputs.bias.astype(dtype)
+  return plan, Sides(queries, keys, bias, tables), _marks(inputs)
+
+
+def _make_plan(inputs: Inputs) -> Plan:
   low, high = distances(inputs)
   left, right = inputs.window or (masks.UNLIMITED, masks.UNLIMITED)
   if inputs.is_causal:
@@ -198,27 +214,18 @@ def prepare(inputs: Inputs) -> tuple[Plan, Sides, Sides]:
     # A key has a row for each distance of its tile: square tiles have the fewest.
     log_size = math.isqrt(block * tile).bit_length() - 1
     block = tile = 2**log_size
-  margin = block + tile + 1
-  plan = Plan(
+  return Plan(
     block=block,
     tile=tile,
     heads=heads,
     band=Band(low + 1, high - low - 1, has_right=high <= right),
-    first_distance=low - margin if is_wide else None,
+    first_distance=low - block - tile - 1 if is_wide else None,
     needs_weights=not is_wide and value_table(inputs) is not None,
     soft_cap=inputs.soft_cap,
     reach=(left, right),
     dropout_rate=inputs.dropout_rate,
     precision=jax.config.jax_default_matmul_precision,  # pyright: ignore
   )
-  query = inputs.query.astype(dtype) * jnp.asarray(inputs.scale, dtype)
-  tables, others = _wide_tables(inputs, margin) if is_wide else (Tables(), ())
-  query_rows = logits_by_row(inputs, with_vectors=not is_wide)
-  key_rows = logits_by_row(inputs, by_key=True, with_vectors=not is_wide)
-  queries = Queries(query, _swap_heads(query_rows), slopes(inputs), others)
-  keys = Keys(inputs.key, inputs.value, _swap_heads(key_rows))
-  bias = None if inputs.bias is None else inputs.bias.astype(dtype)
-  return plan, Sides(queries, keys, bias, tables), _marks(inputs)
 
 
 def _swap_heads(x: Array | None) -> Array | None:
