@@ -77,7 +77,7 @@ def check_form(values: Mapping[str, Any] | ConfigDict, config: ConfigDict) -> No
 def flatten(
   config: Mapping[str, Any] | ConfigDict, prefix: str = ""
 ) -> dict[str, object]:
-  """Returns every value by its dotted key; an empty group gives {}."""
+  """Flattens a config to values by dotted key; an empty group has the value {}."""
   flat = {}
   for key, value in config.items():
     if isinstance(value, dict | ConfigDict):

@@ -106,7 +106,7 @@ def check_writable(
 ) -> None:
   """Raises InputError unless the folder is writable.
 
-  In a bucket, only writing a file can tell.
+  In a bucket, it writes a file and deletes it, since permissions cannot be asked for.
   """
   if in_bucket(folder):
     new = folder / f".{time.time_ns()}"

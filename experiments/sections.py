@@ -528,7 +528,7 @@ def compare_tasks(sweeps: Mapping[str, Records]) -> str:
 
 
 def _describe_task(sweep: str, records: Records, folder: pathlib.Path) -> str:
-  """Tabulates accuracy by length, and what random positions change."""
+  """Tabulates accuracy by length, and the effect of random positions."""
   table = _begin_table(records)
   table["1 to 40"] = _average(records, _score("within", "accuracy"), 1)
   lengths = _join_sentences(_first(records), [_LONGER])[:, 0]

@@ -164,7 +164,7 @@ def _format_ratio(
 
 
 def write_pages(out: pathlib.Path) -> None:
-  """Rewrites the page of each command that has results in a folder."""
+  """Writes the pages of all commands anew, in `out`, from the results in `out`."""
   timing.rewrite_page(out / "attention", attention.draw_section)
   for name, prefix in _PREFIXES.items():
     timing.rewrite_page(out / name, make_section, prefix)

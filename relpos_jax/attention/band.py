@@ -114,11 +114,11 @@ def logits_by_row(
 
 
 def _has_wide_tables(inputs: Inputs, distances_of_tile: int) -> bool:
-  """Returns whether the band of some vectors has more rows than a tile has distances.
+  """Returns whether tables of vectors have more rows than a tile has distances.
 
-  Then each tile multiplies its own rows. It takes less time than to compute the logits
-  of all rows first. And with a row for every distance, these would take more memory
-  than the weights.
+  If so, each tile multiplies only the rows that it needs. That is faster than to
+  compute the logits of all rows first. With a row for every distance, those logits
+  would also take more memory than the weights.
   """
   low, high = distances(inputs)
   relations = _by_distance(inputs)

@@ -33,7 +33,7 @@ class ByLabel(EdgeTerms):
   def shares(
     self, senders: Int[Array, "B M"], receivers: Int[Array, "B M"], dtype: DTypeLike
   ) -> Float[Array, "B M"]:
-    """Returns 1 for the first edge of a pair with its label, 0 for repeated ones."""
+    """Returns 1 for each edge, or 0 if an earlier edge has the same pair and label."""
     labels = clamp(self.labels, self.num_rows)
     _, is_new = group_edges(labels, senders, receivers)
     return (is_new & (labels >= 0)).astype(dtype)

@@ -32,7 +32,7 @@ def product(subscripts: str, x: Array, y: Array) -> Array:
 def look_up(
   numbers: Float[Array, "#B N T R"], labels: Int[Array, "#B T S"]
 ) -> Float[Array, "#B N T S"]:
-  """Returns numbers[b, n, i, labels[i, j]], zero where the label is -1."""
+  """Returns numbers[b, n, i, labels[b, i, j]], or 0 where the label is -1."""
   # TPUs gather slowly. On GPUs the transpose, a scatter, adds one weight after another.
   # By the compiler for TPUs, products with one-hot labels move about half of the bytes
   # or less: results/tpu_costs.md.

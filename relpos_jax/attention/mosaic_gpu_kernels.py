@@ -66,7 +66,7 @@ class KernelPlan(NamedTuple):
 
   @property
   def mixed(self) -> range:
-    """Returns the indices of a block's mixed tiles, minus the block's own index."""
+    """Returns the offsets of a block's mixed tiles, relative to the block's index."""
     return range((self.low + 1) // TILE, -(-(self.high + TILE - 1) // TILE))
 
   @property

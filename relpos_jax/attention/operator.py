@@ -315,7 +315,7 @@ _run_compiled = jax.jit(_run, static_argnums=(1, 2, 3))
 
 
 def _with_traced_numbers(inputs: Inputs, implementation: str | None) -> Inputs:
-  """Makes arrays of the numbers that may change without compiling again."""
+  """Converts numbers to arrays, so that other values do not compile again."""
   position_dtype = inputs.query_positions.dtype
   programs = tuple(relation.as_program(position_dtype) for relation in inputs.relations)
   offset, scale = inputs.query_offset, inputs.scale

@@ -85,7 +85,7 @@ class Relation:
   def values(
     self, weights: Float[Array, "B N T S"], queries: Tokens, keys: Tokens
   ) -> Float[Array, "B T N V"] | None:
-    """Computes the term of the output from the weights; None without a term."""
+    """Computes the relation's term of the output, or None if it has none."""
     return None
 
   def gathered_logits(

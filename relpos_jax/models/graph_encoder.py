@@ -219,7 +219,10 @@ class _EdgeTables(nnx.Module):
     return options
 
   def pair_relation(self, features: Float[Array, "B T T R"]) -> EdgeFeatures:
-    """Returns the relation for `pair_features`: labels first, then features."""
+    """Returns the relation for the features that `pair_features` returns.
+
+    Their last axis has one column for each label, then the features of edges.
+    """
     key = self._rows(self.key, self.key_kernel)
     value = self._rows(self.value, self.value_kernel)
     return EdgeFeatures(features, key, value)
