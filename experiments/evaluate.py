@@ -40,7 +40,11 @@ FLAGS = dict(
 def main(
   workdir: Path, pairs: str, hypotheses: Path | str, average_checkpoints: int
 ) -> None:
-  """Evaluates as training does at its end, or scores other files."""
+  """Scores a run's test splits, as training does at its end.
+
+  With `pairs`, scores these sentence pairs instead. With `hypotheses`, too, scores this
+  file of translations in place of the model's.
+  """
   from experiments.systems import find_system, load_config
 
   if hypotheses:

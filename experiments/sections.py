@@ -295,7 +295,7 @@ _ONLY = " only"  # ends the names of configurations with positions in one stack
 
 
 def _describe_lengths(sweep: str, records: Records, folder: pathlib.Path) -> str:
-  """Tabulates exact matches at equal validation scores, and by length at the end."""
+  """Tabulates exact matches at one validation score, and after training by length."""
   first = _first(records)
   source = first["config"]["data.source"]
   splits = {"EOS free": [], "length given": []}

@@ -243,7 +243,9 @@ def _name_kind(name: str) -> str:
 def _choose_styles(
   names: Sequence[str], dashed: Collection[str] = ()
 ) -> dict[str, dict[str, Any]]:
-  """Chooses the style of each curve: names of one kind share colour and marker.
+  """Chooses the style of each curve.
+
+  Names of one kind, such as "a" and "a (b)", share colour and marker.
 
   The curves of names in `dashed` are dashed. If several names are of one kind, the
   curves of all but the first are dashed, too.

@@ -67,9 +67,10 @@ class TaskModel(nnx.Module):
 
 
 class Alibi(Positions):
-  """Adds ALiBi's slopes as the authors' code: half a step less on the left.
+  """Adds ALiBi's biases, with 0.5 taken from the distance of keys on the left.
 
-  Without causality, a model could not tell left from right otherwise.
+  The code of Ruoss et al. does so: otherwise a model without causality could not tell
+  left from right.
   """
 
   def __init__(self, num_heads: int, *, rngs: nnx.Rngs | None = None):

@@ -111,8 +111,8 @@ class RelativePositions(ByDistance, VectorRelation):
     """Returns DeBERTa's content-to-position term, with a table row per distance.
 
     As in DeBERTa v2 and v3, each small distance has a bucket of its own, and other
-    buckets grow with the logarithm of the distance. `KeyBias.deberta` is the other
-    term, and the scale is (3 H)**-0.5.
+    buckets grow with the logarithm of the distance. Add `KeyBias.deberta`, the other
+    term, and give the operator `scale=(3 * H) ** -0.5`.
 
     Args:
       buckets: `[R, N, H]` or `[R, H]`, the projected embeddings in the order of the

@@ -188,9 +188,10 @@ def _is_plain(inputs: Inputs) -> bool:
 
 
 def _has_small_gather(inputs: Inputs) -> bool:
-  """Returns whether gathered vectors take no more memory than weights, on a CPU.
+  """Returns whether to gather a vector for each pair.
 
-  It is False from 64 keys on.
+  That is, on a CPU with fewer than 64 keys, if the vectors take no more memory than the
+  weights.
   """
   if target_platform() != "cpu" or inputs.key.shape[1] >= 64:
     return False

@@ -1,8 +1,8 @@
 """Attention by fused kernels for Hopper GPUs, in Pallas with Mosaic.
 
 This module pads the arrays to blocks, multiplies queries by the tables, and uses the
-kernels in mosaic_gpu_kernels.py for the call and for its derivative. The kernels were interpreted on a
-CPU, with checks for races, and never ran on a GPU.
+kernels in mosaic_gpu_kernels.py for the call and for its derivative. The kernels were
+interpreted on a CPU, with checks for races, and never ran on a GPU.
 """
 
 import functools

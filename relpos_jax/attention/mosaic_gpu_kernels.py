@@ -106,7 +106,7 @@ def to_tiles(
 
 
 def _is_visited(plan: KernelPlan, tiles: Array, num_keys: int) -> Bool[Array, "I 1 C"]:
-  """Returns which columns of mixed tiles have keys. The kernels skip the others."""
+  """Returns whether a column of mixed tiles has a key. Kernels skip the others."""
   *_, blocks, _, columns = tiles.shape
   block = jnp.arange(blocks)[:, None, None] + plan.mixed.start
   column = TILE * block + jnp.arange(columns)

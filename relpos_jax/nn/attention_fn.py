@@ -188,10 +188,11 @@ def attend_as_flax(
 ) -> Float[Array, "*B T N H"]:
   """Calls the operator with the arguments that flax passes to an `attention_fn`.
 
-  It casts to `dtype`, and takes masks of numbers. `hook` is an NNX or Linen
-  `RelativeAttention`; its positions apply if flax passes none. `arguments` is the
-  method `Positions.arguments`. If there is a `module`, sows the weights in its
-  `collection`. Raises NotImplementedError for settings that the operator lacks.
+  It casts query, key and value to `dtype`. A mask may hold numbers, where 0 masks.
+  `hook` is an NNX or Linen `RelativeAttention`. Its positions apply if flax passes
+  none. `arguments` is the method `Positions.arguments`. If there is a `module`, sows
+  the weights in its `collection`. Raises NotImplementedError for settings that the
+  operator lacks.
   """
   for name, setting in unsupported.items():
     if setting is not None:

@@ -73,7 +73,7 @@ class Residual(nnx.Module):
     self.pre_norm = norm == "pre"
 
   def before(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
-    """Returns the input of the sub-layer."""
+    """Normalizes x, the input of a sub-layer, if layers are pre-norm."""
     return self.norm(x) if self.pre_norm else x
 
   def after(
