@@ -49,10 +49,10 @@ def train(
     run = Run(config, task, mesh, steps.graphdef, steps.shapes.params)
     batches, valid_batches = make_batches(config, task)
     start.print_sizes(run, batches, valid_batches)
-    num_steps = start.count_steps(config, batches.num_per_epoch)
+    num_steps = start.count_steps(config.training, batches.num_per_epoch)
     start.check_inputs(workdir, {})
 
-    with start.open_checkpoints(config, workdir) as checkpoints:
+    with start.open_checkpoints(config.training, workdir) as checkpoints:
       state = start.restore(checkpoints, steps.shapes, workdir)
       start.write_start(run, workdir, num_steps, {})
       checkpoints.prepare()
@@ -119,13 +119,20 @@ def build(config: ConfigDict, task: Task, mesh: AnyMesh) -> Steps:
   schedule = optax.constant_schedule(config.training.learning_rate)
   optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
   return make_steps(
-    config, functools.partial(make_model, config, task), loss, optimizer, schedule, mesh
+    functools.partial(make_model, config, task),
+    loss,
+    optimizer,
+    schedule,
+    mesh,
+    seed=config.seed,
+    num_microbatches=config.training.num_microbatches,
+    ring=config.mesh.ring,
   )
 
 
 def make_model(config: ConfigDict, task: Task, rngs: nnx.Rngs) -> TaskModel:
   """Makes the model of `config.model`, with random parameters."""
-  values = model_values(config, TaskModelConfig)
+  values = model_values(config.model, TaskModelConfig)
   num_symbols = task.num_symbols + 2  # and the blank and padding
   return TaskModel(TaskModelConfig(num_symbols, task.num_classes, **values), rngs=rngs)
 
