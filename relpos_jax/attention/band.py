@@ -188,11 +188,11 @@ def prepare(inputs: Inputs) -> tuple[Plan, Sides, Sides]:
   """Returns the plan of a call, and its arrays with and without gradients."""
   dtype = accumulation_dtype(inputs.query.dtype)
   plan = _make_plan(inputs)
-  is_wide = plan.first_distance is not None
   tables, others = Tables(), ()
-  if is_wide:
+  if plan.first_distance is not None:
     low, _ = distances(inputs)
     tables, others = _wide_tables(inputs, margin=low - plan.first_distance)
+  is_wide = plan.first_distance is not None
   query = inputs.query.astype(dtype) * jnp.asarray(inputs.scale, dtype)
   query_rows = logits_by_row(inputs, with_vectors=not is_wide)
   key_rows = logits_by_row(inputs, by_key=True, with_vectors=not is_wide)
