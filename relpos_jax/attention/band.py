@@ -103,8 +103,9 @@ def logits_by_row(
   """
   terms = []
   for relation in _by_distance(inputs):
-    vectors, _ = relation.content(inputs.queries, inputs.keys)
-    if relation.is_by_key != by_key or not (with_vectors or vectors is None):
+    if relation.is_by_key != by_key:
+      continue
+    if not with_vectors and _has_vectors(inputs, relation):
       continue
     numbers = _align_rows(inputs, relation).project(inputs.queries, inputs.keys)
     if numbers is not None and relation.is_scaled:
@@ -121,14 +122,23 @@ def _has_wide_tables(inputs: Inputs, distances_of_tile: int) -> bool:
   would also take more memory than the weights.
   """
   low, high = distances(inputs)
-  relations = _by_distance(inputs)
-  vectors = [x.content(inputs.queries, inputs.keys)[0] for x in relations]
-  has_vectors = any(x is not None for x in vectors)
-  return has_vectors and high - low >= distances_of_tile
+  if high - low < distances_of_tile:
+    return False
+  return any(_has_vectors(inputs, relation) for relation in _by_distance(inputs))
 
 
-def _wide_tables(inputs: Inputs, margin: int) -> tuple[Tables, tuple[Array, ...]]:
+def _has_vectors(inputs: Inputs, relation: ByDistance) -> bool:
+  """Returns whether the rows of a relation are vectors, not numbers."""
+  vectors, _ = relation.content(inputs.queries, inputs.keys)
+  return vectors is not None
+
+
+def _wide_tables(inputs: Inputs, plan: Plan) -> tuple[Tables, tuple[Array, ...]]:
   """Returns the tables for `tiles.Tables`, and the vectors for `Queries.others`."""
+  if plan.first_distance is None:
+    return Tables(), ()
+  low, _ = distances(inputs)
+  margin = low - plan.first_distance
   of_queries, of_keys, of_others, others = [], [], [], []
   for relation in _by_distance(inputs):
     aligned = _align_rows(inputs, relation, margin)
@@ -188,10 +198,7 @@ def prepare(inputs: Inputs) -> tuple[Plan, Sides, Sides]:
   """Returns the plan of a call, and its arrays with and without gradients."""
   dtype = accumulation_dtype(inputs.query.dtype)
   plan = _make_plan(inputs)
-  tables, others = Tables(), ()
-  if plan.first_distance is not None:
-    low, _ = distances(inputs)
-    tables, others = _wide_tables(inputs, margin=low - plan.first_distance)
+  tables, others = _wide_tables(inputs, plan)
   is_wide = plan.first_distance is not None
   query = inputs.query.astype(dtype) * jnp.asarray(inputs.scale, dtype)
   query_rows = logits_by_row(inputs, with_vectors=not is_wide)

@@ -271,8 +271,8 @@ def _fastest_on_gpu(inputs: Inputs) -> Choice | None:
 
 def _fastest_without_relations(inputs: Inputs) -> Choice:
   # On a CPU at 512 tokens, forward and backward, chunked takes 0.9 times as long as
-  # jax.nn, and a tenth of the memory: results/attention.md. With a
-  # bias and at least 2**20 pairs, it takes a tenth to three quarters of the memory.
+  # jax.nn, and a tenth of the memory: results/attention.md. With a bias and at least
+  # 2**20 pairs, it takes a tenth to three quarters of the memory.
   is_long = _is_long(inputs)
   if is_long and _num_pairs(inputs) >= 2**20:
     reason = (
