@@ -190,12 +190,22 @@ def train(trainer, data):
 
 
 @pytest.fixture(scope="session")
-def training(train, tmp_path_factory) -> tuple[pathlib.Path, Answer]:
+def finish(tmp_path_factory):
+  """Trains in a new folder: finish(train, "--config.seed=2")."""
+
+  def finish(train, *changes: str) -> tuple[pathlib.Path, Answer]:
+    workdir = tmp_path_factory.mktemp("runs") / "deep" / "trained"
+    answer = train(workdir, *changes)
+    assert answer.status == 0, answer.err
+    return workdir, answer
+
+  return finish
+
+
+@pytest.fixture(scope="session")
+def training(train, finish) -> tuple[pathlib.Path, Answer]:
   """Returns a finished run's folder, read-only, and the command's answer."""
-  workdir = tmp_path_factory.mktemp("runs") / "deep" / "trained"
-  answer = train(workdir)
-  assert answer.status == 0, answer.err
-  return workdir, answer
+  return finish(train)
 
 
 @pytest.fixture(scope="session")

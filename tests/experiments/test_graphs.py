@@ -49,12 +49,9 @@ def train_graphs(trainer, rings):
 
 
 @pytest.fixture(scope="module")
-def run(train_graphs, tmp_path_factory):
+def run(train_graphs, finish):
   """Returns a finished run's folder, read-only, and the command's answer."""
-  workdir = tmp_path_factory.mktemp("graphs") / "run"
-  answer = train_graphs(workdir, "--config.seed=6")
-  assert answer.status == 0, answer.err
-  return workdir, answer
+  return finish(train_graphs, "--config.seed=6")
 
 
 def test_labels_that_decide_are_learned_and_every_graph_is_scored(run):

@@ -23,12 +23,9 @@ def train_task(trainer):
 
 
 @pytest.fixture(scope="module")
-def run(train_task, tmp_path_factory):
+def run(train_task, finish):
   """Returns a finished run's folder, read-only, and the command's answer."""
-  workdir = tmp_path_factory.mktemp("tasks") / "run"
-  answer = train_task(workdir)
-  assert answer.status == 0, answer.err
-  return workdir, answer
+  return finish(train_task)
 
 
 def test_a_record_has_the_accuracy_of_each_length(run):

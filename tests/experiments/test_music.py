@@ -47,12 +47,9 @@ def train_music(trainer, pieces):
 
 
 @pytest.fixture(scope="module")
-def run(train_music, tmp_path_factory):
+def run(train_music, finish):
   """Returns a finished run's folder, read-only, and the command's answer."""
-  workdir = tmp_path_factory.mktemp("music") / "run"
-  answer = train_music(workdir)
-  assert answer.status == 0, answer.err
-  return workdir, answer
+  return finish(train_music)
 
 
 def test_a_run_is_scored_by_the_likelihood_of_complete_pieces(run, pieces):
