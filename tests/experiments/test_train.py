@@ -400,14 +400,11 @@ def own_positions(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def own_run(own_positions, train, tmp_path_factory):
+def own_run(own_positions, train, finish):
   """Returns the folder of a run of one's own positions, and the command's answer."""
-  workdir = tmp_path_factory.mktemp("own") / "run"
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(train_module, "score_run", lambda *_: None)  # takes long
-    answer = train(workdir, *OWN_FLAGS, "--config.training.num_steps=2")
-  assert answer.status == 0, answer.err
-  return workdir, answer
+    return finish(train, *OWN_FLAGS, "--config.training.num_steps=2")
 
 
 def test_positions_of_ones_own_train_and_resume(
