@@ -79,7 +79,7 @@ def likelihood(
     token_budget: the largest number of tokens in a batch, including padding. A longer
       piece gets a batch of its own.
   """
-  rows = Ragged.from_rows([*piece, EOS] for piece in pieces)
+  rows = Ragged.from_rows(np.append(piece, EOS) for piece in pieces)
   boundaries = bucket_boundaries(rows.lengths, _NUM_SHAPES, multiple_of=64)
   budget = max(token_budget, boundaries[-1])
   batches = Batches(rows, boundaries=boundaries, budget=budget, seed=None)
