@@ -147,15 +147,17 @@ def _wide_tables(inputs: Inputs, plan: Plan) -> tuple[Tables, tuple[Array, ...]]
       continue
     scale = jnp.asarray(inputs.scale if relation.is_scaled else 1, table.dtype)
     if relation.is_by_key:
-      of_keys.append(table * scale)
+      of_keys.append(table[None] * scale)
     elif vectors is inputs.query and relation.is_scaled:
-      of_queries.append(table)  # `Queries.vectors` are scaled
+      of_queries.append(table[None])  # `Queries.vectors` are scaled
     else:
       of_others.append(table[None])
       others.append(vectors.astype(table.dtype) * scale)
-  sums = _sum(of_queries), _sum(of_keys), value_table(inputs, margin)
-  queries, keys, values = [None if x is None else x[None] for x in sums]
-  return Tables(queries, keys, tuple(of_others), values), tuple(others)
+  values = value_table(inputs, margin)
+  if values is not None:
+    values = values[None]
+  tables = Tables(_sum(of_queries), _sum(of_keys), tuple(of_others), values)
+  return tables, tuple(others)
 
 
 def slopes(inputs: Inputs) -> Float[Array, "1 1 N"] | None:
