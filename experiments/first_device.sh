@@ -6,10 +6,12 @@
 #   experiments/first_device.sh --out=runs/device  # writes there, not to results/
 #   TOY=1 experiments/first_device.sh              # tries them on a CPU, in runs/toy
 #
-# A piece is stopped after LIMIT seconds (default 570; 0: never). The next call resumes
-# its sweep; tests and timings take minutes and start again. A finished piece leaves
+# No piece begins after MINUTES (default 20; 0: no limit), and one that runs is stopped
+# then, or after LIMIT seconds (default 570; 0: never). The next call resumes its sweep;
+# tests and timings take minutes and start again. A finished piece leaves
 # OUT/first_device/PIECE.log, a stopped or failed one PIECE.failed. The pieces after it
-# run in any case. The exit status is 0 once all are done.
+# run in any case. A table at the end tells which claims the results decide. The exit
+# status is 0 once all are done.
 #
 # First install '.[test,gpu]' or '.[test,tpu]', and for PyTorch's attention a torch that
 # matches the GPU's CUDA. DATA names a folder with multi30k/raw, jsb and scan; without
@@ -22,6 +24,7 @@ case ${1:-} in
   --out=*) out=${1#--out=}; shift ;;
   -*) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
+minutes=${MINUTES:-20}
 chosen=" $* " logs=$out/first_device names=() open=()
 mkdir -p "$logs" || exit 2
 trap 'kill "$!" 2>/dev/null; exit 130' INT TERM
@@ -46,14 +49,20 @@ if [[ ${platform:-cpu} == cpu && ! $toy ]]; then
 fi
 
 piece() {  # NAME COMMAND...: runs the command unless it is done or not asked for
-  local log=$logs/$1 name=$1 status
+  local log=$logs/$1 name=$1 status limit left
   shift
   names+=("$name")
   [[ $chosen == *[![:space:]]* && $chosen != *" $name "* ]] && return
   [[ -e $log.log ]] && echo "$name: done before" && return
+  limit=${LIMIT:-570}
+  if (( minutes )); then
+    left=$((60 * minutes - SECONDS))
+    (( left <= 0 )) && open+=("$name") && return
+    (( limit == 0 || limit > left )) && limit=$left
+  fi
   echo "$name: $(date +%T)"
   printf '%s\n' "$environment" "$*" >"$log.failed"
-  timeout --kill-after=20 "${LIMIT:-570}" "$@" >>"$log.failed" 2>&1 </dev/null &
+  timeout --kill-after=20 "$limit" "$@" >>"$log.failed" 2>&1 </dev/null &
   wait "$!" && mv "$log.failed" "$log.log" && return
   status=$?
   open+=("$name")
@@ -91,14 +100,14 @@ captions=() chorales=() scan=()
 [[ -d $folder/multi30k/raw ]] && captions=(--config.data.multi30k.path="$folder/multi30k/raw")
 [[ -d $folder/jsb ]] && chorales=(--config.data.chorales.path="$folder/jsb")
 [[ -d $folder/scan ]] && scan=(--config.data.scan.path="$folder/scan")
-kernel=pallas_gpu others="chunked or projected" cases=""
-lengths=(--lengths=256,512,1024,2048 --tokens=16384 --repetitions=50)
-long=(--lengths=4096,8192,16384 --tokens=16384 --repetitions=50) step=(--length=32)
+kernels="mosaic_gpu or pallas_gpu" others="chunked or projected" cases=""
+lengths=(--lengths=1024,2048,4096,16384 --tokens=16384 --repetitions=20)
+schemes=(--lengths=1024,4096 --tokens=16384 --repetitions=10) step=(--length=32)
 if [[ $toy ]]; then
   workers=1 others="projected and left" cases=" and left"
   small=(--config.model.width=16 --config.model.num_layers=1 --config.model.num_heads=2)
   lengths=(--lengths=16,32 --tokens=32 --heads=2 --width=16 --max_distance=2 --repetitions=1)
-  long=("${lengths[@]}")
+  schemes=("${lengths[@]}")
   step=(--length=4 "${small[@]}" --config.vocabulary.size=50)
   step+=(--repetitions=6 --config.batches.tokens=256)
   for i in {1..40}; do printf 'dog %d sees me\tHund %d sieht mich\n' "$i" "$i"; done >"$out/toy.tsv"
@@ -109,13 +118,18 @@ if [[ $toy ]]; then
   chorales+=(--config.batches.num_shapes=1 --config.model.max_distance=2)
 fi
 
-tests parity_bfloat16 "$kernel and bfloat16$cases"
-tests parity_float32 "$kernel and float32$cases"
-peers=(--implementations="$kernel,chunked,projected")
-peers+=(--peers=cudnn,cudnn_dense_bias,torch_sdpa)
-benchmark attention attention "${lengths[@]}" "${peers[@]}"
-benchmark attention_long attention "${long[@]}" "${peers[@]}" --name="$device-long"
+tests parity_bfloat16 "($kernels) and bfloat16$cases"
+kinds=(--implementations=mosaic_gpu,pallas_gpu,chunked --passes=backward)
+benchmark attention attention "${lengths[@]}" "${kinds[@]}" --peers=cudnn,torch_sdpa
+for dtype in bfloat16 float32; do
+  kinds=(--implementations=none --schemes=all --passes=backward --dtype=$dtype)
+  kinds+=(--peers=dense_bias,cudnn,torch_sdpa --name="$device-schemes-$dtype")
+  benchmark schemes_$dtype attention "${schemes[@]}" "${kinds[@]}"
+done
+benchmark step_base step --config=configs/wmt14.py:base,ende,relative "${step[@]}"
+tests parity_float32 "($kernels) and float32$cases"
 tests parity_without_kernels "$others"
+benchmark step_big step --config=configs/wmt14.py:big,ende,relative "${step[@]}"
 for table in table1 table2 table3 sharing beyond; do
   sweep $table $table.py:published --parallel="$parallel" "${captions[@]}"
 done
@@ -123,10 +137,8 @@ sweep lengths lengths.py:scan --parallel="$parallel" "${scan[@]}"
 sweep positions_multi30k positions.py:multi30k --parallel="$parallel" "${captions[@]}"
 sweep positions_chorales positions.py:chorales --parallel="$parallel" "${chorales[@]}"
 sweep music music.py:published --parallel="$few" "${chorales[@]}"
-for size in base big; do
-  benchmark step_$size step --config=configs/wmt14.py:$size,ende,relative "${step[@]}"
-done
 
+python -m experiments.benchmark claims --out="$out" --device="$device"
 for name in "$@"; do
   [[ " ${names[*]} " == *" $name "* ]] || open+=("$name")
 done

@@ -4,6 +4,7 @@ r"""Measures attention and training steps.
   python -m experiments.benchmark step --config=configs/multi30k.py --length=16
   python -m experiments.benchmark positions --config=configs/positions.py:chorales \
       --length=512
+  python -m experiments.benchmark claims --out=results --device=nvidia-h200
   python -m experiments.benchmark pages --out=results
 
 Competing programs take turns in one process, and their order changes from round to
@@ -12,12 +13,15 @@ and explain them. `pages` measures nothing and only writes the pages again.
 `python -m experiments.benchmark COMMAND --help` shows the flags of a command.
 
 `attention` times every implementation, and attention of other libraries, beside
-jax.nn.dot_product_attention without relations. It computes in float32 on CPUs and in
-bfloat16 elsewhere. A function that cannot do a call, or needs more memory than is free,
-is left out, and the page gives the reason. torch_sdpa needs the extra `benchmark`.
+jax.nn.dot_product_attention without relations. With --schemes it also times published
+schemes of positions, each in the implementation that is its default. A function that
+cannot do a call, or needs more memory than is free, is left out, and the page gives the
+reason. torch_sdpa needs the extra `benchmark`.
 
 `step` compares relative positions with sinusoids in the same model, on the same batch,
 with random parameters. `positions` compares all configurations of configs/positions.py.
+
+`claims` measures nothing: it prints which claims on kernels the results decide.
 """
 
 import importlib
@@ -35,8 +39,14 @@ _ATTENTION = dict(
   implementations=command.Flag(
     "usual", "all, none, usual (all but reference), or some"
   ),
+  schemes=command.Flag(
+    "none", "all, none, or some of the schemes of positions, such as t5,deberta"
+  ),
   peers=command.Flag("all", "all, none, or some, such as cudnn,torch_sdpa"),
   masks=command.Flag("all", "all, bidirectional or causal"),
+  dtype=command.Flag(
+    "", "bfloat16 or float32; by default float32 on CPUs and bfloat16 elsewhere"
+  ),
   passes=command.Flag("all", "all, forward, or backward, which includes forward"),
 )
 _SIZES = dict(
@@ -61,12 +71,17 @@ _STEP = dict(
 _POSITIONS = dict(
   _STEP, repetitions=command.Flag(22, "steps of each of the 11 models", least=2)
 )
+_CLAIMS = dict(
+  FLAGS, device=command.Flag("", "the start of the names of results, such as nvidia")
+)
 COMMANDS = dict(
   attention=_ATTENTION | _SIZES | _FILE,
   step=_STEP,
   positions=_POSITIONS,
+  claims=_CLAIMS,
   pages=FLAGS,
 )
+_MODULES = dict(attention="attention", claims="claims")  # others are in models.py
 
 
 def run(argv: list[str]) -> None:
@@ -79,7 +94,7 @@ def run(argv: list[str]) -> None:
     sys.exit(2)
 
   def main(**values) -> None:
-    module = "attention" if name == "attention" else "models"
+    module = _MODULES.get(name, "models")
     importlib.import_module(f"experiments.benchmark.{module}").MAINS[name](**values)
 
   command.run(main, COMMANDS[name], flags)

@@ -1,5 +1,6 @@
 """Times implementations of attention, ours and other libraries', beside jax.nn's."""
 
+import concurrent.futures
 import functools
 import itertools
 import json
@@ -13,9 +14,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from flax import nnx
 
 from experiments import command
 from experiments.benchmark import timing
+from experiments.benchmark.schemes import SCHEMES
 from experiments.benchmark.timing import Program, Record
 from experiments.errors import InputError
 from experiments.evaluation.pictures import CostPanel, cost_curves
@@ -28,8 +31,9 @@ from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.attention.inputs import gather_inputs
 
 STOCK, AGAIN = "jax.nn", "jax.nn (again)"
-BLOCKWISE = ("chunked", "pallas_gpu")  # never hold [T, S] weights
+BLOCKWISE = ("chunked", "mosaic_gpu", "pallas_gpu")  # never hold [T, S] weights
 MASKS, PASSES = ("bidirectional", "causal"), ("forward", "backward")
+DTYPES = "bfloat16", "float32"
 
 
 class Case(NamedTuple):
@@ -48,7 +52,7 @@ class Case(NamedTuple):
 class Contestant(NamedTuple):
   """Holds an attention function, and names the relations that it computes."""
 
-  relations: str  # "keys and values", "keys" or "none"
+  relations: str  # "keys and values", "keys", "none", or "its own" for a scheme
   # Raises RuntimeError, with the reason, if it cannot run a case.
   prepare: Callable[[Case], Program]
 
@@ -62,9 +66,12 @@ def main(**values: Any) -> None:
   # Leaves memory to PyTorch on the same GPU. JAX reads this when it first looks for
   # devices.
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-  values["dtype"] = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+  usual = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+  (values["dtype"],) = _choose("dtype", values["dtype"] or usual, DTYPES)
   cases = _make_cases(values)
-  contestants = _choose_contestants(values["implementations"], values["peers"])
+  contestants = choose_contestants(
+    values["implementations"], values["schemes"], values["peers"]
+  )
   folder = command.make_folder(pathlib.Path(values["out"], "attention"), "out")
   device = re.sub("[^a-z0-9]+", "-", jax.devices()[0].device_kind.lower()).strip("-")
   path = folder / f"{values['name'] or device}.json"
@@ -73,7 +80,7 @@ def main(**values: Any) -> None:
   for name, contestant in contestants.items():
     results["contestants"][name] = {"relations": contestant.relations}
   for case in cases:
-    print(f"T = {case.length:,}, {_describe_case(case._asdict())}", file=sys.stderr)
+    print(f"T = {case.length:,}, {describe_case(case._asdict())}", file=sys.stderr)
     rows, functions = prepare(case, contestants)
     pairs = time_pairs(functions, choose_pairs(functions), values["repetitions"])
     measured = {**case._asdict(), "contestants": rows, "pairs": pairs}
@@ -132,15 +139,34 @@ def _compile(
   if backend not in (None, jax.default_backend()):
     raise NotImplementedError(f"it needs a {backend.upper()}")
   function = functools.partial(attention, is_causal=case.is_causal, **options)
+  return _compile_call(function, case, arguments(case))
+
+
+def _compile_scheme(case: Case, scheme: str) -> Program:
+  """Compiles a scheme's attention in its default implementation."""
+  make = SCHEMES[scheme]
+  positions = make(case.length, case.heads, case.width, nnx.Rngs(0))
+  graphdef, params = nnx.split(positions)
+  params = jax.tree.map(lambda x: x.astype(case.dtype), params)
+  *tokens, _ = arguments(case)
+
+  def attention(query, key, value, params):
+    options = nnx.merge(graphdef, params).arguments(query, key)
+    return dot_product_attention(value=value, is_causal=case.is_causal, **options)
+
+  return _compile_call(attention, case, (*tokens, params))
+
+
+def _compile_call(function: Callable, case: Case, arguments: tuple) -> Program:
   if case.backward:
     function = functools.partial(_with_gradients, function)
-  compiled = jax.jit(function).lower(*arguments(case)).compile()
+  compiled = jax.jit(function).lower(*arguments).compile()
   memory = compiled.memory_analysis()
   temporary_bytes = memory.temp_size_in_bytes
   other_bytes = memory.argument_size_in_bytes + memory.output_size_in_bytes
 
   def run():
-    return compiled(*arguments(case))
+    return compiled(*arguments)
 
   return Program(run, temporary_bytes, temporary_bytes + other_bytes)
 
@@ -240,8 +266,10 @@ PEERS = dict(
 )
 
 
-def _choose_contestants(implementations: str, peers: str) -> dict[str, Contestant]:
-  """Chooses the functions to compare by the values of two flags; returns them by name.
+def choose_contestants(
+  implementations: str, schemes: str, peers: str
+) -> dict[str, Contestant]:
+  """Chooses the functions to compare by the values of flags; returns them by name.
 
   jax.nn is among them twice. The ratio of its two times shows the noise.
   """
@@ -253,6 +281,9 @@ def _choose_contestants(implementations: str, peers: str) -> dict[str, Contestan
     if name in BLOCKWISE:
       bare = _make_contestant("none", _ours_without_relations, **options)
       contestants[f"{name} (no relations)"] = bare
+  for name in _choose("schemes", schemes, SCHEMES):
+    prepare = functools.partial(_compile_scheme, scheme=name)
+    contestants[name] = Contestant("its own", prepare)
   for name in _choose("peers", peers, PEERS):
     contestants[name] = PEERS[name]
   return contestants
@@ -268,11 +299,16 @@ def prepare(case: Case, contestants: Mapping[str, Contestant]) -> tuple[dict, di
   Returns a row for each name, with the memory, or the reason why the contestant is left
   out. Also returns a function for each contestant that can run the case.
   """
-  rows, functions = {}, {}
-  for name, contestant in contestants.items():
+  rows, functions, programs = {}, {}, {}
+  arguments(case)  # once, before the threads that share them
+  # On GPUs most of the time of a benchmark is compilation.
+  with concurrent.futures.ThreadPoolExecutor(count_cores()) as pool:
+    for name, contestant in contestants.items():
+      programs[name] = pool.submit(contestant.prepare, case)
+  for name in contestants:
     row = rows[name] = dict(temporary_bytes=None, refused=None)
     try:
-      program = contestant.prepare(case)
+      program = programs[name].result()
       row["temporary_bytes"] = program.temporary_bytes
       needed, free = program.bytes_needed / 2**30, timing.free_bytes() / 2**30
       if needed > free:
@@ -323,7 +359,7 @@ def draw_section(results: Record) -> str:
   cases = sorted(results["cases"], key=lambda case: case["length"])
   kinds = defaultdict(list)
   for case in cases:
-    kinds[_describe_case(case)].append(case)
+    kinds[describe_case(case)].append(case)
   picture = results["path"].with_suffix(".png")
   dashed = []
   table = defaultdict(dict)
@@ -367,7 +403,7 @@ def _make_tables(
 
 def _format_times(case: Record) -> dict[str, str]:
   """Formats jax.nn's median time, and the median and quartiles of each ratio."""
-  times, cells = _estimate_milliseconds(case), {}
+  times, cells = estimate_milliseconds(case), {}
   if times:
     cells[STOCK] = f"{times[STOCK]:,.1f} ms"
   for pair in case["pairs"]:
@@ -385,13 +421,13 @@ def _format_memory(case: Record) -> dict[str, str]:
   return {name: f"{x:,.1f} MiB ({x / sizes[STOCK]:.3g})" for name, x in sizes.items()}
 
 
-def _describe_case(case: Record) -> str:
+def describe_case(case: Record) -> str:
   passes = "forward and backward" if case["backward"] else "forward"
   mask = "causal" if case["is_causal"] else "bidirectional"
   return f"{passes}, {mask}"
 
 
-def _estimate_milliseconds(case: Record) -> dict[str, float]:
+def estimate_milliseconds(case: Record) -> dict[str, float]:
   """Estimates each time as jax.nn's median time multiplied by the median ratio.
 
   Ratios drift less than times.
@@ -432,7 +468,7 @@ def _make_panels(
   for kind, cases in sorted(kinds.items()):
     if cases[0]["backward"] == backward:
       title = f"{kind}, B T = {tokens:,}"
-      milliseconds = _make_curves(cases, _estimate_milliseconds)
+      milliseconds = _make_curves(cases, estimate_milliseconds)
       mebibytes = _make_curves(cases, _collect_mebibytes)
       row = [CostPanel(title, "milliseconds", milliseconds)]
       if mebibytes:

@@ -17,7 +17,7 @@ from calls import attend, make_arrays, normal, output_and_gradients
 from comparing import relative_errors
 
 from relpos_jax import ContentBias, LinearBias, RelativePositions
-from relpos_jax.attention import chunked, pallas_gpu, reference
+from relpos_jax.attention import chunked, mosaic_gpu, pallas_gpu, reference
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 
 WIDTH = 64
@@ -25,6 +25,7 @@ LARGEST_ERROR = {"float32": 1e-4, "bfloat16": 3e-2}
 ALL_CASES = CASES | MORE_CASES
 # By name: its function, and how many times longer sequences are.
 ATTENTIONS = {
+  "mosaic_gpu": (mosaic_gpu.attention, 32),
   "pallas_gpu": (pallas_gpu.attention, 32),
   "chunked": (chunked.attention, 32),
   "projected": (reference.projected, 8),
