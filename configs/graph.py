@@ -18,9 +18,9 @@ Arguments are a source and a system, separated by commas. The sources are:
 
 The systems are keys_values, keys, values, none and unstructured: see `_SYSTEMS`.
 
-NAME_node_attributes.txt and NAME_edge_attributes.txt in a folder are optional features
-beside the labels. Scale them first. Systems without edge labels ignore features of
-edges, too.
+In a folder, NAME_node_attributes.txt and NAME_edge_attributes.txt are optional. They
+hold features of nodes and edges, in addition to labels. Scale the features first.
+Systems without edge labels ignore features of edges, too.
 """
 
 from configs import default
