@@ -69,9 +69,9 @@ class Schedule:
         the larger size counts.
       boundaries: the size to which each bucket's examples are padded, in increasing
         order.
-      budget: the largest size of a batch, over all devices and microbatches. A batch may
-        exceed it by padding, to reach the multiples below. So a step has the same
-        examples on any number of devices.
+      budget: the largest size of a batch, over all devices and microbatches. Padding to
+        the multiples below may exceed it. So a step has the same examples on any number
+        of devices.
       multiple_of: the rows of a batch are a multiple of this: devices times
         microbatches.
       length_multiple_of: lengths are a multiple of this: the devices that share a row.

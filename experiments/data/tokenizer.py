@@ -138,9 +138,9 @@ def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
 
 
 def _pipeline(model: models.Model) -> Tokenizer:
-  """Builds the tokenizer of a model, which is a vocabulary of words or of byte pairs.
+  """Builds a tokenizer around a model: a vocabulary of words, or of subwords of bytes.
 
-  It adds how text is split before the model, EOS, and how tokens become text again.
+  The tokenizer splits text into words for the model, appends EOS, and decodes tokens.
   """
   tokenizer = Tokenizer(model)
   tokenizer.post_processor = processors.TemplateProcessing(

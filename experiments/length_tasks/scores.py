@@ -74,7 +74,10 @@ def evaluate(run: Run) -> Evaluation | None:
 
 
 def choose_lengths(config: ConfigDict) -> Mapping[str, Sequence[int]]:
-  """Returns the input lengths of two splits: `longer` than in training, and `within`."""
+  """Returns the input lengths of two splits.
+
+  `within` has the lengths that occur in training, and `longer` has longer ones.
+  """
   longest_trained = config.batches.max_length
   longer = range(longest_trained + 1, config.evaluation.longest + 1, _STEP)
   return dict(longer=longer, within=range(1, longest_trained + 1))

@@ -76,7 +76,11 @@ def train(
 
 
 def check(config: ConfigDict) -> None:
-  """Raises InputError for too small a range of random positions, or unused options."""
+  """Raises InputError for wrong options of positions.
+
+  Random positions need a range as large as the longest test, and `table_stddev` needs
+  positions with tables.
+  """
   longest = choose_task(config).num_tokens(config.evaluation.longest)
   drawn_from = config.model.random_positions
   if 0 < drawn_from < longest:
