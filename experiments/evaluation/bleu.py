@@ -44,7 +44,7 @@ def corpus_bleu(
 def corpus_chrf(
   hypotheses: _Lines, references: _Lines, *, lowercase: bool = False
 ) -> Score:
-  """Computes chrF (Popović 2015) from character n-grams, which suit single words, too."""
+  """Computes chrF (Popović 2015) from character n-grams; it also suits single words."""
   from sacrebleu import CHRF
 
   return _score(CHRF(lowercase=lowercase), hypotheses, references)
