@@ -11,7 +11,7 @@ _NAMES_FILE = "graphs.json"
 
 
 def learn_names(data: GraphData, workdir: Path) -> GraphNames:
-  """Returns the names of the run, or the names in the data if the run has none yet.
+  """Returns a run's names of labels and classes, or the data's if it has none yet.
 
   Raises InputError if the data have other names than the run.
   """
