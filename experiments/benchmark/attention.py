@@ -49,7 +49,7 @@ class Contestant(NamedTuple):
   """Holds an attention function, and names the relations that it computes."""
 
   relations: str  # "keys and values", "keys" or "none"
-  # Compiles the function for a case. Raises RuntimeError, with the reason, if it cannot.
+  # Compiles the function for a case. Raises RuntimeError, with the reason, if it fails.
   prepare: Callable[[Case], Program]
 
 

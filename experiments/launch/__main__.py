@@ -115,9 +115,10 @@ def _status(processes: Sequence[subprocess.Popen]) -> int:
 
 
 def environments(processes: int, env: Mapping[str, str]) -> list[dict[str, str]]:
-  """Returns the environment variables of each process, for `jax.distributed`.
+  """Returns the environment variables of each process.
 
-  They hold the coordinator's address, the number of the process, and its GPU.
+  If there are several, they tell JAX the coordinator's address, the number of the
+  process, and its GPU.
   """
   if processes == 1:
     return [dict(env)]

@@ -112,7 +112,7 @@ def mark_damaged(path: Path, reason: str) -> Path:
 
 @contextlib.contextmanager
 def local_copy(path: Path) -> Iterator[pathlib.Path]:
-  """Yields a step's folder on this machine, or a local copy if `path` is in a bucket."""
+  """Yields a step's folder on this machine; copies it first if it is in a bucket."""
   if not in_bucket(path):
     yield path.absolute()
     return
