@@ -1,4 +1,4 @@
-"""Trains on inputs of up to 40 symbols and scores inputs of 41 to 500: five tasks.
+"""Trains on inputs of up to 40 symbols and scores inputs of 41 to 500, in five tasks.
 
   python -m experiments.sweep --config=configs/length_tasks.py:missing_duplicate
   python -m experiments.train --config=configs/length_tasks.py:reverse_string,xl,random
@@ -7,7 +7,7 @@ The tasks are generated; they are five of the fifteen of Ruoss et al. 2023:
 missing_duplicate, modular_arithmetic, reverse_string, bucket_sort and
 stack_manipulation. As in that paper, the encoder has five post-norm layers of width 64
 with eight heads, and Adam has a constant learning rate of 0.001. `random` draws the
-positions of each batch from 2,048, in training and in tests.
+positions of each batch from 0 to 2,047, in training and in tests.
 
 The sweep trains each position scheme twice, with plain and with random positions. It
 begins with the four schemes of Ruoss et al. At the end it trains Shaw's scheme with

@@ -11,7 +11,7 @@ r"""Models Bach's chorales with a decoder: Music Transformer (Huang et al. 2018)
 
 Arguments, separated by commas, are positions and a version. The positions are:
 
-- `relative`: tables per head on keys, zero beyond the last distance, with sinusoids.
+- `relative`: tables per head on keys, no term beyond the last distance, and sinusoids.
 - `clipped`: tables on keys and values up to distance 16, as in Shaw et al. 2018.
 - `sinusoidal` and `none`.
 

@@ -179,7 +179,7 @@ class DisplayStream:
 def _enable_compilation_cache() -> None:
   """Turns on JAX's cache of compiled programs.
 
-  If one of its environment variables is set, leaves the cache as they say.
+  Does nothing if an environment variable already configures the cache.
   """
   if {"JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"} & os.environ.keys():
     return

@@ -118,7 +118,7 @@ def check_writable(
 
 
 def explain_write_error(error: BaseException, what: object) -> InputError | None:
-  """Returns an InputError if `error` says that the disk is full or read-only, or None.
+  """Returns an InputError if `error` means a full or read-only disk; otherwise None.
 
   `what` names the thing that could not be written.
   """

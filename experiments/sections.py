@@ -174,9 +174,9 @@ def _tabulate_differences(
   """Tabulates the differences between configurations, if there are several.
 
   Runs that diverged are left out. If there are more than 8 configurations, each is
-  compared only with the first one. If `is_paired`, an interval is that of the
-  differences between runs with the same seed. Otherwise it is that of the difference of
-  two means.
+  compared only with the first one. If `is_paired`, a cell has the mean of the
+  differences between runs with the same seed. Otherwise it has the difference of two
+  means.
   """
   if len(records) < 2:
     return ""
@@ -296,7 +296,10 @@ _ONLY = " only"  # ends the names of configurations with positions in one stack
 
 
 def _describe_lengths(sweep: str, records: Records, folder: pathlib.Path) -> str:
-  """Tabulates exact matches at one validation level, and by length after training."""
+  """Tabulates exact matches when validation reaches a level, and after training.
+
+  The matches after training are by length; a picture shows them, too.
+  """
   first = _first(records)
   source = first["config"]["data.source"]
   splits = {"EOS free": [], "length given": []}

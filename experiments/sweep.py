@@ -9,12 +9,12 @@ r"""Trains every configuration of a sweep with several seeds; collects the resul
       | xargs -d '\n' -n1 sbatch --wrap
 
 A sweep is a config file with a generator `sweep()`, which yields the name of each
-configuration and the values that it changes. Each configuration is trained once with
-each seed. Such a run trains in OUT/SWEEP/RUN and logs to RUN.log. The same command
-resumes the sweep. It skips runs that are finished, here or in another sweep. If a run
-fails, RUN.error.txt holds the end of its log, and the sweep continues. --dry_run prints
-the commands of the unfinished runs, one a line, for example to make them jobs of a
-cluster. Once the jobs are finished, the sweep collects their results.
+configuration and the values that it changes. A run trains a configuration with a seed.
+It trains in OUT/SWEEP/RUN and logs to RUN.log. The same command resumes the sweep: it
+skips runs that are finished, here or in another sweep. If a run fails, RUN.error.txt
+holds the end of its log, and the sweep continues. --dry_run prints the commands of the
+unfinished runs, one a line, for example to make them jobs of a cluster. Once the jobs
+are finished, the sweep collects their results.
 
 RESULTS/runs/SWEEP.jsonl (or .jsonl.xz) has a line for each run. The results of this
 repository are there already. To train a run again, delete its line and its directory,
@@ -333,8 +333,8 @@ def _stop(number: int, _) -> None:
 def _start(run: PlannedRun, share: int, parallel: int) -> subprocess.Popen:
   """Starts the process of a run.
 
-  With several runs at a time, `parallel`, each has an equal part of the cores and of a
-  GPU's memory. `share` is the number of its part, from 0 on.
+  `parallel` runs at a time have equal parts of the cores and of a GPU's memory. `share`
+  is the number of this run's part, counted from 0.
   """
   run.file(".error.txt").unlink(missing_ok=True)
   env, words = dict(os.environ), end_with_parent()

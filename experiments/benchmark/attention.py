@@ -33,7 +33,7 @@ MASKS, PASSES = ("bidirectional", "causal"), ("forward", "backward")
 
 
 class Case(NamedTuple):
-  """Describes a call to measure, with tables of 2 max_distance + 1 relation rows."""
+  """Describes a call to measure; its tables have 2 max_distance + 1 rows."""
 
   batch: int
   length: int
@@ -397,7 +397,7 @@ def _describe_case(case: Record) -> str:
 def _estimate_milliseconds(case: Record) -> dict[str, float]:
   """Estimates the time of each contestant from its median ratio to jax.nn's time.
 
-  It is that ratio multiplied by jax.nn's median time. Over a benchmark, ratios drift
+  It is that ratio multiplied by jax.nn's median time. During a benchmark, ratios drift
   less than times.
   """
   pairs = [pair for pair in case["pairs"] if pair["against"] == STOCK]

@@ -69,8 +69,8 @@ class Schedule:
         the larger size counts.
       boundaries: the size to which each bucket's examples are padded, in increasing
         order.
-      budget: the largest size of a batch, over all devices and microbatches. Padding to
-        the multiples below may exceed it. So a step has the same examples on any number
+      budget: the largest size of a batch, over all devices and microbatches, before it
+        is padded to the multiples below. So a step has the same examples on any number
         of devices.
       multiple_of: the rows of a batch are a multiple of this: devices times
         microbatches.
@@ -148,7 +148,7 @@ class Batches(Schedule):
 
   Examples are sentence pairs or single sequences. `Schedule` chooses examples of
   similar length; the length of a pair is that of its longer side. All batches of a
-  bucket have equally many rows. Rows that no example needs are padding.
+  bucket have the same number of rows. Rows that no example needs are padding.
   """
 
   def __init__(self, *sides: Any, **options: Any):

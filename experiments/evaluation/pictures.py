@@ -165,8 +165,9 @@ def spread_curves(panels: Sequence[SpreadPanel], path: Path, title: str = "") ->
 
   A curve shows the mean at each x. If there are at most 6 curves, a band around each
   shows the range from the lowest to the highest value. Curves of one name have the same
-  colour in all plots, and a position scheme of `SCHEMES` in all pictures. "a, b" has
-  the colour of "a"; if both are drawn, the second curve is dashed.
+  colour in all plots. The position schemes in `SCHEMES` have the same colours in all
+  pictures. A curve named "a, b" has the colour of "a"; if both are drawn, the second
+  one is dashed.
   """
   names = _list_curves(panels)
   has_bands = len(names) <= MOST_SHADED
@@ -207,7 +208,7 @@ def _draw_spread(
 
 
 def _format_axes(ax: Any, panel: SpreadPanel) -> None:
-  """Draws the mark of a panel, and formats its axes."""
+  """Draws the dotted line of a panel, if it has one, and formats its axes."""
   from matplotlib.ticker import MaxNLocator
 
   if panel.mark:
@@ -322,7 +323,7 @@ def attention_heatmap(panels: Sequence[Panel], path: Path) -> Path:
 
 
 def _draw_weights(ax: Any, panel: Panel, highest: float, fontsize: float) -> Any:
-  """Draws attention weights with labels; a weight of `highest` has the last colour."""
+  """Draws attention weights with labels; a weight of `highest` has the darkest blue."""
   image = ax.pcolormesh(
     np.asarray(panel.weights),
     cmap="Blues",

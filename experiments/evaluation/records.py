@@ -2,13 +2,13 @@
 
 A record is a line of JSON with these values:
 
-- sweep, row, seed: the sweep, its configuration and the seed; for a single run, "" and
-  the name of its config
+- sweep, row, seed: the sweep, its configuration and the seed. For a single run, the
+  sweep is "", and the row is the name of its config
 - recipe: `RECIPE` of the code; 1 if absent
 - digest: identifies `config` and `recipe`
 - config: values that differ from configs/default.py, by dotted key, and the task unless
   it is translation
-- commit, date: the commit of the code, and the last start of the run
+- commit, date: the commit of the code, and the time of the run's last start
 - hardware, packages: a description of the machine, and versions by name
 - budget: updates, tokens_per_update, minutes, tokens_per_second
 - checkpoints: steps of the checkpoints that were averaged for scoring; old records have
@@ -26,7 +26,7 @@ Each row of `sentences` stands for an example, or for a batch:
 - translation: the length, and the columns of `bleu.sentence_statistics`; old records
   lack the last column. The length is that of the longer of source and reference, in
   tokens without EOS
-- graphs: the size (nodes, or relations of a chain), and 1 if it is classified rightly
+- graphs: the size (nodes, or relations of a chain), and 1 if the class is right
 - music: the number of tokens in a piece, and its nats, including its end token
 - length tasks: the length of a batch's inputs, and the share of right answers
 

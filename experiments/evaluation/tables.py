@@ -15,7 +15,7 @@ _Values = Sequence[float] | Float[np.ndarray, "_"]
 
 
 class Interval(NamedTuple):
-  """Holds a mean, and half the width of its 95% interval or None for a single value."""
+  """Holds a mean, and half the width of its 95% interval (None for a single value)."""
 
   mean: float
   half_width: float | None
@@ -57,7 +57,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def column_table(title: str, columns: Mapping[str, Mapping[str, object]]) -> str:
   """Formats a Markdown table of columns; missing cells are dashes.
 
-  `columns` has the cells by column and row, and `title` is the header of the rows.
+  `columns` has the cells by column and row. `title` heads the column of row names.
   """
   lines = []
   for row in dict.fromkeys(itertools.chain(*columns.values())):

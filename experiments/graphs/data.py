@@ -367,7 +367,7 @@ def _check_numbers(numbers: np.ndarray, dtype: type, file: Any) -> None:
 
 
 def _make_labels(numbers: np.ndarray, default: str | None = None) -> list:
-  """Makes a label of each line: a tuple of its integers; `default` if it has none."""
+  """Makes a label from each line: a tuple of its integers, or `default` without any."""
   return [tuple(line) or default for line in numbers.tolist()]
 
 

@@ -23,7 +23,7 @@ def learn_names(data: GraphData, workdir: Path) -> GraphNames:
 
 
 def check_names(names: GraphNames, data: GraphData) -> None:
-  """Raises InputError unless data have the labels and classes of the trained model."""
+  """Raises InputError unless `data` have `names`, the names of the trained model."""
   for kind, ours, theirs in zip(GraphNames._fields, names, data.names, strict=True):
     if ours != theirs:
       remedy = "give the data it was trained on, or another --workdir"

@@ -35,7 +35,7 @@ LONGEST_TRAINED = 4  # relations in the longest training chains
 
 
 def make_score(run: Run, batches: GraphBatches) -> Score:
-  """Makes a function that computes the accuracy of parameters on batches."""
+  """Makes a function that computes a model's accuracy, given its parameters."""
 
   @jax.jit
   def count(params, batch: GraphBatch):

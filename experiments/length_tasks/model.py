@@ -109,8 +109,9 @@ def _kerple(params, i, j, *_):
 class Fire(Positions):
   """Adds FIRE's biases, which a small network computes (Li et al. 2024).
 
-  Its input is the distance divided by the query's position; a logarithm compresses both
-  first. FIRE is for causal attention. Here the distance keeps its sign.
+  The input of the network is the distance divided by the query's position, both after
+  compression by a logarithm. FIRE is for causal attention. Here the distance keeps its
+  sign.
 
   Args:
     max_distance: the initial threshold. Query positions below the threshold are

@@ -25,7 +25,7 @@ _ROWS = 8  # inputs of a batch: at 1,001 tokens their attention weights take 256
 def make_score(
   run: Run, batches: TaskBatches
 ) -> Callable[[PyTree], tuple[dict[str, float], str]]:
-  """Makes a function that computes the mean accuracy of parameters on batches."""
+  """Makes a function that computes a model's mean accuracy, given its parameters."""
   count = _make_count(run)
 
   def score(params: PyTree) -> tuple[dict[str, float], str]:
@@ -56,7 +56,7 @@ def _score_batches(
 
 
 def evaluate(run: Run) -> Evaluation | None:
-  """Computes the accuracy for each length, up to the longest in training and beyond.
+  """Computes the accuracy by length, for lengths as in training and for longer ones.
 
   Only the first process returns an evaluation; the others return None.
   """

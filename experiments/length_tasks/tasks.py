@@ -41,7 +41,7 @@ def bucket_sort(random: np.random.Generator, rows: int, length: int) -> Example:
 
 
 def missing_duplicate(random: np.random.Generator, rows: int, length: int) -> Example:
-  """Draws strings of bits written twice, without one bit; the output is this bit.
+  """Draws bit strings, each written twice, and omits a bit; the output is that bit.
 
   OMITTED takes the place of the bit. FILLER ends inputs of odd length. An input of
   length 1 is a 1, and so is its output.
@@ -61,8 +61,8 @@ def missing_duplicate(random: np.random.Generator, rows: int, length: int) -> Ex
 def modular_arithmetic(random: np.random.Generator, rows: int, length: int) -> Example:
   """Draws sums, differences and products; the output is the result modulo 5.
 
-  Products are computed first. Inputs are one symbol shorter than an even `length`,
-  because they have an odd number of digits and operators.
+  Products are computed first. Digits and operators alternate, so inputs are one symbol
+  shorter if `length` is even.
   """
   num_operators = (length - 1) // 2
   symbols = np.empty((rows, 2 * num_operators + 1), int)

@@ -78,8 +78,8 @@ def train(
 def check(config: ConfigDict) -> None:
   """Raises InputError for wrong options of positions.
 
-  Random positions need a range as large as the longest test, and `table_stddev` needs
-  positions with tables.
+  The range of random positions must not be smaller than the number of tokens in the
+  longest test. `table_stddev` needs positions with tables.
   """
   longest = choose_task(config).num_tokens(config.evaluation.longest)
   drawn_from = config.model.random_positions

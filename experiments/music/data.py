@@ -34,7 +34,7 @@ CHORALES = Upstream(
   {_CHORALES: "79294cc374f9252e95ef4b703161524c1c53dc1f712c236f00f1c1f5d54af5a7"},
 )
 
-# Batches are shuffled with the same key. The counter makes this random stream another.
+# Batches are shuffled with the same key. The counter selects a different random stream.
 _COUNTER = np.array([0, 0, 0, 1], np.uint64)
 
 
@@ -126,9 +126,9 @@ def find_midi_files(folder: pathlib.Path) -> list[MidiFile]:
   split, on average 80% train, 10% valid and 10% test. So a piece keeps its split when
   other pieces are added or removed.
 
-  A piece is a single file, or all files in a folder. Folders are pieces at the first
-  depth that has at least 20 folders, if the hash puts some of them into train and some
-  into valid. If there is no such depth, each file is a piece.
+  A piece is a single file, or all files in a folder. Folders at one depth are pieces:
+  the first depth that has at least 20 folders, with some in train and some in valid
+  according to the hash. If there is no such depth, each file is a piece.
   """
   names = []
   for path in sorted(folder.rglob("*")):

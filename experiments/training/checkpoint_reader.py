@@ -67,7 +67,7 @@ def list_steps(folder: Path) -> list[int]:
 
 
 def list_regular(folder: Path) -> list[int]:
-  """Returns the steps of regular saves; a signal causes saves between them."""
+  """Returns the steps of regular saves, without the saves that a signal caused."""
   steps = list_steps(folder)
   return [step for step in steps if not (folder / str(step) / TEMPORARY).exists()]
 
@@ -99,7 +99,7 @@ def explain_missing(folder: Path) -> InputError:
 
 
 def mark_damaged(path: Path, reason: str) -> Path:
-  """Renames a step's folder to `damaged-STEP` and adds reason.txt; returns its path."""
+  """Renames a step's folder to `damaged-STEP`, adds reason.txt; returns the new path."""
   new = path.with_name(f"damaged-{path.name}")
   number = 1
   while new.exists():

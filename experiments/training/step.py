@@ -16,7 +16,7 @@ from relpos_jax.typing import Array, Int, PyTree
 
 
 class TrainState(NamedTuple):
-  """Holds what a training step changes, and what checkpoints store."""
+  """Holds the state that training steps change, and that checkpoints store."""
 
   step: Int[Array, ""]
   params: PyTree

@@ -20,7 +20,7 @@ _FOUR = ("en-de", "de-en", "en-fr", "fr-en")
 LANGUAGES = dict(embedded=("en-de",), multi30k=_FOUR, scan=(), wmt14=_FOUR, pairs=())
 _EMBEDDED = pathlib.Path(__file__).with_name("embedded")
 _READ_AHEAD = 4096
-_NAMED_LINES = 5  # a note names the first of many skipped lines
+_NAMED_LINES = 5  # a note names at most this many of the skipped lines
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class LazyPairs(Sequence):
 def load_embedded(train_size: int = 20_000) -> Corpus:
   """Reads the small English-German corpus of this package: see embedded/README.md.
 
-  Sentences have 3 to 30 words, in the split `long` 31 to 60. No sentence of either
+  Sentences have 3 to 30 words, or 31 to 60 in the split `long`. No sentence of either
   language occurs twice. `train` has the first `train_size` pairs.
   """
   splits = {}
@@ -321,7 +321,7 @@ def load_multi30k(
 
   They are cased, not tokenised, and in upstream's order (Elliott et al. 2016, 2017);
   test is test_2016_flickr. The files are downloaded (1.3 MB), unless the folder `path`
-  holds them. `Upstream` describes the errors.
+  holds them. Raises InputError as `Upstream.read` does.
 
   `prepared` loads the text of the published baseline instead (Wu et al. 2021,
   LividWo/Revisit-MMT, 4.5 MB; English and German). It is in lower case, normalised, in
@@ -366,7 +366,7 @@ def load_scan(path: str = "") -> Corpus:
   more splits are taken from upstream's 16,990 training pairs: `valid` and the test set
   `within`, with 1,000 pairs each. Pairs are in random order, so the first pairs of a
   split are a sample of it. The files are downloaded (4 MB), unless the folder `path`
-  holds them. `Upstream` describes the errors.
+  holds them. Raises InputError as `Upstream.read` does.
   """
 
   pairs, n = _read_scan("tasks_train_length.txt", path), _SCAN_HELD_OUT

@@ -29,7 +29,7 @@ _LOADERS = dict(
 
 
 def check(config: ConfigDict) -> None:
-  """Raises InputError for wrong languages or subword marks; reads no data."""
+  """Raises InputError for wrong languages or a missing subword mark; reads no data."""
   settings = config.data
   known = LANGUAGES[settings.source]
   if is_prepared(config):

@@ -53,7 +53,7 @@ class Translated(NamedTuple):
 
 
 def make_score(run: Run, data: Corpus) -> Score:
-  """Makes a function that scores greedy translations by given parameters.
+  """Makes a function that scores a model's greedy translations, given its parameters.
 
   It translates a sample of the validation split, of pairs no longer than in training.
   With `training.score_tests` it also translates a sample of each test set, of pairs

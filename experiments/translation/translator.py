@@ -179,7 +179,7 @@ class Translator:
 def _take_next(
   waiting: list[int], indices: Int[np.ndarray, "D numbers"], new: Int[np.ndarray, "D B"]
 ) -> Int[np.ndarray, "D B"]:
-  """Takes sources from the end of `waiting` for each device; numbers them.
+  """Takes sources from the end of `waiting` for each device, and numbers them.
 
   The devices share the sources equally, but a device takes at most one source for each
   row of its batch and each unused number. The number identifies the source on its
@@ -332,7 +332,7 @@ def _advance(
 ) -> tuple[_Batch, Int[Array, " numbers"], Int[Array, "numbers L"]]:
   """Searches until every new source has a row, and an eighth of the rows are finished.
 
-  A row of the batch is a sentence that is being translated. If `is_last`, searches
+  A row of the batch holds a sentence that is being translated. If `is_last`, searches
   until all sentences are finished.
 
   Args:
