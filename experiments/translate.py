@@ -30,7 +30,7 @@ FLAGS = dict(
     most=1024,
   ),
   max_source_length=command.Flag(
-    1024, "longer lines are cut to so many tokens, with a warning", least=1
+    1024, "longer lines are cut to this many tokens, with a warning", least=1
   ),
   average_checkpoints=command.AVERAGE,
 )

@@ -99,7 +99,10 @@ def explain_missing(folder: Path) -> InputError:
 
 
 def mark_damaged(path: Path, reason: str) -> Path:
-  """Renames a step's folder to `damaged-STEP`, adds reason.txt; returns the new path."""
+  """Renames a step's folder to `damaged-STEP`; returns the new path.
+
+  Writes the reason into reason.txt.
+  """
   new = path.with_name(f"damaged-{path.name}")
   number = 1
   while new.exists():
