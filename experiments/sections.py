@@ -438,7 +438,7 @@ def _describe_music(sweep: str, records: Records, folder: pathlib.Path) -> str:
   table = _begin_table(records)
   for split in first["scores"]:
     table[f"{split}, a token"] = _average(records, _score(split, "nll"), 3)
-  # In a sweep of positions, the name `relative` means another scheme.
+  # In sweeps of position schemes, the name `relative` means another scheme.
   if config["data.source"] == "chorales" and not sweep.startswith("positions"):
     name = "published (second hand), valid, a token"
     table[name] = _choose_cells(music.PUBLISHED, records)
