@@ -60,8 +60,9 @@ def positive(default: float, below: float = float("inf")) -> Limited:
 def choose(argument: str, *groups: Collection[str]) -> list[str]:
   """Parses a config's argument; returns one word of each group.
 
-  The default is the first word of a group. Raises ValueError for an unknown word, and
-  for several words of one group.
+  The argument holds words, separated by commas. For a group without a word in it, the
+  group's first word is returned. Raises ValueError for an unknown word, and for several
+  words of one group.
   """
   words = list(filter(None, argument.split(",")))
   known = list(itertools.chain(*groups))
@@ -136,7 +137,7 @@ _COMMON = dict(
     eval_every=number(2000, 1, MOST_STEPS),
     save_every=number(2000, 1, MOST_STEPS),
     keep_checkpoints=number(20, 1, MOST_STEPS),
-    # So many non-finite steps in a row end the run.
+    # This many non-finite steps in a row end the run.
     max_skipped=number(10, 1, MOST_STEPS),
   ),
   # Averages the last N checkpoints, but only those in the last fifth of the steps and
@@ -156,7 +157,8 @@ _LAYERS = dict(
   # own module:Class: see docs/positions.md
   positions="relative",
   max_distance=number(16, 0),  # positions are clipped at this distance
-  # The same on the left; -1: max_distance. Causal models may have max_distance=0.
+  # The clipping distance to the left; -1: max_distance. Causal models may have
+  # max_distance=0.
   left=number(-1, -1),
   tables_per_head=True,
   tables_per_layer=True,
@@ -212,8 +214,8 @@ _TRANSLATION = dict(
     label_smoothing=rate(0.1),
     # Validation sentences that each evaluation translates greedily.
     num_samples=number(100, 1),
-    # Also translates as many of each test set, longer than in training if there are
-    # any.
+    # Also translates num_samples sentences of each test set: sentences longer than in
+    # training, if there are any.
     score_tests=False,
   ),
   decoding=dict(
@@ -227,7 +229,8 @@ _TRANSLATION = dict(
     # sacreBLEU's tokenisers that need no download. Give none with data.moses.
     tokenize=one_of("13a", "intl", "zh", "char", "ja-mecab", "ko-mecab", "none"),
     lowercase=False,
-    # Ends a subword in the data, such as @@. Subwords are joined before scoring.
+    # The mark that ends a subword in the data, such as @@. Subwords are joined before
+    # scoring.
     subword_mark="",
     # Also scores NAME_given: translations with the length of their reference.
     given_lengths=False,
@@ -243,7 +246,7 @@ _MUSIC = dict(
       # events: any music. voices: four voices on a grid of 16th notes.
       codec=one_of("events", "voices"),
     ),
-    # Transposes training pieces by up to so many semitones, drawn in each epoch.
+    # Transposes training pieces by up to this many semitones, drawn anew in each epoch.
     transpose=number(0, 0, 127),
   ),
   batches=dict(
@@ -322,7 +325,7 @@ _LENGTH_TASKS = dict(
     **_LAYERS,
     # Draws the positions of a batch from 0 to this number - 1; 0: they are 0, 1, 2, ...
     random_positions=number(0, 0),
-    # Draws Shaw's tables from a normal distribution; 0: as elsewhere, Glorot's.
+    # The standard deviation of Shaw's initial tables; 0: Glorot's, as in other tasks.
     table_stddev=number(0.0, 0),
   ),
   training=dict(schedule=one_of("constant")),

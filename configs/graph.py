@@ -12,15 +12,15 @@ r"""Classifies labelled graphs (Shaw et al. 2018, section 3.1): kinship, molecul
 Arguments are a source and a system, separated by commas. The sources are:
 
 - `clutrr`: kinship. Trains on chains of 2 to 4 relations, scores chains of 2 to 10.
-- `tu`: the molecules MUTAG, or a folder in TU format. Each of the seeds 0 to 9 tests on
-  another of ten folds.
+- `tu`: the molecules MUTAG, or a folder in TU format. There are ten folds, and each of
+  the seeds 0 to 9 tests on a different one.
 - `mutagenicity`: more molecules.
 
 The systems are keys_values, keys, values, none and unstructured: see `_SYSTEMS`.
 
-NAME_node_attributes.txt and NAME_edge_attributes.txt in a folder are optional features
-beside the labels. Scale them first. Systems without edge labels ignore features of
-edges, too.
+In a folder, NAME_node_attributes.txt and NAME_edge_attributes.txt are optional. They
+hold features of nodes and edges, in addition to labels. Scale the features first.
+Systems without edge labels ignore features of edges, too.
 """
 
 from configs import default

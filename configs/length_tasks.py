@@ -1,16 +1,17 @@
-"""Trains on inputs of up to 40 symbols and scores inputs of 41 to 500: five tasks.
+"""Trains on inputs of up to 40 symbols and scores inputs of 41 to 500, in five tasks.
 
   python -m experiments.sweep --config=configs/length_tasks.py:missing_duplicate
   python -m experiments.train --config=configs/length_tasks.py:reverse_string,xl,random
 
 The tasks are generated; they are five of the fifteen of Ruoss et al. 2023:
 missing_duplicate, modular_arithmetic, reverse_string, bucket_sort and
-stack_manipulation. Their encoder has five post-norm layers of width 64 and eight heads;
-Adam has a constant learning rate of 0.001. `random` draws the positions of each batch
-from 2,048, in training and in tests.
+stack_manipulation. As in that paper, the encoder has five post-norm layers of width 64
+with eight heads, and Adam has a constant learning rate of 0.001. `random` draws the
+positions of each batch from 0 to 2,047, in training and in tests.
 
-The sweep has each scheme with plain and with random positions. First are the four of
-Ruoss et al., then others, then Shaw's with other initial tables.
+The sweep trains each position scheme twice, with plain and with random positions. It
+begins with the four schemes of Ruoss et al. At the end it trains Shaw's scheme with
+other initial tables.
 """
 
 from configs import default
@@ -23,11 +24,11 @@ TASKS = (
   "stack_manipulation",
 )
 RANGE = 2048
-LONGEST = 1001  # tokens of a test: 500 inputs, and as many blanks and one
+LONGEST = 1001  # tokens of the longest test: 500 input symbols and 501 blanks
 _MODULE = "experiments.length_tasks.model"
-# By scheme, the positions and the distance that their tables reach. With random
-# positions tables reach all distances; at a clipping distance of 16 most pairs would
-# have the two outermost rows.
+# For each scheme, the value of `positions`, and the distance that its tables reach.
+# With random positions, tables reach all distances. If they were clipped at 16, most
+# pairs would have the two outermost rows.
 SCHEMES = dict(
   sinusoidal=("sinusoidal", 0),
   xl=("xl", LONGEST),
@@ -68,12 +69,15 @@ def get_config(argument: str = ""):
 
 
 def choose(scheme: str, is_random: bool) -> dict[str, object]:
-  """Returns the values of a scheme with plain or random positions."""
+  """Returns a scheme's config values, by dotted key, with plain or random positions.
+
+  `scheme` is a key of `SCHEMES`.
+  """
   positions, reach = SCHEMES[scheme]
   changes: dict[str, object] = {"model.positions": positions}
   if reach:
     changes["model.max_distance"] = reach
-  # The authors' code drops embeddings out if it adds sinusoids to them.
+  # The authors' code applies dropout to embeddings only if it adds sinusoids to them.
   changes["model.embedding_dropout_rate"] = 0.1 if scheme == "sinusoidal" else 0.0
   if scheme in _TABLES:
     # Gathers rows once for all sequences, which share the positions. At 80 tokens it

@@ -6,12 +6,13 @@
 
 `scan`, the default, is the length split of SCAN (Lake and Baroni 2018). Outputs have at
 most 22 actions in training, and 24 to 48 in the split `test`. `embedded` is the
-quickstart with pairs of at most 16 tokens: 16,423 of 20,000. Longer are 81 of 500 test
-pairs, up to 33 tokens, and all 200 of the split `long`, from 36 tokens on.
+quickstart with pairs of at most 16 tokens: 16,423 of 20,000. Of the 500 test pairs, 81
+are longer (up to 33 tokens). The split `long` has 200 pairs of 36 tokens or more.
 
-Both decode greedily. Each evaluation scores a sample of the test sets. The end scores
-all of them twice, with EOS free and with the reference's length given. For files of
-SCAN on this machine, give --config.data.scan.path=FOLDER.
+Both decode greedily. Each evaluation scores a sample of the test sets. After training,
+all test pairs are scored twice: first the model itself ends its translations, then it
+is given the length of each reference. For files of SCAN on this machine, give
+--config.data.scan.path=FOLDER.
 """
 
 from configs import default, positions, quickstart

@@ -18,7 +18,7 @@ from configs import default
 
 
 def get_config():
-  """Returns a model with four layers of the paper's base width, without dropout."""
+  """Returns the config of four layers of the paper's base width, without dropout."""
   config = default.get_config("music")
   config.name = "long"
   config.data.source = "midi"

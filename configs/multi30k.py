@@ -42,9 +42,9 @@ _VERSIONS = dict(
 
 
 def get_config(argument: str = ""):
-  """Returns a config by positions, version and text.
+  """Returns the config that the argument describes: positions, version and text.
 
-  The defaults are relative, short and the captions.
+  The defaults are relative, short and the original captions.
   """
   positions, version, text = default.choose(
     argument, _POSITIONS, _VERSIONS, ("captions", "prepared")
@@ -75,7 +75,10 @@ def get_config(argument: str = ""):
 
 
 def get_base(name: str, argument: str = ""):
-  """Returns the config of a sweep: relative positions, k = 16, by default `brief`."""
+  """Returns the base config of the sweep `name`, which its configurations change.
+
+  It is `get_config(argument)`, but the default version is brief.
+  """
   has_version = not _VERSIONS.keys().isdisjoint(argument.split(","))
   config = get_config(argument if has_version else f"{argument},brief")
   config.name = f"{name}-{argument}".replace(",", "-").strip("-")

@@ -11,7 +11,7 @@ r"""Models Bach's chorales with a decoder: Music Transformer (Huang et al. 2018)
 
 Arguments, separated by commas, are positions and a version. The positions are:
 
-- `relative`: tables per head on keys, zero beyond the last distance, with sinusoids.
+- `relative`: tables per head on keys, no term beyond the last distance, and sinusoids.
 - `clipped`: tables on keys and values up to distance 16, as in Shaw et al. 2018.
 - `sinusoidal` and `none`.
 
@@ -21,7 +21,8 @@ The versions are:
 - `long`: the same with 8,000 updates in place of 3,000.
 - `published`: the baseline's 5 layers of width 256, for an accelerator.
 
-All transpose by up to 5 semitones and average the last checkpoints.
+All versions transpose training pieces by up to 5 semitones, and average the last
+checkpoints.
 
 The data are the JSB chorales in their published splits. The tokens are the four voices
 of each 16th note in turn. For a file on this machine, give
@@ -61,7 +62,7 @@ _VERSIONS = dict(brief=_BRIEF, long=_LONG, published=_PUBLISHED)
 
 
 def get_config(argument: str = ""):
-  """Returns a config by positions and version; the defaults are relative and brief."""
+  """Returns the config of positions and a version, by default relative and brief."""
   positions, version = default.choose(argument, _POSITIONS, _VERSIONS)
   config = default.get_config("music")
   config.name = f"music-{argument}".replace(",", "-").strip("-")

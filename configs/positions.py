@@ -1,11 +1,11 @@
-"""Compares schemes of positions: which one to use.
+"""Compares position schemes, to help choose one.
 
   python -m experiments.sweep --config=configs/positions.py:multi30k
   python -m experiments.sweep --config=configs/positions.py:chorales
 
 `multi30k` is the version `brief` of `configs/multi30k.py`. `chorales` trains two layers
-on slices of 512 tokens, and scores whole pieces of about 1,000. The configurations of a
-corpus differ in the positions alone. `configs/lengths.py` scores the same schemes on
+on slices of 512 tokens, and scores whole pieces of about 1,000. Configurations of one
+corpus differ only in their positions. `configs/lengths.py` scores the same schemes on
 sequences that are longer than in training.
 """
 

@@ -9,7 +9,7 @@ from configs import default
 
 
 def get_config():
-  """Returns the smallest run that gives a useful translator."""
+  """Returns the config of the smallest run that gives a useful translator."""
   config = default.get_config()
   config.name = "quickstart"
   config.vocabulary.size = 6_000

@@ -1,11 +1,11 @@
-"""Scores a scheme of positions in ten CPU minutes.
+"""Scores a position scheme in ten CPU minutes.
 
   python -m experiments.ten_minutes --scheme=kerple
   python -m experiments.sweep --config=configs/ten_minutes.py --results=mine
 
 This is the quickstart with half of its updates. The schemes are those of
-`configs/positions.py`, and one for each file in `results/ten_minutes/`: NAME.py has a
-class `Scheme`, which reaches distances up to 128.
+`configs/positions.py`, and one for each file NAME.py in `results/ten_minutes/`. Such a
+file has a class `Scheme`, which reaches distances up to 128.
 """
 
 import pathlib

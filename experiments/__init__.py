@@ -5,7 +5,8 @@ import signal
 import sys
 
 if sys.argv[:1] == ["-m"]:  # Python is importing a command
-  # Until `command.run` handles Ctrl-C, it kills: no traceback of a half-done import.
+  # Until `command.run` handles Ctrl-C, it kills the process, so that an unfinished
+  # import prints no traceback.
   if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -90,8 +90,8 @@ def run(
   """Calls `main` with the values of `flags` by name, and exits.
 
   Exits with status 0 on success. An `InputError` or a full disk is reported in one
-  line, with status 2. Ctrl-C exits with 130, and a reader that closed stdout, such as
-  `head`, with 141. Other exceptions keep their traceback.
+  line, with status 2. The status is 130 after Ctrl-C, and 141 if the reader of stdout,
+  such as `head`, has closed it. Other exceptions keep their traceback.
 
   `--help` prints the docstring of `main`'s module, and the flags. `main` receives a
   `ConfigDict` for `CONFIG` and a `ConfigFile` for `SWEEP`. Most commands import JAX
@@ -143,7 +143,7 @@ def _run(
 class DisplayStream:
   """Writes to a text stream, and drops all text once the stream fails.
 
-  Progress and notes use it. They must not end a training when the reader of a pipe
+  Progress and notes use it. They must not end a training run when the reader of a pipe
   dies, the terminal is closed or the disk is full.
   """
 
@@ -167,9 +167,9 @@ class DisplayStream:
       self._drop()
 
   def _drop(self) -> None:
-    """Makes the null device the target of the stream, for all code that writes to it.
+    """Redirects the stream to the null device, for all code that writes to it.
 
-    This also drops the text in its buffer.
+    This also drops the text that the stream has buffered.
     """
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, self._stream.fileno())
@@ -177,7 +177,10 @@ class DisplayStream:
 
 
 def _enable_compilation_cache() -> None:
-  """Turns on JAX's cache of compiled programs, unless its variables are set."""
+  """Turns on JAX's cache of compiled programs.
+
+  Does nothing if an environment variable already configures the cache.
+  """
   if {"JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"} & os.environ.keys():
     return
   import jax
@@ -216,7 +219,7 @@ def has_accelerator() -> bool:
 def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
   """Parses the arguments `argv`; returns the values of `flags` by name.
 
-  A flag with `is_path` gives a path, or "" if it is empty.
+  The value of a flag with `is_path` is a path, or "" if it is empty.
 
   Raises InputError if a flag, config file or config key is unknown, missing or of the
   wrong type.

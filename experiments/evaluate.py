@@ -1,4 +1,4 @@
-r"""Scores a trained model on every test split, or on other pairs of files.
+r"""Scores a trained model on every test split, or on other sentence pairs.
 
   python -m experiments.evaluate --workdir=runs/quickstart
   python -m experiments.evaluate --workdir=runs/quickstart --pairs=news.en,news.de
@@ -14,8 +14,8 @@ in the results of a sweep.
 
 --pairs writes into the folder `pairs` of the run directory, and writes no record.
 --hypotheses scores a file of translations, one line for each pair, and writes nothing.
-Pairs with an empty side are skipped. The translations must have the form of the run's
-own: Moses tokens or lower case, if `config.data` says so.
+Pairs with an empty side are skipped. The translations must have the same form as those
+of the run: Moses tokens or lower case, if `config.data` says so.
 
 The test data must not have changed since the run was started: digests.json holds their
 digests. --pairs are not checked.
@@ -42,8 +42,8 @@ def main(
 ) -> None:
   """Scores a run's test splits, as training does at its end.
 
-  With `pairs`, scores these sentence pairs instead. With `hypotheses`, too, scores this
-  file of translations in place of the model's.
+  If `pairs` are given, scores the model's translations of these sentence pairs instead.
+  If `hypotheses` are also given, scores the translations in that file.
   """
   from experiments.systems import find_system, load_config
 
@@ -83,7 +83,7 @@ def _score_pairs(workdir: Path, pairs: str, average_checkpoints: int) -> None:
 
 
 def _score_hypotheses(workdir: Path, pairs: str, hypotheses: Path) -> str:
-  """Scores a file of translations as a run's are scored; returns a table of scores."""
+  """Scores a file of translations with the settings of a run; returns a score table."""
   from experiments.systems import load_config
   from experiments.translation.corpus import read_lines, read_splits
   from experiments.translation.data import normalize

@@ -106,7 +106,7 @@ def check_writable(
 ) -> None:
   """Raises InputError unless the folder is writable.
 
-  In a bucket, it writes a file and deletes it, since permissions cannot be asked for.
+  In a bucket, it writes a file and deletes it, since permissions cannot be queried.
   """
   if in_bucket(folder):
     new = folder / f".{time.time_ns()}"
@@ -118,7 +118,10 @@ def check_writable(
 
 
 def explain_write_error(error: BaseException, what: object) -> InputError | None:
-  """Returns an InputError if the disk is full or read-only; otherwise None."""
+  """Returns an InputError if `error` means a full or read-only disk; otherwise None.
+
+  `what` names the thing that could not be written.
+  """
   for code in (*_FULL, errno.EROFS):
     reason = os.strerror(code)
     # Orbax raises other errors, with the reason in their message.
@@ -138,7 +141,7 @@ def upload(folder: pathlib.Path, target: Path) -> None:
 
 
 def download(folder: Path, target: pathlib.Path) -> None:
-  """Copies a folder of a bucket to this machine; a missing one gives nothing."""
+  """Copies a folder of a bucket to this machine; does nothing if it is missing."""
   with explain_bucket_errors(folder), contextlib.suppress(FileNotFoundError):
     fs, name = fsspec.url_to_fs(str(folder))
     fs.get(f"{name}/", f"{target}/", recursive=True)
@@ -159,7 +162,7 @@ def move(folder: Path, new: Path) -> None:
 
 @contextlib.contextmanager
 def lock_in_bucket(folder: Path, flag: str) -> Iterator[None]:
-  """Locks a folder in a bucket; `flag` names it in errors.
+  """Locks a folder in a bucket; error messages name the flag `flag` that gave it.
 
   The lock is an object that a thread renews. If it does not change for three intervals,
   its process was killed, and the lock is taken over. Two processes that start within a

@@ -1,4 +1,4 @@
-r"""Estimates memory and time of a training step on TPU chips that you need not have.
+r"""Estimates memory and time of a training step on TPU chips, without such chips.
 
   pip install -e '.[tpu]'
   python -m experiments.plan --config=configs/wmt14.py:base,ende,relative \
@@ -67,7 +67,7 @@ CHIPS = {
 
 
 def main(config: ConfigDict, topology: str, effort: str) -> None:
-  """Compiles the training step for the longest batches, and prints its table."""
+  """Compiles the training step for the longest batches, and prints its estimates."""
   if effort not in _EFFORTS:
     known = " or ".join(_EFFORTS)
     raise InputError(f"--effort={effort}: give {known}")

@@ -134,7 +134,7 @@ def _format_value(value: object) -> str:
 def _average(
   records: Records, score: Callable[[Record], float], digits: int = 2
 ) -> Column:
-  """Returns a column: the mean of a score over the seeds, with its interval."""
+  """Returns a column: each configuration's mean score over seeds, and its interval."""
   column = {}
   for configuration, runs in records.items():
     column[configuration] = mean_and_interval([*map(score, runs)], digits)
@@ -142,7 +142,7 @@ def _average(
 
 
 def _score(split: str, kind: str) -> Callable[[Record], float]:
-  """Makes a function that returns a score of a run."""
+  """Makes a function that returns the score `kind` of a run on a split."""
   return lambda run: run["scores"][split][kind]
 
 
@@ -173,9 +173,10 @@ def _tabulate_differences(
 ) -> str:
   """Tabulates the differences between configurations, if there are several.
 
-  Runs that diverged are left out. More than 8 configurations are only compared with the
-  first one. If `is_paired`, the intervals are of the differences at common seeds.
-  Otherwise they are of the differences of two means.
+  Runs that diverged are left out. If there are more than 8 configurations, each is
+  compared only with the first one. If `is_paired`, a cell has the mean of the
+  differences between runs with the same seed. Otherwise it has the difference of two
+  means.
   """
   if len(records) < 2:
     return ""
@@ -222,8 +223,8 @@ def _draw_curves(
 ) -> str:
   """Draws measures over updates; returns a line of Markdown with the picture.
 
-  The measures are columns of the records' curves. With many configurations, only the
-  last measure is drawn.
+  `measures` names the columns of the records' curves. Curves begin at the update
+  `start`. With many configurations, only the last measure is drawn.
   """
   panels = []
   for column, measure in enumerate(measures, start=1):
@@ -295,7 +296,10 @@ _ONLY = " only"  # ends the names of configurations with positions in one stack
 
 
 def _describe_lengths(sweep: str, records: Records, folder: pathlib.Path) -> str:
-  """Tabulates exact matches at one validation score, and after training by length."""
+  """Tabulates exact matches when validation reaches a level, and after training.
+
+  The matches after training are by length; a picture shows them, too.
+  """
   first = _first(records)
   source = first["config"]["data.source"]
   splits = {"EOS free": [], "length given": []}
@@ -347,7 +351,7 @@ def _find_level(run: Record, level: float) -> dict[str, float]:
 
 
 def _tabulate_lengths(title: str, records: Records, splits: Sequence[str]) -> str:
-  """Tabulates the exact matches (%) at the end, by length in tokens."""
+  """Tabulates the exact matches (%) after training, by length in tokens."""
   table = {"valid": _average(records, lambda run: run["exact"]["valid"][-1][1], 1)}
   lengths, masks = _bin_lengths(records, splits, num_trained=1, num_longer=4)
   for mask in (*masks, ~masks[0]):
@@ -362,8 +366,9 @@ def _bin_lengths(
 ) -> tuple[np.ndarray, list[np.ndarray]]:
   """Divides the sentences into bins; returns their lengths, and a mask for each bin.
 
-  The first bins hold the lengths that occur in training, the other bins longer ones.
-  The bins of each kind have about equally many sentences.
+  The first bins, at most `num_trained`, hold the lengths that occur in training. The
+  others, at most `num_longer`, hold longer ones. Bins of each kind have about the same
+  number of sentences.
   """
   first, masks = _first(records), []
   lengths = _join_sentences(first, splits)[:, 0]
@@ -433,7 +438,7 @@ def _describe_music(sweep: str, records: Records, folder: pathlib.Path) -> str:
   table = _begin_table(records)
   for split in first["scores"]:
     table[f"{split}, a token"] = _average(records, _score(split, "nll"), 3)
-  # In a sweep of positions, the name `relative` means another scheme.
+  # In sweeps of position schemes, the name `relative` means another scheme.
   if config["data.source"] == "chorales" and not sweep.startswith("positions"):
     name = "published (second hand), valid, a token"
     table[name] = _choose_cells(music.PUBLISHED, records)
@@ -450,7 +455,10 @@ def _describe_music(sweep: str, records: Records, folder: pathlib.Path) -> str:
 
 
 def _average_accuracy(records: Records, *splits: str) -> Column:
-  """Returns the accuracy of each configuration and of the most frequent class."""
+  """Returns a column: the accuracy of each configuration, and of a guess.
+
+  The guess is always the class that is most frequent in training.
+  """
   runs = next(iter(records.values()))
   if runs[0]["config"]["data.source"] != "tu":
     runs = runs[:1]  # seeds of `tu` are folds: only these differ in the majority class
@@ -520,7 +528,7 @@ _LONGER = "longer"  # the split of all tests
 
 
 def compare_tasks(sweeps: Mapping[str, Records]) -> str:
-  """Tabulates the accuracy on longer inputs of each configuration and task."""
+  """Tabulates the accuracy on longer inputs, by configuration and task."""
   table = {}
   for sweep, records in sweeps.items():
     table[sweep] = _average(records, _score(_LONGER, "accuracy"), 1)

@@ -9,12 +9,12 @@ r"""Trains every configuration of a sweep with several seeds; collects the resul
       | xargs -d '\n' -n1 sbatch --wrap
 
 A sweep is a config file with a generator `sweep()`, which yields the name of each
-configuration and the values that it changes. Each configuration is trained once with
-each seed. Such a run trains in OUT/SWEEP/RUN and logs to RUN.log. The same command
-resumes the sweep. It skips runs that are finished, here or in another sweep. If a run
-fails, RUN.error.txt holds the end of its log, and the sweep continues. --dry_run prints
-the commands of the unfinished runs, one a line, for example to make them jobs of a
-cluster. Once the jobs are finished, the sweep collects their results.
+configuration and the values that it changes. A run trains a configuration with a seed.
+It trains in OUT/SWEEP/RUN and logs to RUN.log. The same command resumes the sweep: it
+skips runs that are finished, here or in another sweep. If a run fails, RUN.error.txt
+holds the end of its log, and the sweep continues. --dry_run prints the commands of the
+unfinished runs, one a line, for example to make them jobs of a cluster. Once the jobs
+are finished, the sweep collects their results.
 
 RESULTS/runs/SWEEP.jsonl (or .jsonl.xz) has a line for each run. The results of this
 repository are there already. To train a run again, delete its line and its directory,
@@ -69,13 +69,13 @@ FLAGS = dict(
 )
 TRAIN = ("python", "-m", "experiments.train")
 _POLL_SECONDS = 1.0
-_SAVE_SECONDS = 60.0  # that a training has to save and end
+_SAVE_SECONDS = 60.0  # a run that is asked to end has this long to save
 
 Key = tuple[str, int]  # configuration and seed
 
 
 class PlannedRun(NamedTuple):
-  """Describes one training of a sweep: a configuration with a seed."""
+  """Describes one run of a sweep: a configuration that is trained with a seed."""
 
   configuration: str
   seed: int
@@ -88,7 +88,7 @@ class PlannedRun(NamedTuple):
     return self.configuration, self.seed
 
   def file(self, ending: str) -> pathlib.Path:
-    """Returns the path of a file beside the run directory, such as RUN.log."""
+    """Returns the path of a file next to the run directory, such as RUN.log."""
     return self.workdir.with_name(self.workdir.name + ending)
 
 
@@ -104,7 +104,7 @@ def main(
   """Trains the unfinished runs; exits with status 1 if one failed."""
   import jax
 
-  jax.config.update("jax_platforms", "cpu")  # the accelerators are for the trainings
+  jax.config.update("jax_platforms", "cpu")  # the accelerators are for the runs
   sweep = slug(config.config.name)
   runs = plan_runs(config, seeds, out)
   chosen = _choose(runs, only, config.name)
@@ -152,7 +152,7 @@ def _choose(runs: Sequence[PlannedRun], only: str, name: str) -> Sequence[Planne
 def _find_waiting(
   chosen: Sequence[PlannedRun], records: Mapping[Key, Any]
 ) -> list[PlannedRun]:
-  """Returns the runs without a record; if there are none, says how to train again."""
+  """Returns the runs without a record; if all have one, prints how to train again."""
   waiting = [run for run in chosen if run.key not in records]
   if not waiting:
     remedy = "give --results=FOLDER --out=FOLDER to train again"
@@ -190,7 +190,7 @@ def plan_runs(
 
 
 def slug(text: str) -> str:
-  """Makes a folder name of a text: lower-case letters, digits and single hyphens."""
+  """Makes a folder name from a text: lower-case letters, digits and single hyphens."""
   return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
@@ -278,7 +278,7 @@ def _read_others(
 def _train(
   waiting: Sequence[PlannedRun], parallel: int, collect: Callable[[], Mapping]
 ) -> None:
-  """Trains runs on this machine; calls `collect` whenever a training ends."""
+  """Trains up to `parallel` runs at a time; calls `collect` whenever one ends."""
   queue = collections.deque(waiting)
   running = {}  # run and process by share of the machine
 
@@ -303,7 +303,7 @@ def _train(
 
 
 def _finish(run: PlannedRun, status: int, records: Mapping[Key, Any]) -> str:
-  """Returns how a training ended; saves the end of its log if it failed."""
+  """Returns how a run ended; saves the end of its log if it failed."""
   if run.key in records:
     return "finished"
   log = run.file(".log").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -313,7 +313,7 @@ def _finish(run: PlannedRun, status: int, records: Mapping[Key, Any]) -> str:
 
 
 def _end(processes: Sequence[subprocess.Popen]) -> None:
-  """Asks trainings to save and end; kills a training that hangs."""
+  """Asks running processes to save and end; kills a process that hangs."""
   for process in processes:
     process.terminate()
   for process in processes:
@@ -324,14 +324,18 @@ def _end(processes: Sequence[subprocess.Popen]) -> None:
 
 
 def _stop(number: int, _) -> None:
-  """Ends a sweep; ignores further signals while its trainings save."""
+  """Ends a sweep; ignores further signals while its runs save."""
   for other in (signal.SIGTERM, signal.SIGHUP):
     signal.signal(other, signal.SIG_IGN)
   sys.exit(128 + number)
 
 
 def _start(run: PlannedRun, share: int, parallel: int) -> subprocess.Popen:
-  """Starts a training with its share of the cores and of a GPU's memory."""
+  """Starts the process of a run.
+
+  `parallel` runs at a time have equal parts of the cores and of a GPU's memory. `share`
+  is the number of this run's part, counted from 0.
+  """
   run.file(".error.txt").unlink(missing_ok=True)
   env, words = dict(os.environ), end_with_parent()
   if parallel > 1:

@@ -47,7 +47,7 @@ def parse_config(
 
   Args:
     num_devices: the mesh must fit this many devices, by default this machine's. With 0
-      it may need any number, because the config is for another machine.
+      it may need any number of devices: use this if the config is for another machine.
     changes: replaces values, by dotted key.
 
   Raises InputError, which names the first wrong value and the remedy.

@@ -1,12 +1,12 @@
-"""Scores a scheme of positions in ten CPU minutes.
+"""Scores a position scheme in ten CPU minutes.
 
   python -m experiments.ten_minutes --scheme=kerple
 
 The scheme is one of `configs/ten_minutes.py`, or your own: NAME for a file
 results/ten_minutes/NAME.py with a class `Scheme`. The command trains a small
 translator from English to German with each seed. Then it prints the mean BLEU and its
-95% interval over the seeds, and rewrites the table of results/ten_minutes.md. What is
-recorded already is not trained again: give a changed scheme another NAME.
+95% interval over the seeds, and rewrites the table of results/ten_minutes.md. A scheme
+with a record is not trained again: if you change a scheme, give it another NAME.
 """
 
 import pathlib

@@ -13,8 +13,8 @@ r"""Trains a model, scores it and draws what it learned.
       --config.data.pairs.test="test.en,test.de;long=long.tsv"
 
 The folder --workdir holds the whole run. If the training is stopped, the same command
-resumes it from the last checkpoint. While it runs, another training in the same folder
-is refused. The folder may be in a bucket, gs://BUCKET/RUN or s3://BUCKET/RUN; s3://
+resumes it from the last checkpoint. While it runs, another command cannot train in the
+same folder. The folder may be in a bucket, gs://BUCKET/RUN or s3://BUCKET/RUN; s3://
 allows one process only. Data are downloaded unless FOLDER holds them.
 
 A signal stops the training, which saves a checkpoint and exits. The status is 143 for

@@ -30,7 +30,7 @@ FLAGS = dict(
     most=1024,
   ),
   max_source_length=command.Flag(
-    1024, "longer lines are cut to so many tokens, with a warning", least=1
+    1024, "longer lines are cut to this many tokens, with a warning", least=1
   ),
   average_checkpoints=command.AVERAGE,
 )
@@ -71,10 +71,10 @@ def main(
 
 
 def _read(line: str, number: int, tokenizer: Any, longest: int) -> str:
-  """Prepares a line for translation; warns on stderr of what is lost.
+  """Prepares a line for translation; warns on stderr if some of its text is lost.
 
-  A line of more than `longest` tokens is cut to so many. Words that are not in the
-  vocabulary are named. `number` is the number of the line.
+  A line of more than `longest` tokens is cut to its first `longest` tokens. Words that
+  are not in the vocabulary are lost, too. Warnings name them and the line's `number`.
   """
   from experiments.data.tokenizer import UNK
 

@@ -8,15 +8,15 @@ r"""Measures attention and training steps.
   python -m experiments.benchmark pages --out=results
 
 Competing programs take turns in one process, and their order changes from round to
-round. All times are written to a folder OUT. The pages in OUT get tables of the times,
-and explain them. `pages` measures nothing and only writes the pages again.
+round. All times are written to a folder OUT, and the pages in OUT show them in tables.
+`pages` measures nothing and only writes the pages again.
 `python -m experiments.benchmark COMMAND --help` shows the flags of a command.
 
-`attention` times every implementation, and attention of other libraries, beside
-jax.nn.dot_product_attention without relations. With --schemes it also times published
-schemes of positions, each in the implementation that is its default. A function that
-cannot do a call, or needs more memory than is free, is left out, and the page gives the
-reason. torch_sdpa needs the extra `benchmark`.
+`attention` times every implementation, and attention of other libraries, and compares
+them with jax.nn.dot_product_attention without relations. With --schemes it also times
+published schemes of positions, each in the implementation that is its default. A
+function that cannot do a call, or needs more memory than is free, is left out, and the
+page gives the reason. torch_sdpa needs the extra `benchmark`.
 
 `step` compares relative positions with sinusoids in the same model, on the same batch,
 with random parameters. `positions` compares all configurations of configs/positions.py.
@@ -85,7 +85,7 @@ _MODULES = dict(attention="attention", claims="claims")  # others are in models.
 
 
 def run(argv: list[str]) -> None:
-  """Runs the command that the first argument names; the others are its flags."""
+  """Runs the command that the first argument names; other arguments are its flags."""
   name, *flags = argv or ["--help"]
   if name in ("--help", "-h"):
     name, flags = "pages", ["--help"]

@@ -1,4 +1,4 @@
-"""Times implementations of attention, ours and other libraries', beside jax.nn's."""
+"""Times attention, ours and that of other libraries, and compares it with jax.nn's."""
 
 import concurrent.futures
 import functools
@@ -37,7 +37,7 @@ DTYPES = "bfloat16", "float32"
 
 
 class Case(NamedTuple):
-  """Describes a call to measure; tables have 2 max_distance + 1 rows."""
+  """Describes a call to measure; its tables have 2 max_distance + 1 rows."""
 
   batch: int
   length: int
@@ -53,7 +53,7 @@ class Contestant(NamedTuple):
   """Holds an attention function, and names the relations that it computes."""
 
   relations: str  # "keys and values", "keys", "none", or "its own" for a scheme
-  # Raises RuntimeError, with the reason, if it cannot run a case.
+  # Compiles the function for a case. Raises RuntimeError, with the reason, if it fails.
   prepare: Callable[[Case], Program]
 
 
@@ -61,7 +61,7 @@ def main(**values: Any) -> None:
   """Measures all cases; writes the results to a file, and then to a page.
 
   The file is OUT/attention/NAME.json, and is written again after each case. The page is
-  OUT/attention.md. It gets a section for each such file.
+  OUT/attention.md, with a section for each file in OUT/attention.
   """
   # Leaves memory to PyTorch on the same GPU. JAX reads this when it first looks for
   # devices.
@@ -178,7 +178,7 @@ def _with_gradients(function, cotangent, *arguments):
 
 @functools.lru_cache(maxsize=1)
 def arguments(case: Case) -> tuple:
-  """Returns random query, key, value and relations; first a cotangent if backward."""
+  """Returns random query, key, value and relations, after a cotangent if backward."""
   keys = jax.random.split(jax.random.key(0), 6)
   shape = case.batch, case.length, case.heads, case.width
   num_tokens = 3 + case.backward
@@ -328,8 +328,8 @@ def time_pairs(
 ) -> list[dict[str, Any]]:
   """Times the two functions of each pair in every repetition, in seconds.
 
-  The speed of a machine drifts, so a pair runs at nearly the same time. Its functions
-  take turns to be first.
+  The speed of a machine drifts. So the functions of a pair run one right after the
+  other, and take turns to be first.
   """
   timed = [dict(name=a, against=b, seconds=[], against_seconds=[]) for a, b in pairs]
   sides = [("against", "against_seconds"), ("name", "seconds")]
@@ -354,7 +354,7 @@ def choose_pairs(names: Collection[str]) -> list[tuple[str, str]]:
 
 
 def draw_section(results: Record) -> str:
-  """Draws a picture beside the results; returns their section of the page."""
+  """Draws a picture next to the file of results; returns their section of the page."""
   settings, contestants = results["settings"], results["contestants"]
   cases = sorted(results["cases"], key=lambda case: case["length"])
   kinds = defaultdict(list)
@@ -393,7 +393,10 @@ def _make_tables(
   kinds: Mapping[str, Sequence[Record]],
   cells: Callable[[Record], dict[str, str]],
 ) -> list[str]:
-  """Makes a heading and a table for each kind of case; lengths are its columns."""
+  """Makes a heading and a table for each kind of case, with a column for each length.
+
+  `cells` returns the cells of a column, by contestant.
+  """
   parts = []
   for kind, cases in kinds.items():
     columns = {f"T = {case['length']:,}": cells(case) for case in cases}
@@ -428,9 +431,10 @@ def describe_case(case: Record) -> str:
 
 
 def estimate_milliseconds(case: Record) -> dict[str, float]:
-  """Estimates each time as jax.nn's median time multiplied by the median ratio.
+  """Estimates the time of each contestant from its median ratio to jax.nn's time.
 
-  Ratios drift less than times.
+  It is that ratio multiplied by jax.nn's median time. During a benchmark, ratios drift
+  less than times.
   """
   pairs = [pair for pair in case["pairs"] if pair["against"] == STOCK]
   if not pairs:
@@ -458,9 +462,9 @@ def _collect_mebibytes(case: Record) -> dict[str, float]:
 def _make_panels(
   kinds: Mapping[str, Sequence[Record]], tokens: int
 ) -> list[list[CostPanel]]:
-  """Makes a row of panels for each mask.
+  """Makes a row of plots for each mask: time and temporary memory over length.
 
-  The panels show the cases with a backward pass. If there are none, they show the cases
+  The plots show the cases with a backward pass. If there are none, they show the cases
   with a forward pass alone.
   """
   backward = any(cases[0]["backward"] for cases in kinds.values())
@@ -480,10 +484,9 @@ def _make_panels(
 def _make_curves(
   cases: Sequence[Record], values: Callable[[Record], dict[str, float]]
 ) -> dict[str, list[tuple[float, float]]]:
-  """Makes a curve for each contestant from values of all cases.
+  """Makes the curve of each contestant: pairs of a length and a value.
 
-  `values` returns the values of a case by contestant. A curve is pairs of a length and
-  a value.
+  `values` returns the values of a case, by contestant.
   """
   curves = defaultdict(list)
   for case in cases:

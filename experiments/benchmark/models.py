@@ -55,9 +55,10 @@ def time_positions(config: ConfigDict, length: int, repetitions: int, out: str) 
 
 
 def _time_models(config, models, length: int, repetitions: int, out: str, kind: str):
-  """Times training steps in turns; writes the page.
+  """Times training steps of several models in turns; prints and writes the results.
 
-  `models` has the changes of the config for each model, by name.
+  `models` has the changes of the config for each model, by name. Without `out`, nothing
+  is written.
   """
   parse_config(config)
   if config.task == "graphs":
@@ -164,7 +165,7 @@ def _format_ratio(
 
 
 def write_pages(out: pathlib.Path) -> None:
-  """Writes the pages of all commands anew, in `out`, from the results in `out`."""
+  """Writes the pages of all commands in the folder `out`, from the results there."""
   timing.rewrite_page(out / "attention", attention.draw_section)
   for name, prefix in _PREFIXES.items():
     timing.rewrite_page(out / name, make_section, prefix)

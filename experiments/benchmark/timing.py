@@ -20,8 +20,9 @@ def time_rounds(
 ) -> dict[str, list[float]]:
   """Times each function once a round; returns the seconds by name.
 
-  The order changes from round to round, so that no function gains by its place: in 2 n
-  rounds, n functions run in n orders and in their reverses, and each is first twice.
+  The order changes from round to round, so that no function gains by its place. In 2 n
+  rounds, n functions run in n rotated orders and in the reverse of each order, so that
+  each function is first twice.
   """
   names = list(functions)
   seconds = {name: [] for name in names}
@@ -70,7 +71,8 @@ def rewrite_page(
 ) -> None:
   """Rewrites a section of FOLDER.md for each file of results in a folder.
 
-  `make_section` is called with the results, to which their "path" is added.
+  `make_section` is called with the results in a file, and their "path". The section is
+  named after the file, with `prefix` before its name.
   """
   sections = {}
   for path in sorted(folder.glob("*.json")):

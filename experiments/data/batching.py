@@ -14,7 +14,10 @@ from relpos_jax.typing import Array, Int
 
 
 class Batch(NamedTuple):
-  """Holds the token ids of B sentence pairs, padded to L tokens; targets end in EOS."""
+  """Holds the token ids of B sentence pairs, padded to L tokens.
+
+  Sources and targets end in EOS.
+  """
 
   source: Int[Array | np.ndarray, "B L"]
   target: Int[Array | np.ndarray, "B L"]
@@ -27,12 +30,13 @@ class Tokens(NamedTuple):
 
 
 class Schedule:
-  """Chooses examples of similar size for an endless sequence of batches.
+  """Chooses the examples of each batch, for an endless sequence of batches.
 
-  Examples are divided into buckets. Every bucket has a boundary, the size to which its
-  examples are padded. An example goes into the bucket with the smallest boundary that
-  is not below its size. The batches of a bucket have budget // boundary examples
-  (Vaswani et al. 2017, section 5.1).
+  Examples of similar size share a batch, so that little padding is needed. For this,
+  examples are divided into buckets. Each bucket has a boundary: its examples are no
+  larger, and are padded to this size. An example goes into the bucket with the smallest
+  possible boundary. A batch has budget // boundary examples of one bucket (Vaswani et
+  al. 2017, section 5.1).
 
   Each epoch has every example once. First the examples of each bucket are shuffled,
   then the batches of all buckets. Several threads may read a schedule.
@@ -42,9 +46,11 @@ class Schedule:
     shapes: the rows of a batch and the boundary, for each bucket that is not empty. A
       step is compiled once for each shape.
     buckets: the examples of each bucket, in the order of `shapes`.
-    dropped: the number of examples that are left out, above the last boundary.
-    padding: the fraction of padding in an epoch, over all sides. In music, where the
-      lengths of rows change with the epoch, it is the smallest possible fraction.
+    dropped: the number of examples that are left out, because they exceed the last
+      boundary.
+    padding: the fraction of padding in an epoch, over both sides of pairs. In music,
+      where the lengths of rows change with the epoch, it is the smallest possible
+      fraction.
   """
 
   def __init__(
@@ -63,9 +69,9 @@ class Schedule:
         the larger size counts.
       boundaries: the size to which each bucket's examples are padded, in increasing
         order.
-      budget: the largest size of a batch, over all devices and microbatches, before
-        rounding. Rounding comes later so that a step has the same examples on any
-        number of devices.
+      budget: the largest size of a batch, over all devices and microbatches, before it
+        is padded to the multiples below. So a step has the same examples on any number
+        of devices.
       multiple_of: the rows of a batch are a multiple of this: devices times
         microbatches.
       length_multiple_of: lengths are a multiple of this: the devices that share a row.
@@ -100,11 +106,11 @@ class Schedule:
     self._plan = functools.lru_cache(maxsize=1)(self._shuffle)
 
   def order(self, step: SupportsIndex) -> Int[np.ndarray, "examples"]:
-    """Returns the example in each row of a step's batch, by index."""
+    """Returns the index of the example in each row of a step's batch."""
     return self.choose(step)[0]
 
   def choose(self, step: SupportsIndex) -> tuple[Int[np.ndarray, "examples"], int]:
-    """Returns the indices of the examples in a step's batch, and their bucket."""
+    """Returns the indices of the examples in a step's batch, and of their bucket."""
     epoch, index = divmod(operator.index(step), self.num_per_epoch)
     examples, order = self._plan(epoch)
     bucket, part = self._batches[order[index]]
@@ -142,7 +148,7 @@ class Batches(Schedule):
 
   Examples are sentence pairs or single sequences. `Schedule` chooses examples of
   similar length; the length of a pair is that of its longer side. All batches of a
-  bucket have equally many rows. Rows that no example needs are padding.
+  bucket have the same number of rows. Rows that no example needs are padding.
   """
 
   def __init__(self, *sides: Any, **options: Any):

@@ -2,9 +2,9 @@
 
 The kind "bpe" has subwords of bytes, so it represents any text without loss. Encoding
 adds a space before a line, and decoding removes it, so that a word has the same token
-at the start of a line and inside it. A token never goes on from letters to digits,
-signs or white space. So text that spells a special token ("</s>") becomes ordinary
-tokens.
+at the start of a line and inside it. A token ends where letters are followed by digits,
+signs or white space. So text that spells a special token ("</s>") is split into
+ordinary tokens.
 
 The kind "words" is for text in tokens that white space separates. Tokens are unknown if
 they are not in the vocabulary, or spell a special token.
@@ -93,7 +93,10 @@ class Ragged(Sequence):
   def pad(
     self, rows: Int[np.ndarray, "rows"], shape: tuple[int, int], padding: int
   ) -> Int[np.ndarray, "B L"]:
-    """Returns some rows as an int32 array [B, L], padded on the right and below."""
+    """Returns the rows with the indices `rows` as an int32 array of shape [B, L].
+
+    It is padded on the right and below.
+    """
     result = np.full(shape, padding, np.int32)
     starts, ends = self.offsets[rows, None], self.offsets[rows + 1, None]
     positions = starts + np.arange(shape[1])
@@ -135,7 +138,10 @@ def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
 
 
 def _pipeline(model: models.Model) -> Tokenizer:
-  """Builds the tokenizer for a vocabulary of words, or of subwords of bytes."""
+  """Builds a tokenizer around a model: a vocabulary of words, or of subwords of bytes.
+
+  The tokenizer splits text into words for the model, appends EOS, and decodes tokens.
+  """
   tokenizer = Tokenizer(model)
   tokenizer.post_processor = processors.TemplateProcessing(
     single="$A </s>", special_tokens=[("</s>", EOS)]
@@ -173,14 +179,17 @@ def encode(tokenizer: Tokenizer, lines: Iterable[str]) -> Ragged:
 def encode_pairs(
   tokenizer: Tokenizer, pairs: Iterable[tuple[str, str]]
 ) -> tuple[Ragged, Ragged]:
-  """Converts pairs to token ids; white space around a line is removed."""
+  """Converts pairs to the token ids of their sources, and of their targets.
+
+  White space around a sentence is removed.
+  """
   sources = encode(tokenizer, (source.strip() for source, _ in pairs))
   targets = encode(tokenizer, (target.strip() for _, target in pairs))
   return sources, targets
 
 
 def strip_special(tokens: Sequence[int] | np.ndarray) -> Int[np.ndarray, "_"]:
-  """Cuts tokens before the first EOS, and removes BOS and PAD."""
+  """Returns the tokens before the first EOS, without BOS and PAD."""
   row = np.asarray(tokens, int)
   row = row[np.cumsum(row == EOS) == 0]
   return row[(row != PAD) & (row != BOS)]

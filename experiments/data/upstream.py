@@ -23,7 +23,8 @@ class Corpus(NamedTuple):
     notes: lines for the log.
     skipped: for each split, the indices of pairs in its files that were left out.
     bad_files: a line for each file that cannot be used, with the reason.
-    test_files: the files of the test sets that a user may exchange.
+    test_files: the files of a user's own test sets, by name. A resumed run may have
+      others.
   """
 
   splits: Mapping[str, Sequence[Any]]

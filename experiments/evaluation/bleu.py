@@ -44,7 +44,7 @@ def corpus_bleu(
 def corpus_chrf(
   hypotheses: _Lines, references: _Lines, *, lowercase: bool = False
 ) -> Score:
-  """Computes chrF (Popović 2015); it counts characters, so single words score too."""
+  """Computes chrF (Popović 2015) from character n-grams; it also suits single words."""
   from sacrebleu import CHRF
 
   return _score(CHRF(lowercase=lowercase), hypotheses, references)
@@ -90,11 +90,12 @@ def sentence_statistics(
   tokenize: str = "13a",
   lowercase: bool = False,
 ) -> Int[np.ndarray, "sentences 7"]:
-  """Counts, for each sentence, what its BLEU is computed from.
+  """Counts, for each sentence, the tokens and n-grams that BLEU is computed from.
 
-  The columns are its tokens, the reference's tokens, and the matching 1- to 4-grams.
-  The last column is 1 if the sentence equals its reference up to spaces. Sums over any
-  selection of sentences determine its BLEU: see `sacrebleu.BLEU.compute_bleu`.
+  The columns are the number of tokens in the sentence, the number in its reference, and
+  the numbers of matching 1- to 4-grams. The last column is 1 if the sentence equals its
+  reference up to spaces. The sums over a set of sentences determine the BLEU of the
+  set: see `sacrebleu.BLEU.compute_bleu`.
   """
   # effective_order changes no counts, but silences a warning.
   metric = _metric(lowercase=lowercase, tokenize=tokenize, effective_order=True)

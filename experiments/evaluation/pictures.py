@@ -33,7 +33,7 @@ COLOURS = (
   "#7a66cc",
 )
 _MARKERS = "osD^vPX<>*d"
-MOST_SHADED = 6  # curves with a band in one picture: more hide each other
+MOST_SHADED = 6  # curves with a band in one picture: more bands would hide each other
 # Each of these position schemes has the same colour in all pictures.
 SCHEMES = (
   "relative",
@@ -50,7 +50,10 @@ SCHEMES = (
 
 
 class CostPanel(NamedTuple):
-  """Holds curves of a measure, such as milliseconds, over the length T, by name."""
+  """Describes a plot of a measure, such as milliseconds, over the length T.
+
+  `curves` has the points (T, measure) of each curve, by name.
+  """
 
   title: str
   measure: str
@@ -58,7 +61,7 @@ class CostPanel(NamedTuple):
 
 
 class Panel(NamedTuple):
-  """Holds attention weights, with labels for queries (rows) and keys (columns)."""
+  """Describes a plot of attention weights; rows are queries, and columns are keys."""
 
   title: str
   weights: Float[ArrayLike, "T S"]
@@ -67,7 +70,10 @@ class Panel(NamedTuple):
 
 
 class SpreadPanel(NamedTuple):
-  """Holds curves with their spread: for each name, all values at each x."""
+  """Describes a plot of curves with their spread.
+
+  `curves` has, for each name, all values at each x, such as the values of all seeds.
+  """
 
   x: str
   y: str
@@ -101,7 +107,10 @@ def learning_curves(
 def _average_segments(
   metrics: Sequence[Mapping[str, Any]], name: str
 ) -> dict[float, list[float]]:
-  """Divides the finite values into at most 40 segments; returns them by mean step."""
+  """Divides the finite values of a metric, in order of steps, into up to 40 segments.
+
+  Returns the values of each segment, by the mean of their steps.
+  """
   steps = np.array([line["step"] for line in metrics])
   values = np.array([line.get(name) for line in metrics], float)  # None becomes NaN
   segments = {}
@@ -114,10 +123,10 @@ def _average_segments(
 def cost_curves(
   rows: Sequence[Sequence[CostPanel]], dashed: Collection[str], path: Path
 ) -> Path:
-  """Draws rows of panels on logarithmic axes with one legend; returns the path.
+  """Draws a grid of plots on logarithmic axes with one legend; returns the path.
 
-  The names in `dashed` are baselines, drawn with dashed curves. "a (b)" has the colour
-  of "a".
+  `rows` are the rows of the grid. The names in `dashed` are baselines, drawn with
+  dashed curves. A curve named "a (b)" has the colour of "a".
   """
   names = _list_curves(itertools.chain(*rows))
   styles = _choose_styles(names, dashed)
@@ -152,12 +161,13 @@ def _draw_costs(ax: Any, panel: CostPanel, styles: Mapping[str, Any]) -> None:
 
 
 def spread_curves(panels: Sequence[SpreadPanel], path: Path, title: str = "") -> Path:
-  """Draws panels side by side with one legend; returns the path.
+  """Draws plots of curves side by side with one legend; returns the path.
 
-  A curve shows means. A band from the lowest to the highest values surrounds it, unless
-  there are more than 6 curves. A name has the same colour in all panels. A position
-  scheme, "a" or "a, b", has the same colour in all pictures. If a scheme has several
-  curves, all but the first are dashed.
+  A curve shows the mean at each x. If there are at most 6 curves, a band around each
+  shows the range from the lowest to the highest value. Curves of one name have the same
+  colour in all plots. The position schemes in `SCHEMES` have the same colours in all
+  pictures. A curve named "a, b" has the colour of "a"; if both are drawn, the second
+  one is dashed.
   """
   names = _list_curves(panels)
   has_bands = len(names) <= MOST_SHADED
@@ -198,7 +208,7 @@ def _draw_spread(
 
 
 def _format_axes(ax: Any, panel: SpreadPanel) -> None:
-  """Draws the mark of a panel, and formats its axes."""
+  """Draws the dotted line of a panel, if it has one, and formats its axes."""
   from matplotlib.ticker import MaxNLocator
 
   if panel.mark:
@@ -236,7 +246,7 @@ def _thin_ticks(ticks: Sequence[Any]) -> Sequence[Any]:
 
 
 def _name_kind(name: str) -> str:
-  """Returns the part of a name that determines its colour: "a" for "a (b)", "a, b"."""
+  """Returns the part of a name that chooses its colour: "a" for "a (b)" or "a, b"."""
   return name.partition(" (")[0].partition(",")[0]
 
 
@@ -284,15 +294,16 @@ def _save_with_legend(
 
 
 def attention_heatmap(panels: Sequence[Panel], path: Path) -> Path:
-  """Draws attention weights side by side on one colour scale; returns the path.
+  """Draws plots of attention weights side by side, with one colour scale for all.
 
-  The picture is readable for up to three panels with five to forty words per axis.
+  The picture is readable for up to three plots with five to forty words per axis.
+  Returns the path.
   """
   longest = max(max(np.shape(panel.weights)) for panel in panels)
   size = float(np.clip(8.0 / longest, 0.09, 0.45))  # of a weight, in inches
   widths = [size * len(panel.columns) for panel in panels]
   heights = [size * len(panel.rows) for panel in panels]
-  # Room for labels beside each panel and above; what remains of it is cut off.
+  # Leaves room for labels on the left of each plot and above. Unused room is cut off.
   figure = make_figure(1 + sum(widths) + 1.6 * len(panels), 2.6 + max(heights))
   axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
   highest = float(max(np.max(panel.weights) for panel in panels))
@@ -312,7 +323,7 @@ def attention_heatmap(panels: Sequence[Panel], path: Path) -> Path:
 
 
 def _draw_weights(ax: Any, panel: Panel, highest: float, fontsize: float) -> Any:
-  """Draws attention weights with labels; the colours end at `highest`."""
+  """Draws attention weights with labels; a weight of `highest` has the darkest blue."""
   image = ax.pcolormesh(
     np.asarray(panel.weights),
     cmap="Blues",

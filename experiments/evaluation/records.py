@@ -2,13 +2,13 @@
 
 A record is a line of JSON with these values:
 
-- sweep, row, seed: the sweep, its configuration and the seed; for a single run, "" and
-  the name of its config
+- sweep, row, seed: the sweep, its configuration and the seed. For a single run, the
+  sweep is "", and the row is the name of its config
 - recipe: `RECIPE` of the code; 1 if absent
 - digest: identifies `config` and `recipe`
 - config: values that differ from configs/default.py, by dotted key, and the task unless
   it is translation
-- commit, date: the commit of the code, and the last start of the run
+- commit, date: the commit of the code, and the time of the run's last start
 - hardware, packages: a description of the machine, and versions by name
 - budget: updates, tokens_per_update, minutes, tokens_per_second
 - checkpoints: steps of the checkpoints that were averaged for scoring; old records have
@@ -17,17 +17,17 @@ A record is a line of JSON with these values:
   sacrebleu, paper_bleu, chrf, exact and signatures; old records lack chrf and exact
 - sentences: rows of numbers by split, described below
 - curve: rows of step, validation loss and validation score; the score may be null
-- exact: only in translation, rows of step and exact matches (%) by split. They are of a
-  sample of valid. With `training.score_tests` they are also of samples of each test
-  set, of pairs longer than in training if there are any; old records have none
+- exact: only in translation, by split: rows of a step and the exact matches (%) in a
+  sample of the split. The splits are valid and, with `training.score_tests`, the test
+  sets; their samples are longer than in training, if possible. Old records have none
 
 Each row of `sentences` stands for an example, or for a batch:
 
-- translation: the length, hyp_len, ref_len, the matches c1 to c4 of
-  `bleu.sentence_statistics`, and 1 if it equals the reference, which old records lack.
-  The length is of the longer of source and reference, in tokens without EOS
-- graphs: the size (nodes, or relations of a chain), and 1 if it is classified rightly
-- music: the tokens of a piece, and their nats, including its end
+- translation: the length, and the columns of `bleu.sentence_statistics`; old records
+  lack the last column. The length is that of the longer of source and reference, in
+  tokens without EOS
+- graphs: the size (nodes, or relations of a chain), and 1 if the class is right
+- music: the number of tokens in a piece, and its nats, including its end token
 - length tasks: the length of a batch's inputs, and the share of right answers
 
 The rows determine BLEU and exact matches of any selection of sentences, for example by
@@ -126,7 +126,7 @@ def record_files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
 
 
 def read_records(path: pathlib.Path) -> list[dict[str, Any]]:
-  """Reads the records of a results file, one a line; returns [] without a file.
+  """Reads the records of a results file, one a line; returns [] if it is missing.
 
   Raises InputError if a line is not a record.
   """
@@ -151,7 +151,8 @@ def index_records(
 ) -> dict[tuple[str, int], Record]:
   """Returns the records of a results file by configuration and seed.
 
-  Raises InputError if two records have the same configuration and seed.
+  Raises InputError, which names `path`, if two records have the same configuration and
+  seed.
   """
   indexed = {}
   for number, record in enumerate(records, start=1):
@@ -170,7 +171,7 @@ def group_records(path: pathlib.Path, records: Sequence[Record]) -> Records:
   not belong in one table.
   """
   indexed = index_records(path, records)
-  firsts = {}  # line and value by what is shared
+  firsts = {}  # by what is shared: the line of its first record, and the value there
   for number, record in enumerate(records, start=1):
     for key, value in _collect_shared(record).items():
       first, expected = firsts.setdefault(key, (number, value))

@@ -15,7 +15,7 @@ _Values = Sequence[float] | Float[np.ndarray, "_"]
 
 
 class Interval(NamedTuple):
-  """Holds a mean and half the width of its 95% interval; None for a single value."""
+  """Holds a mean, and half the width of its 95% interval (None for a single value)."""
 
   mean: float
   half_width: float | None
@@ -24,8 +24,8 @@ class Interval(NamedTuple):
 def student_interval(values: _Values, *minus: _Values) -> Interval:
   """Computes the mean of independent values, and its 95% interval by Student's t.
 
-  With a second sample, computes the difference of the means, and its interval by
-  Welch's t.
+  With a second sample, `minus`, computes the difference of the two means, and its
+  interval by Welch's t.
   """
   import scipy.stats  # here, because it takes a second
 
@@ -55,7 +55,10 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def column_table(title: str, columns: Mapping[str, Mapping[str, object]]) -> str:
-  """Formats a Markdown table of cells by column and row; missing cells are dashes."""
+  """Formats a Markdown table of columns; missing cells are dashes.
+
+  `columns` has the cells by column and row. `title` heads the column of row names.
+  """
   lines = []
   for row in dict.fromkeys(itertools.chain(*columns.values())):
     cells = [str(column.get(row, "-")) for column in columns.values()]
@@ -105,9 +108,11 @@ def format_interval(interval: Interval, digits: int = 2, sign: str = "") -> str:
 def format_difference(
   values: Sequence[float], *minus: Sequence[float], digits: int = 2
 ) -> str:
-  """Formats the mean of differences; with two samples, the difference of their means.
+  """Formats a difference and its interval, in bold if it is significant.
 
-  It is bold if it is significant: its 95% interval excludes zero.
+  The difference is the mean of `values`. With a second sample, `minus`, it is the mean
+  of `values` less the mean of `minus`. It is significant if its 95% interval excludes
+  zero. Returns "-" if a sample is empty.
   """
   if not values or not all(minus):
     return "-"
@@ -121,9 +126,9 @@ def format_difference(
 def rewrite_sections(page: pathlib.Path, sections: Mapping[str, str]) -> None:
   """Replaces generated sections of a Markdown page; keeps everything else.
 
-  A section is between the lines `<!-- begin NAME -->` and `<!-- end NAME -->`. New ones
-  are appended, and a missing page is created. Raises InputError if a section has no
-  end.
+  A section is between the lines `<!-- begin NAME -->` and `<!-- end NAME -->`. Sections
+  that the page lacks are appended, and a missing page is created. Raises InputError if
+  a section has no end.
   """
   text = page.read_text(encoding="utf-8") if page.exists() else ""
   for name, content in sections.items():

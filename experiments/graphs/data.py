@@ -367,7 +367,7 @@ def _check_numbers(numbers: np.ndarray, dtype: type, file: Any) -> None:
 
 
 def _make_labels(numbers: np.ndarray, default: str | None = None) -> list:
-  """Makes a label of each line: a tuple of its integers; `default` if it has none."""
+  """Makes a label from each line: a tuple of its integers, or `default` without any."""
   return [tuple(line) or default for line in numbers.tolist()]
 
 
@@ -426,7 +426,7 @@ def _parse_edges(
 
 
 def _read_objects(file: pathlib.Path) -> Iterator[tuple[str, Any]]:
-  """Yields each object of a JSON file, after words that name its place in errors."""
+  """Yields (place, object) for each object of a JSON file; `place` is for errors."""
   content = read_content(file).removeprefix(codecs.BOM_UTF8)
   if content.lstrip().startswith(b"["):
     for number, row in enumerate(_parse(content, str(file)), start=1):
@@ -470,7 +470,9 @@ def _make_data(
 ) -> GraphData:
   """Divides nodes and edges into graphs, and numbers the labels in sorted order.
 
-  Raises InputError, which names `place`, if there are fewer than two classes.
+  `classes` has the class of each graph, `graph_index` the graph of each node, and
+  `edges` the two nodes of each edge. Raises InputError, which names `place`, if there
+  are fewer than two classes.
   """
   class_names, targets = _number_labels(classes)
   if len(class_names) < 2:
@@ -538,7 +540,7 @@ def _group_members(
 # Sources of configs
 # --------------------------------------------------------------------------------------
 
-HEADS = dict(clutrr="pair", tu="graph")  # of the encoder, for the targets of a source
+HEADS = dict(clutrr="pair", tu="graph")  # the encoder's head for each source's targets
 
 
 def load_data(config: ConfigDict) -> GraphData:

@@ -11,7 +11,7 @@ _NAMES_FILE = "graphs.json"
 
 
 def learn_names(data: GraphData, workdir: Path) -> GraphNames:
-  """Returns the names of the run, or the names in the data if the run has none yet.
+  """Returns a run's names of labels and classes, or the data's if it has none yet.
 
   Raises InputError if the data have other names than the run.
   """
@@ -23,7 +23,7 @@ def learn_names(data: GraphData, workdir: Path) -> GraphNames:
 
 
 def check_names(names: GraphNames, data: GraphData) -> None:
-  """Raises InputError unless data have the labels and classes of the trained model."""
+  """Raises InputError unless `data` have `names`, the names of the trained model."""
   for kind, ours, theirs in zip(GraphNames._fields, names, data.names, strict=True):
     if ours != theirs:
       remedy = "give the data it was trained on, or another --workdir"

@@ -35,7 +35,7 @@ LONGEST_TRAINED = 4  # relations in the longest training chains
 
 
 def make_score(run: Run, batches: GraphBatches) -> Score:
-  """Makes a function that computes the accuracy of parameters on batches."""
+  """Makes a function that computes a model's accuracy, given its parameters."""
 
   @jax.jit
   def count(params, batch: GraphBatch):
@@ -59,8 +59,9 @@ def make_score(run: Run, batches: GraphBatches) -> Score:
 def evaluate(run: Run, data: GraphData, workdir: Path) -> Evaluation | None:
   """Scores every split except train.
 
-  Each score stands beside that of a guess: always the class that is most frequent in
-  training. Only the first process returns an evaluation; the others return None.
+  The scores include `majority`, the accuracy of a guess: always the class that is most
+  frequent in training. Only the first process returns an evaluation; the others return
+  None.
   """
   splits = {name: graphs for name, graphs in data.splits.items() if name != "train"}
   answers, nats = predict(run, list(itertools.chain(*splits.values())))
@@ -126,7 +127,11 @@ def predict(run: Run, graphs: Sequence[Graph]) -> tuple[np.ndarray, np.ndarray]:
 def draw_lengths(
   scores: Mapping[str, Mapping[int, Sequence[float]]], path: Path, title: str
 ) -> Path:
-  """Draws accuracy over length for each configuration, and for CTP."""
+  """Draws accuracy over length for each configuration, and for the published CTP.
+
+  `scores` has the accuracies (%) of all seeds, by configuration and length. Returns the
+  path.
+  """
   curves = {**scores, NAME: {k: [accuracy] for k, accuracy in CTP.items()}}
   mark = LONGEST_TRAINED + 0.5, "longest in training"
   panel = SpreadPanel(

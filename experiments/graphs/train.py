@@ -105,7 +105,7 @@ def check(config: ConfigDict) -> None:
 
 
 def mock_vocabulary(config: ConfigDict) -> GraphNames:
-  """Makes as many names as CLUTRR has, for the shapes of a model."""
+  """Makes placeholder names, as many as CLUTRR has, for a model's shapes."""
   del config
   names = tuple(map(str, range(18)))
   return GraphNames(node_labels=names[:1], edge_labels=names[:14], classes=names)

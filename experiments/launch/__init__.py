@@ -4,8 +4,8 @@ import shutil
 
 
 def end_with_parent() -> list[str]:
-  """Returns a prefix for a command that is killed once this process ends.
+  """Returns words to put before a command, so that it is killed once this process ends.
 
-  The prefix is empty where Linux has no setpriv.
+  There are no words if Linux has no setpriv.
   """
   return ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []

@@ -6,7 +6,7 @@ A single process can use all GPUs, and is simpler; several may load data faster.
 --processes above 1, each process gets the coordinator's address, its number, and one
 GPU. If one fails, the others are killed. If the command exits with status 134, 137 or
 143 (aborted, killed, terminated), it starts again, up to --retries times. A training
-then resumes from its last checkpoint.
+command then resumes from its last checkpoint.
 
 SIGTERM, Ctrl-C and the SIGHUP of a closed terminal reach the processes as SIGTERM, and
 end the run. A second SIGTERM or Ctrl-C ends it at once. If the launcher itself is
@@ -89,7 +89,7 @@ def _run(words: Sequence[str], processes: int, received: Sequence[int]) -> int:
 
 
 def _terminate(processes: Sequence[subprocess.Popen]) -> None:
-  """Sends SIGTERM and waits until all have saved, or until one fails."""
+  """Sends SIGTERM to all processes; waits until all have ended, or one has failed."""
   saved = {0, *(128 + number for number in signals.STOPPING)}
   for process in processes:
     process.terminate()
@@ -115,7 +115,11 @@ def _status(processes: Sequence[subprocess.Popen]) -> int:
 
 
 def environments(processes: int, env: Mapping[str, str]) -> list[dict[str, str]]:
-  """Returns the environment of each process; it tells JAX the coordinator and GPU."""
+  """Returns the environment variables of each process.
+
+  If there are several, they tell JAX the coordinator's address, the number of the
+  process, and its GPU.
+  """
   if processes == 1:
     return [dict(env)]
   with socket.socket() as listener:

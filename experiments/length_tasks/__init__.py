@@ -1,1 +1,1 @@
-"""Five generated tasks that test whether a model generalises to longer inputs."""
+"""Trains on five generated tasks, which test generalisation to longer inputs."""

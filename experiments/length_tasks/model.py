@@ -1,4 +1,4 @@
-"""The encoder of Ruoss et al. 2023, and schemes of positions beside the library's."""
+"""Defines the encoder of Ruoss et al. 2023, and position schemes not in relpos_jax."""
 
 import dataclasses
 
@@ -18,11 +18,12 @@ class TaskModelConfig(LayersConfig):
   """Holds the options of the model, in addition to the options of its layers.
 
   Attributes:
-    num_symbols: V, of the embedding: input symbols, the blank and padding.
-    num_classes: C.
-    random_positions: the range from which the positions of a batch are drawn; 0 if they
-      are 0, 1, 2, ...
-    table_stddev: draws Shaw's tables from a normal distribution; 0 keeps the default.
+    num_symbols: V, the rows of the embedding: input symbols, the blank and padding.
+    num_classes: C, the number of output symbols.
+    random_positions: draws the positions of a batch from 0 to this number - 1; 0 for
+      the positions 0, 1, 2, ...
+    table_stddev: the standard deviation of Shaw's initial tables; 0 keeps the default
+      initialisation.
   """
 
   num_symbols: int
@@ -32,10 +33,11 @@ class TaskModelConfig(LayersConfig):
 
 
 class TaskModel(nnx.Module):
-  """Maps the tokens of a batch to logits of the classes, without causality."""
+  """Maps the tokens of a batch to logits of the classes, without a causal mask."""
 
   def __init__(self, config: TaskModelConfig, *, rngs: nnx.Rngs):
-    # As the authors' code: small beside sinusoids, once Embedding has scaled it.
+    # As in the authors' code. It is small compared to sinusoids, even after Embedding
+    # has scaled it.
     init = jax.nn.initializers.truncated_normal(0.02)
     shape = config.num_symbols, config.width
     table = nnx.Param(init(rngs.params(), shape))
@@ -67,10 +69,10 @@ class TaskModel(nnx.Module):
 
 
 class Alibi(Positions):
-  """Adds ALiBi's biases, with 0.5 taken from the distance of keys on the left.
+  """Adds ALiBi's biases, but subtracts 0.5 from the distance of keys on the left.
 
-  The code of Ruoss et al. does so: otherwise a model without causality could not tell
-  left from right.
+  The code of Ruoss et al. does so. Otherwise a model without a causal mask could not
+  tell left from right.
   """
 
   def __init__(self, num_heads: int, *, rngs: nnx.Rngs | None = None):
@@ -85,9 +87,10 @@ def _alibi(slopes, i, j, *_):
 
 
 class Kerple(Positions):
-  """Subtracts r1 log(1 + r2 |j - i|), with other r1 and r2 on each side.
+  """Subtracts r1 log(1 + r2 |j - i|) from the logit of query i and key j.
 
-  Chi et al. 2022, equation 6, has one side: it is for causal attention.
+  Each head learns r1 and r2, separately for keys on the left and on the right. Chi et
+  al. 2022, equation 6, has only the left side: it is for causal attention.
   """
 
   def __init__(self, num_heads: int, *, rngs: nnx.Rngs | None = None):
@@ -104,12 +107,15 @@ def _kerple(params, i, j, *_):
 
 
 class Fire(Positions):
-  """Adds a small network's function of the distance over the query's position.
+  """Adds FIRE's biases, which a small network computes (Li et al. 2024).
 
-  FIRE (Li et al. 2024) is for causal attention. Here the distance keeps its sign.
+  The input of the network is the distance divided by the query's position, both after
+  compression by a logarithm. FIRE is for causal attention. Here the distance keeps its
+  sign.
 
   Args:
-    max_distance: the initial threshold, below which positions are not told apart.
+    max_distance: the initial threshold. Query positions below the threshold are
+      replaced by it.
   """
 
   def __init__(self, num_heads: int, max_distance: int, *, rngs: nnx.Rngs):

@@ -19,13 +19,13 @@ from relpos_jax.typing import PyTree
 # The longer inputs: every ninth length from 41 to 500, so that even and odd ones take
 # turns. Ruoss et al. score each length.
 _STEP = 9
-_ROWS = 8  # inputs of a batch: at 1,001 tokens their weights take 256 MB
+_ROWS = 8  # inputs of a batch: at 1,001 tokens their attention weights take 256 MB
 
 
 def make_score(
   run: Run, batches: TaskBatches
 ) -> Callable[[PyTree], tuple[dict[str, float], str]]:
-  """Makes a function that computes the mean accuracy of parameters on batches."""
+  """Makes a function that computes a model's mean accuracy, given its parameters."""
   count = _make_count(run)
 
   def score(params: PyTree) -> tuple[dict[str, float], str]:
@@ -56,7 +56,7 @@ def _score_batches(
 
 
 def evaluate(run: Run) -> Evaluation | None:
-  """Scores inputs as long as in training, and longer ones, by length.
+  """Computes the accuracy by length, for lengths as in training and for longer ones.
 
   Only the first process returns an evaluation; the others return None.
   """
@@ -74,7 +74,10 @@ def evaluate(run: Run) -> Evaluation | None:
 
 
 def choose_lengths(config: ConfigDict) -> Mapping[str, Sequence[int]]:
-  """Returns the lengths of inputs in each split."""
+  """Returns the input lengths of two splits.
+
+  `within` has the lengths that occur in training, and `longer` has longer ones.
+  """
   longest_trained = config.batches.max_length
   longer = range(longest_trained + 1, config.evaluation.longest + 1, _STEP)
   return dict(longer=longer, within=range(1, longest_trained + 1))
@@ -83,7 +86,10 @@ def choose_lengths(config: ConfigDict) -> Mapping[str, Sequence[int]]:
 def make_test_batches(
   config: ConfigDict, task: Task, lengths: Sequence[int]
 ) -> TaskBatches:
-  """Makes batches of `evaluation.num_inputs` inputs of each length, in order."""
+  """Makes batches in order of length, with the same number of inputs of each length.
+
+  The number is `evaluation.num_inputs`, rounded up to full batches.
+  """
   num_batches = -(-config.evaluation.num_inputs // _ROWS)
   return TaskBatches(
     task,

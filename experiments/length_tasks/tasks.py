@@ -18,32 +18,33 @@ PAD = 0  # among tokens: input symbols are counted from 1
 NO_TARGET = -1  # at the input and at padding: classes are counted from 0
 MODULUS = 5
 PLUS, MINUS, TIMES = 5, 6, 7  # after the digits 0 to 4
-POP = 2  # and PUSH 0, PUSH 1 are 3 and 4; 0 and 1 are on the stack from the start
+POP = 2  # PUSH 0 and PUSH 1 are 3 and 4; 0 and 1 are the bits of the initial stack
 END_OF_STACK = 2
 OMITTED, FILLER = 2, 3  # after the bits 0 and 1
 
 _TEST_SEED = 2**32  # config.seed is below
 
-# Inputs and outputs.
+# The inputs and outputs of B examples.
 Example = tuple[Int[np.ndarray, "B n"], Int[np.ndarray, "B m"]]
 
 
 def reverse_string(random: np.random.Generator, rows: int, length: int) -> Example:
-  """Reverses a string of bits."""
+  """Draws strings of bits; the output is the reversed string."""
   bits = random.integers(0, 2, (rows, length))
   return bits, bits[:, ::-1]
 
 
 def bucket_sort(random: np.random.Generator, rows: int, length: int) -> Example:
-  """Sorts a string of five symbols."""
+  """Draws strings over five symbols; the output is the sorted string."""
   symbols = random.integers(0, 5, (rows, length))
   return symbols, np.sort(symbols)
 
 
 def missing_duplicate(random: np.random.Generator, rows: int, length: int) -> Example:
-  """Finds the bit that was omitted from a string that is written twice.
+  """Draws bit strings, each written twice, and omits a bit; the output is that bit.
 
-  A filler ends inputs of odd length. An input of length 1 is a 1, and so is its output.
+  OMITTED takes the place of the bit. FILLER ends inputs of odd length. An input of
+  length 1 is a 1, and so is its output.
   """
   if length == 1:
     ones = np.ones((rows, 1), int)
@@ -58,9 +59,10 @@ def missing_duplicate(random: np.random.Generator, rows: int, length: int) -> Ex
 
 
 def modular_arithmetic(random: np.random.Generator, rows: int, length: int) -> Example:
-  """Computes sums, differences and products modulo 5; products come first.
+  """Draws sums, differences and products; the output is the result modulo 5.
 
-  The input is one symbol shorter if `length` is even.
+  Products are computed first. Digits and operators alternate, so inputs are one symbol
+  shorter if `length` is even.
   """
   num_operators = (length - 1) // 2
   symbols = np.empty((rows, 2 * num_operators + 1), int)
@@ -79,10 +81,11 @@ def modular_arithmetic(random: np.random.Generator, rows: int, length: int) -> E
 
 
 def stack_manipulation(random: np.random.Generator, rows: int, length: int) -> Example:
-  """Applies actions to a stack of bits, and returns it from the top.
+  """Draws stacks of bits and actions on them; the output is the resulting stack.
 
-  The input is the stack from the bottom, then POP, PUSH 0 and PUSH 1. POP leaves an
-  empty stack unchanged. END_OF_STACK ends the output, and zeros follow.
+  The input is the stack from the bottom, then actions, each POP, PUSH 0 or PUSH 1. POP
+  leaves an empty stack unchanged. The output is the stack from the top, END_OF_STACK,
+  and zeros up to a fixed length.
   """
   num_bits = random.integers(1, max(length, 2), (rows, 1))
   bits = random.integers(0, 2, (rows, length))
@@ -106,12 +109,13 @@ class Task(NamedTuple):
   """Describes a task.
 
   Attributes:
-    draw: `(random, rows, length)` draws inputs of a length, with their outputs.
+    draw: `draw(random, rows, length)` draws inputs of a length, with their outputs.
     num_symbols: the number of input symbols.
     num_classes: the number of output symbols.
     has_one_answer: whether the output is one symbol. Otherwise it is as long as the
-      input, without `last`.
-    last: the output symbol after which no answer counts; None if all of them do.
+      input, not counting `last`.
+    last: the symbol that ends the output; later symbols do not count for the accuracy.
+      None if all symbols count.
   """
 
   draw: Callable[[np.random.Generator, int, int], Example]
@@ -121,7 +125,7 @@ class Task(NamedTuple):
   last: int | None = None
 
   def num_tokens(self, length: int) -> int:
-    """Returns the number of symbols and blanks for an input, at most."""
+    """Returns the largest number of tokens, symbols and blanks, for an input length."""
     if self.has_one_answer:
       return length + 1
     return 2 * length + (self.last is not None)
@@ -144,7 +148,8 @@ class TaskBatch(NamedTuple):
     tokens: input symbols + 1, blanks, and PAD.
     targets: the output symbols at the blanks; NO_TARGET elsewhere.
     counts: whether a target counts for the accuracy; False where there is none.
-    positions: of the tokens, the same in each row. They increase, also in padding.
+    positions: the tokens' positions, the same in each row. They increase, also in
+      padding.
   """
 
   tokens: Int[Array | np.ndarray, "B L"]
@@ -170,7 +175,7 @@ class TaskBatches:
   All inputs of a batch have one length. Seed and step determine a batch.
 
   Attributes:
-    lengths: as given.
+    lengths: the input lengths from which batches choose.
     num_per_epoch: the number of lengths.
   """
 
@@ -188,8 +193,8 @@ class TaskBatches:
 
     Args:
       lengths: the lengths of inputs. Each batch draws one of them.
-      rows: the inputs of a batch.
-      num_shapes: inputs are padded to one of so many lengths, evenly spaced.
+      rows: the number of inputs in a batch.
+      num_shapes: the number of lengths, evenly spaced, to which inputs are padded.
       drawn_from: the positions are a sorted sample of 0 to `drawn_from` - 1, without
         replacement. With 0 they are 0, 1, 2, ...
       seed: None for batches that are always the same, with the lengths in turn.

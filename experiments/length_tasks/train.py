@@ -76,7 +76,11 @@ def train(
 
 
 def check(config: ConfigDict) -> None:
-  """Raises InputError if positions are drawn from a range that is too small."""
+  """Raises InputError for wrong options of positions.
+
+  The range of random positions must not be smaller than the number of tokens in the
+  longest test. `table_stddev` needs positions with tables.
+  """
   longest = choose_task(config).num_tokens(config.evaluation.longest)
   drawn_from = config.model.random_positions
   if 0 < drawn_from < longest:
@@ -93,7 +97,7 @@ def check(config: ConfigDict) -> None:
 
 
 def choose_task(config: ConfigDict) -> Task:
-  """Returns the task of `config.data`; it plays the part of a vocabulary."""
+  """Returns the task of `config.data`, which takes the place of a vocabulary."""
   return TASKS[config.data.source]
 
 
@@ -101,7 +105,7 @@ mock_vocabulary = choose_task
 
 
 def make_batches(config: ConfigDict, task: Task) -> tuple[TaskBatches, TaskBatches]:
-  """Makes batches of training, at random lengths, and of validation, at each length."""
+  """Makes training batches of random lengths, and a validation batch of each length."""
   settings = config.batches
   make = functools.partial(
     TaskBatches,

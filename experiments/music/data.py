@@ -21,7 +21,7 @@ from relpos_jax.typing import Int
 CODECS: dict[str, Codec] = {"events": performance.CODEC, "voices": voices.CODEC}
 SPLITS = ("train", "valid", "test")
 _SKIPPED = "skipped.txt"  # in a run directory
-# So many folders at one depth are pieces or albums. Fewer may be composers or years,
+# This many folders at one depth are pieces or albums. Fewer may be composers or years,
 # too few to be divided into splits.
 _MANY_FOLDERS = 20
 
@@ -34,7 +34,7 @@ CHORALES = Upstream(
   {_CHORALES: "79294cc374f9252e95ef4b703161524c1c53dc1f712c236f00f1c1f5d54af5a7"},
 )
 
-# Batches are shuffled with the same key. The counter makes this random stream another.
+# Batches are shuffled with the same key. The counter selects a different random stream.
 _COUNTER = np.array([0, 0, 0, 1], np.uint64)
 
 
@@ -86,7 +86,10 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
 
 
 def write_skipped(lines: Sequence[str], workdir: Path) -> None:
-  """Lists the skipped files in a run directory, if there are any."""
+  """Writes skipped.txt into a run directory, unless `lines` is empty.
+
+  It has a line for each MIDI file that was skipped.
+  """
   (workdir / _SKIPPED).unlink(missing_ok=True)  # left by an earlier start of the run
   if lines:
     write_lines(workdir / _SKIPPED, lines)
@@ -118,13 +121,14 @@ class MidiFile(NamedTuple):
 def find_midi_files(folder: pathlib.Path) -> list[MidiFile]:
   """Finds the .mid and .midi files of a folder and its sub-folders, in order of name.
 
-  Hidden files and folders are ignored. The sub-folders train, valid and test are the
-  splits. Without them, a hash of each piece's path chooses its split: 80% train, 10%
-  valid and 10% test on average. So adding or removing pieces never moves another piece.
+  Hidden files and folders are ignored. If there is a sub-folder train, valid or test,
+  these sub-folders are the splits. Otherwise a hash of each piece's path chooses its
+  split, on average 80% train, 10% valid and 10% test. So a piece keeps its split when
+  other pieces are added or removed.
 
-  A piece is a folder or a single file. Folders are pieces at the first depth that meets
-  two conditions: it has at least 20 folders, and the hash puts some of them into train
-  and some into valid. If there is no such depth, each file is a piece.
+  A piece is a single file, or all files in a folder. Folders at one depth are pieces:
+  the first depth that has at least 20 folders, with some in train and some in valid
+  according to the hash. If there is no such depth, each file is a piece.
   """
   names = []
   for path in sorted(folder.rglob("*")):
@@ -212,9 +216,9 @@ class MusicRows:
   """Slices and transposes pieces into rows, anew in each epoch: `rows.in_epoch(3)`.
 
   The rows depend on the seed and the epoch alone. A piece, with the end token, becomes
-  as few rows as possible. It is cut only at multiples of the codec's alignment. So all
-  rows of an epoch, joined together, are the transposed pieces. Several threads may read
-  the rows.
+  as few rows as possible. It is cut only at multiples of the codec's alignment. Joined
+  together, the rows of an epoch are the transposed pieces. Several threads may read the
+  rows.
 
   Attributes:
     pieces: tokens of the codec, without begin and end tokens.
@@ -252,7 +256,7 @@ class MusicRows:
     self.in_epoch = functools.lru_cache(maxsize=2)(self.in_epoch)
 
   def in_epoch(self, epoch: int) -> Ragged:
-    """Returns the rows of an epoch; every epoch has equally many."""
+    """Returns the rows of an epoch; every epoch has the same number of rows."""
     key = np.array([self.seed % 2**64, epoch], np.uint64)
     generator = np.random.Generator(np.random.Philox(key=key, counter=_COUNTER))
     moves = generator.integers(-self.semitones, self.semitones + 1, len(self.pieces))

@@ -69,7 +69,8 @@ class Score(NamedTuple):
     return at_starts[index] + since
 
 
-# Messages with their ticks. The ticks at which a pedal goes down and up, in order.
+# Pairs of a tick and a message. Pairs of ticks at which a pedal goes down and up, in
+# order.
 _Messages = Sequence[tuple[int, mido.Message | mido.MetaMessage]]
 _Pedal = list[tuple[int, int]]
 
@@ -262,7 +263,7 @@ class Codec(NamedTuple):
       first. It skips tokens that have no meaning in their context.
     times: returns the time of each token, and of a token after the last, in steps.
     step: the unit of these times, in words.
-    ticks: the length of a step in the scores of `decode_score`.
+    ticks: the length of a step, in ticks of the scores that `decode_score` returns.
     alignment: pieces may only be cut at multiples of this many tokens.
   """
 
@@ -280,8 +281,8 @@ class Codec(NamedTuple):
   ) -> Int[np.ndarray, "L"]:
     """Moves all pitches by a number of semitones; a negative number moves them down.
 
-    If a pitch would leave the range 0 to 127, all move by fewer semitones: by as many
-    as keep every pitch in the range.
+    If a pitch would leave the range 0 to 127, all pitches move by fewer semitones, so
+    that every pitch stays in the range.
     """
     row = np.asarray(tokens, int)
     is_note = (row >= self.notes.start) & (row < self.notes.stop)

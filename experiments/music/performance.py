@@ -33,9 +33,9 @@ VOCAB_SIZE = VELOCITY + 32
 def round_to_grid(score: Score) -> list[Note]:
   """Rounds times to steps of 10 ms, and velocities to the middle of their bin.
 
-  A note lasts at least one step, and ends where the next note of its pitch begins.
-  Notes of one pitch that begin together become one note, with the longest duration and
-  the highest velocity.
+  A note lasts at least one step. It ends, at the latest, where the next note of its
+  pitch begins. Notes of one pitch that begin together become one note, with the longest
+  duration and the highest velocity.
   """
   notes = np.array(score.notes).reshape(-1, 4)
   steps = np.floor(score.seconds(notes[:, :2]) * STEPS_PER_SECOND + 0.5).astype(int)

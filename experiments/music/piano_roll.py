@@ -50,8 +50,9 @@ def draw(
   """Draws the notes of a piece and the model's attention; returns the path.
 
   Notes are bars in the colours of their voices. The first `prompt_length` tokens have a
-  grey background. Below, each row shows a layer's weights for the prediction after the
-  last token, at the dashed line; a stronger grey means more weight.
+  grey background. Below the notes, each row shows the attention weights of a layer, for
+  the prediction after the last token (at the dashed line). A stronger grey means more
+  weight.
   """
   codec = run.vocabulary
   tokens = jnp.asarray([[BOS, *piece.tolist()]])
@@ -98,7 +99,7 @@ def _draw_notes(ax: Any, score: Score, ticks: int) -> float:
 def _draw_attention(
   ax: Any, layer_weights: np.ndarray, times: np.ndarray, end: float
 ) -> None:
-  """Draws a row for each layer, the first on top; each row has its own scale."""
+  """Draws the attention weights of each layer in a row; each row has its own scale."""
   from matplotlib.colors import LinearSegmentedColormap
 
   colours = LinearSegmentedColormap.from_list("weights", [f"{GREY}00", GREY])

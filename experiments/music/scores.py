@@ -69,9 +69,9 @@ def likelihood(
 ) -> tuple[dict[str, float], Float[np.ndarray, "pieces"]]:
   """Computes the negative log-likelihood of complete pieces, summed in float64.
 
-  Returns three scores and the nats of each piece, including its end. The scores are
-  means: the nats of a token, the nats of a token that is no end, and the nats of a time
-  step.
+  Returns scores by name, and the nats of each piece, including its end token. The
+  scores are `nll`, the mean nats per token; `without_ends`, the same without end
+  tokens; and `per_step`, the mean nats per time step.
 
   Args:
     compute_nats: see `make_nats_function`.
@@ -106,7 +106,10 @@ def likelihood(
 def make_nats_function(
   graphdef: nnx.GraphDef, params: PyTree
 ) -> Callable[..., Float[Array, "B L"]]:
-  """Compiles `compute_nats(tokens)` for a `LanguageModel`, without dropout."""
+  """Makes the jitted `compute_nats(tokens)`, which returns the nats of each token.
+
+  The model is a `LanguageModel`, without dropout.
+  """
 
   @jax.jit
   def score(params, tokens):

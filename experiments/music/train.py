@@ -104,7 +104,7 @@ def load_data(config: ConfigDict) -> Corpus:
 
 
 def choose_codec(config: ConfigDict) -> Codec:
-  """Returns the codec of `config.data`; it plays the part of a vocabulary."""
+  """Returns the codec of `config.data`, which takes the place of a vocabulary."""
   if config.data.source == "chorales":
     return voices.CODEC
   return CODECS[config.data.midi.codec]

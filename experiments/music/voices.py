@@ -100,7 +100,10 @@ def round_to_grid(score: Score, name: str = "the score") -> Int[np.ndarray, "ste
 
 
 def _choose_parts(score: Score, name: str) -> list[Part]:
-  """Chooses a part for each voice, empty if it is silent; raises InputError."""
+  """Chooses the part of each voice, an empty one if it is silent; see `round_to_grid`.
+
+  Raises InputError, with `name` in the message, if the parts do not fit the voices.
+  """
   parts = [part for part in score.parts if part.notes]
   names = [part.name.strip().capitalize() for part in parts]
   named_parts = dict(zip(names, parts, strict=True))

@@ -38,7 +38,7 @@ def average_last(
   At most `num` checkpoints are averaged (Vaswani et al. 2017, section 6.1). They are
   from step `since` on, and from the last `part` of the steps so far: while parameters
   still change fast, their mean is worse than the last ones. The newest checkpoint
-  always counts. Others that a signal caused, between two regular saves, do not.
+  always counts. All others must be regular saves, not saves that a signal caused.
 
   Args:
     like: gives the structure, shapes, dtypes and shardings of the result. The sum is in
@@ -78,7 +78,10 @@ def _average_good(
   part: float,
   since: int,
 ) -> tuple[tuple[PyTree, list[int]], bool]:
-  """Returns the average with its steps, and whether no checkpoint was damaged."""
+  """Averages the first good checkpoints of `steps`, which begin with the newest.
+
+  Returns the average with its steps, and whether no checkpoint was damaged.
+  """
   averaged, first, is_whole = [], 0, True
   for step in steps:
     if step < first or len(averaged) == num:

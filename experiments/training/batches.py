@@ -13,7 +13,10 @@ from experiments.training.sharding import AnyMesh, multiples, put_batch
 
 
 def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
-  """Raises InputError unless mesh and microbatches can divide the longest batches."""
+  """Raises InputError if the longest batches have too few rows for the mesh `sizes`.
+
+  Each device needs a row or more in each microbatch.
+  """
   tokens, longest = config.batches.tokens, config.batches.max_length
   num_devices, _ = multiples(sizes, config.mesh.ring)
   num_parts = config.training.num_microbatches
@@ -67,6 +70,6 @@ def configure_batches(
 
 
 def load_batches(batches: Any, mesh: AnyMesh, start: int, stop: int) -> Iterator[Any]:
-  """Yields the batches of steps from `start` to `stop`, sharded over the devices."""
+  """Yields the batches of steps `start` to `stop` - 1, sharded over the devices."""
   for batch in prefetch(batches, start, stop):
     yield put_batch(batch, mesh)

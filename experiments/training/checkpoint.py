@@ -43,8 +43,8 @@ from relpos_jax.typing import PyTree
 class _Policy(NamedTuple):
   """Keeps the newest step and the last `num` regular ones; deletes all others.
 
-  A step is regular if it was saved at an interval: at the present `interval`, or, for
-  the steps in `earlier`, at another interval before the run was resumed.
+  A step is regular if it is a multiple of `interval`. Steps in `earlier` are regular,
+  too: the run saved them at another interval before it was resumed.
   """
 
   num: int
@@ -138,7 +138,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         self._manager = self._make_manager()
 
   def save(self, step: int, state: PyTree) -> None:
-    """Saves a state in the background; the first save is waited for.
+    """Saves a state in the background; only waits for the first save to finish.
 
     The arrays of `state` may be donated after the call.
 
@@ -219,7 +219,7 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     silence_orbax()
     folder = self.folder if in_bucket(self.folder) else self.folder.absolute()
-    # These were saved with another interval, and are not regular in the present one.
+    # Regular saves at an earlier interval; the present one does not divide their steps.
     regular = list_regular(self.folder)[-self._keep :]
     earlier = [step for step in regular if step % self._save_every]
     policy = self._policy = _Policy(self._keep, self._save_every, earlier)

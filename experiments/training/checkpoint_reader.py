@@ -1,6 +1,6 @@
 """Lists the checkpoints in a folder, reads them and detects damage.
 
-Nothing here waits for other processes, because they may not have noticed the damage.
+No function here waits for other processes, because they may not notice the damage.
 """
 
 import contextlib
@@ -45,8 +45,8 @@ def _detect_damage(name: str) -> Iterator[None]:
   """Turns an error of reading the file `name` into Damage.
 
   Orbax and TensorStore raise many kinds of errors for a broken file, so all kinds
-  count. Three do not, because the file is not their cause: lack of memory or of
-  permission, and a failure inside JAX.
+  become Damage. There are three exceptions, because the file is not their cause: lack
+  of memory, lack of permission, and a failure inside JAX.
   """
   try:
     yield
@@ -67,7 +67,7 @@ def list_steps(folder: Path) -> list[int]:
 
 
 def list_regular(folder: Path) -> list[int]:
-  """Returns the steps of regular saves, without those that a signal caused."""
+  """Returns the steps of regular saves, without the saves that a signal caused."""
   steps = list_steps(folder)
   return [step for step in steps if not (folder / str(step) / TEMPORARY).exists()]
 
@@ -99,7 +99,10 @@ def explain_missing(folder: Path) -> InputError:
 
 
 def mark_damaged(path: Path, reason: str) -> Path:
-  """Renames a step to `damaged-STEP` and adds the reason; returns the new path."""
+  """Renames a step's folder to `damaged-STEP`; returns the new path.
+
+  Writes the reason into reason.txt.
+  """
   new = path.with_name(f"damaged-{path.name}")
   number = 1
   while new.exists():
@@ -112,7 +115,7 @@ def mark_damaged(path: Path, reason: str) -> Path:
 
 @contextlib.contextmanager
 def local_copy(path: Path) -> Iterator[pathlib.Path]:
-  """Yields the folder of a step on this machine; in a bucket, downloads a copy."""
+  """Yields a step's folder on this machine; copies it first if it is in a bucket."""
   if not in_bucket(path):
     yield path.absolute()
     return
@@ -125,7 +128,7 @@ def local_copy(path: Path) -> Iterator[pathlib.Path]:
 def write_digests(path: Path) -> None:
   """Writes the SHA-256 of each file in the sub-folders of a step.
 
-  Orbax later adds other files to the step's folder itself.
+  Files in the step's folder itself are left out, because Orbax still adds some.
   """
   lines = []
   with local_copy(path) as folder:
@@ -138,7 +141,7 @@ def write_digests(path: Path) -> None:
 def check_digests(folder: pathlib.Path) -> None:
   """Raises Damage unless the files of a step match their digests.
 
-  Warns if a step has no digests: older checkpoints were saved without.
+  Warns if the step has no digests, as is the case for older checkpoints.
   """
   file, lines = folder / _DIGESTS, []
   with _detect_damage(_DIGESTS), contextlib.suppress(FileNotFoundError):

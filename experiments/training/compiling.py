@@ -13,10 +13,11 @@ from relpos_jax.attention import choice
 
 @contextlib.contextmanager
 def open_compiler() -> Iterator[Callable]:
-  """Yields `start(work, *args)`, which runs calls one by one in a background thread.
+  """Yields `start(work, *args)`, which calls `work(*args)` in a background thread.
 
-  It serves to compile programs before their first call: JAX caches them by shapes. If a
-  run has several processes, `start` does nothing.
+  The calls run one by one. They compile programs before their first use: JAX keeps a
+  program for later calls with the same shapes. If a run has several processes, `start`
+  does nothing.
   """
   on_mesh = dict(initializer=jax.set_mesh, initargs=(jax.sharding.get_mesh(),))
   threads = concurrent.futures.ThreadPoolExecutor(1, **on_mesh)
@@ -29,9 +30,10 @@ def open_compiler() -> Iterator[Callable]:
 def compile_ahead(
   step: Callable, start: Callable, state: Any, batches: Iterable[Any]
 ) -> Callable:
-  """Compiles a step for each of `batches`; returns a step that waits for its program.
+  """Starts compiling a step for each of `batches`; returns a step to call instead.
 
-  Only the shapes of `state` and batches matter. `start` is what `open_compiler` yields.
+  If the program for a batch is not ready, the returned step waits for it. Only the
+  shapes of `state` and the batches matter. `start` is what `open_compiler` yields.
   """
   started = {
     _list_shapes(batch): start(_compile, step, state, batch) for batch in batches
@@ -40,7 +42,7 @@ def compile_ahead(
   def compiled_step(state: Any, batch: Any) -> Any:
     program = started.pop(_list_shapes(batch), None)
     if program:
-      program.result()  # JAX has kept it: the call below does not compile again
+      program.result()  # JAX keeps it, so the call below does not compile again
     return step(state, batch)
 
   return compiled_step
@@ -57,8 +59,8 @@ def _list_shapes(batch: Any) -> tuple:
 class _PrintOnce(logging.Filter):
   """Prints each implementation of attention when it is first chosen, and the reason.
 
-  Messages below `level` go no further, because nobody asked for them. Some libraries
-  install handlers of the root logger, and these would print them.
+  It filters the log messages of the choice. Messages below `level`, the logger's own,
+  are dropped after printing: handlers that other libraries install would log them.
   """
 
   def __init__(self, level: int):

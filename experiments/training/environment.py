@@ -29,7 +29,10 @@ _PACKAGES = (
 
 
 def environment(*packages: str) -> dict[str, Any]:
-  """Describes date, command, hardware and versions, also of additional packages."""
+  """Describes the date, the command, the commit, versions of packages, and hardware.
+
+  `packages` are added to the packages that are always described.
+  """
   devices = jax.devices()
   date = datetime.datetime.now(datetime.UTC)
   cpu = cpuinfo("model name.*: (.*)") or platform.processor() or platform.machine()
@@ -51,7 +54,7 @@ def environment(*packages: str) -> dict[str, Any]:
 
 
 def count_cores() -> int | None:
-  """Counts the cores that this process may use, where that is known."""
+  """Counts the cores that this process may use; all cores where that is unknown."""
   if hasattr(os, "sched_getaffinity"):
     return len(os.sched_getaffinity(0))
   return os.cpu_count()
@@ -60,8 +63,8 @@ def count_cores() -> int | None:
 def code_version() -> dict[str, str | None]:
   """Returns the versions of packages, and a digest of this project's sources.
 
-  The digest is of the sources that Python imports: the two packages may come from
-  different folders.
+  The keys are words for error messages. The sources are those that Python imports,
+  because `relpos_jax` and `experiments` may come from different folders.
   """
   sources = hashlib.sha256()
   for name in ("relpos_jax", "experiments"):
@@ -84,7 +87,7 @@ def _version(package: str) -> str | None:
 
 
 def cpuinfo(pattern: str) -> str:
-  """Searches Linux's description of the CPU; returns a pattern's first group, or ""."""
+  """Searches /proc/cpuinfo for a pattern; returns its first group, or "" if absent."""
   path = pathlib.Path("/proc/cpuinfo")
   text = path.read_text() if path.exists() else ""
   match = re.search(pattern, text, re.MULTILINE)

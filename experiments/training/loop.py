@@ -1,4 +1,4 @@
-"""Loops over the steps of a training, with evaluation and saving."""
+"""Runs the loop over training steps, with evaluations and checkpoints."""
 
 import collections
 import contextlib
@@ -30,11 +30,12 @@ from experiments.training.sharding import put_batch
 from experiments.training.step import Steps, TrainState
 from relpos_jax.typing import PyTree
 
+# Maps parameters to scores by name, and a text to show.
 Score = Callable[[PyTree], tuple[dict[str, float], str]]
 
 
 class NonFiniteError(RuntimeError):
-  """Ends a training after too many steps with a loss or gradient that is not finite."""
+  """Ends a run after too many steps in a row with a non-finite loss or gradient."""
 
 
 def train(
@@ -159,7 +160,7 @@ def _evaluate(
 ) -> None:
   """Reports the validation loss and the scores of a state, unless a signal comes."""
   with stop.interruptible():
-    losses = []  # left on the devices, so that these need not wait for the host
+    losses = []  # left on the devices, so that devices need not wait for the host
     for batch in load_batches(batches, run.mesh, 0, batches.num_per_epoch):
       losses.append(eval_step(state.params, batch))
       if stop.should_stop():
@@ -200,7 +201,7 @@ def take_steps(
       step. A step is saved before its evaluation, so that an error there loses nothing.
     should_stop: called after each step, save and evaluation. Once it returns True, the
       state is saved and returned.
-    max_skipped: this many skipped steps in a row end the training.
+    max_skipped: this many skipped steps in a row end the run.
 
   Raises NonFiniteError, which names the step and its batch.
   """
@@ -263,16 +264,18 @@ class _StepsInFlight:
 
 
 def profile(batches: Iterator, start: int, asked: str, folder: str) -> Iterator:
-  """Yields the batches after step `start`, and profiles some steps.
+  """Yields the batches after step `start`; profiles the steps that `asked` names.
 
-  `asked` is the first and the last of these steps, such as "10:20".
+  `asked` is the first and the last step to profile, such as "10:20". The profile is
+  written into `folder`.
   """
   first, last = map(int, asked.split(":"))
   yield from itertools.islice(batches, max(first - start - 1, 0))
   steps = range(max(first, start + 1), last + 2)
   is_due = len(steps) > 1
   with jax.profiler.trace(folder) if is_due else contextlib.nullcontext():
-    # Profile one step more: as it starts, the device may still compute the last one.
+    # One step more is profiled, because the device may still compute the last one when
+    # the host starts the next.
     for step, batch in zip(steps, batches, strict=False):
       with jax.profiler.StepTraceAnnotation("train", step_num=step):
         yield batch

@@ -35,9 +35,9 @@ def cross_entropy(
   is subtracted, so the loss is KL(q || softmax(logits)). It is 0 if and only if the
   prediction is q. With smoothing 0 it is the negative log likelihood.
 
-  Computed in float32 from logsumexp, the target's logit and the sum of all logits. So
-  the forward pass stores no array of V entries per token, only the gradient does. The
-  backward pass is softmax minus q.
+  It is computed in float32 from logsumexp, the target's logit and the sum of all
+  logits. So the forward pass stores no array of V entries per token; only the gradient
+  has that size. The backward pass is softmax minus q.
   """
   logits = logits.astype(jnp.float32)
   other = smoothing / (logits.shape[-1] - 1)

@@ -106,7 +106,8 @@ class Reporter:
   def step(self, step: int, metrics: Mapping[str, float | int]) -> None:
     """Reports the metrics of a step, counted from 1: "loss", "num_tokens" and others.
 
-    Skipped steps are always written. Speeds are means over the last 100 timed steps.
+    About a thousand steps of a run are written, and all skipped steps. Speeds are means
+    over the last 100 timed steps.
     """
     now = time.monotonic()
     if self._last is not None and now > self._last:
@@ -280,7 +281,7 @@ class _Display(rich.progress.Progress):
 def track(items: Iterable, total: int, what: str) -> Iterator:
   """Iterates with progress on stderr: count, items per second, time left.
 
-  Where stderr is no terminal, a line is printed every five seconds.
+  If stderr is not a terminal, a line is printed every five seconds.
   """
   start = time.monotonic()
   with _Display(total) as display:

@@ -17,7 +17,7 @@ from jax.experimental import multihost_utils
 from experiments import signals
 from experiments.errors import InputError
 
-# If a process sends no heartbeat for so long, the others end with status 134.
+# If a process sends no heartbeat for this long, the others end with status 134.
 _HEARTBEAT_SECONDS = 10
 # JAX finds the tasks of a SLURM step by these variables.
 _SLURM = {
@@ -101,7 +101,7 @@ def check_same(values: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def fail_together(kind: type[Exception] = InputError) -> Iterator[None]:
-  """Raises an error of this kind in all processes if it happens in one.
+  """Raises an error of `kind` in all processes if the block raises one in any of them.
 
   Waits until all processes have left the block.
   """
@@ -191,10 +191,10 @@ class StopOnSignal:
 
   @contextlib.contextmanager
   def interruptible(self) -> Iterator[None]:
-    """Lets a signal end the block immediately, and sets `stopping` then.
+    """Lets a signal end the block immediately; `stopping` is then true.
 
-    With several processes, signals wait as elsewhere. Use it for work that may take
-    long and changes nothing, such as an evaluation.
+    With several processes, a signal does not end the block. Use it for work that may
+    take long and changes nothing, such as an evaluation.
     """
     before, self.deferred = self.deferred, False
     try:

@@ -89,10 +89,9 @@ def _load(
 
 
 def _read_own(file: pathlib.Path) -> bytes:
-  """Reads a file that only this user can write, because unpickling executes it.
+  """Reads a file, unless another user can write it: unpickling runs what it holds.
 
-  Raises PermissionError if another user can write it. Raises ValueError if it is
-  damaged.
+  Raises PermissionError if another user can write it, and ValueError if it is damaged.
   """
   with open(file, "rb") as opened:
     status = os.fstat(opened.fileno())
@@ -105,8 +104,8 @@ def _read_own(file: pathlib.Path) -> bytes:
 def _compile(file: pathlib.Path, function: Any, args: tuple) -> Callable:
   """Compiles a program, and writes it to a file if possible.
 
-  JAX's own cache is off meanwhile. On CPUs, a program from that cache would lose
-  functions when it is serialized again.
+  JAX's own cache is turned off while it compiles. On CPUs, a program from that cache
+  lacks functions once it is serialized again.
   """
   jax.config.update("jax_enable_compilation_cache", False)
   compilation_cache.reset_cache()
@@ -138,7 +137,7 @@ def _delete_old(folder: pathlib.Path) -> None:
 
 @functools.cache
 def _describe_machine() -> tuple:
-  """Describes everything else that a program depends on."""
+  """Describes the code, the chip and the compiler's flags, for the key of a program."""
   flags = [os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
   device = jax.devices()[0]
   chip = (

@@ -38,8 +38,8 @@ def report(evaluation: Evaluation | None, run: Run, workdir: Path, score: str) -
   """Prints scores, draws the learning curves, and writes the results and the record.
 
   `score` names the main score, such as BLEU; its metric during training is then
-  `valid_bleu`. Without an evaluation, as in all processes except the first, does
-  nothing.
+  `valid_bleu`. Nothing happens if `evaluation` is None, as in all processes except the
+  first.
   """
   if evaluation is None:
     return
@@ -72,14 +72,14 @@ def _write_record(
   metrics: Metrics,
   score: str,
 ) -> None:
-  """Writes record.json if the training is finished; deletes an outdated one."""
+  """Writes record.json if the run is finished; deletes an outdated one."""
   file = workdir / "record.json"
   environment = read_json(workdir / "environment.json")
   # Runs of epochs by older code have no "updates": num_steps is then 0, for unknown.
   num_steps = environment.get("updates", run.config.training.num_steps)
   last = metrics[-1] if metrics else {}
   last_step = last.get("step", 0)
-  # A finished training ends with an evaluation.
+  # A finished run ends with an evaluation.
   is_finished = last_step == num_steps and "valid_loss" in last
   if is_finished and run.steps[-1] != num_steps:
     print(

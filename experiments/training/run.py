@@ -17,7 +17,7 @@ from relpos_jax.typing import PyTree
 
 
 class Run(NamedTuple):
-  """Holds the model of a training run, before or after its training."""
+  """Holds the config, vocabulary, mesh and model of a run, before or after training."""
 
   config: ConfigDict
   vocabulary: Any
@@ -44,7 +44,8 @@ def load_trained(
 def load_average(run: Run, workdir: Path) -> Run:
   """Loads the average over the last checkpoints, replicated on every device.
 
-  A local folder caches the average for the next command, in average.npz.
+  If the run directory is local, the average is cached in average.npz for the next
+  command.
   """
   config = run.config
   sharding_of_all = sharding.replicated(run.mesh)

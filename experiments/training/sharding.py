@@ -78,8 +78,8 @@ def make_mesh(
 def _arrange_devices(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
   """Arranges devices along the axes of a mesh; neighbours stay together if possible.
 
-  A slower network connects slices of TPUs. So slices divide the first axis, over which
-  only gradients are summed.
+  Slices of TPUs are connected by a slower network. So they divide the first axis, along
+  which devices only exchange gradients.
   """
   num_slices = len({getattr(device, "slice_index", 0) for device in devices})
   if devices[0].platform == "gpu":
@@ -121,16 +121,17 @@ def mesh_sizes(
 
 
 def multiples(sizes: Mapping[str, int], ring: bool) -> tuple[int, int]:
-  """Returns what must divide the rows and the tokens of a batch.
+  """Returns two numbers: one must divide the rows of a batch, the other its tokens.
 
-  In a ring, each device has two parts of a sequence.
+  `sizes` are the sizes of the mesh, by axis. In a ring, each device has two parts of a
+  sequence.
   """
   rows, sequence = math.prod(sizes[name] for name in ROWS), sizes["sequence"]
   return rows, 2 * sequence if ring and sequence > 1 else sequence
 
 
 def use_ring(loss: Callable[..., Any]) -> Callable[..., Any]:
-  """Makes attention in a loss pass the keys of a sequence round its devices."""
+  """Wraps a loss so that attention passes the keys of a sequence round its devices."""
 
   def with_ring(*args, **options):
     with mesh_axes(queries="sequence", keys="sequence"):

@@ -1,4 +1,4 @@
-"""Checks inputs, prints sizes and restores the state before a training's first step."""
+"""Checks inputs, prints sizes and restores the state before the first training step."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -61,9 +61,10 @@ def write_start(
   digests: Mapping[str, str],
   save_vocabulary: Callable[[], None] = lambda: None,
 ) -> None:
-  """Writes the files of the start of a run, in the first process alone.
+  """Writes a run's config, environment, vocabulary and digests before it trains.
 
-  All processes must call this. Raises InputError unless all of them see the files.
+  All processes must call this, but only the first one writes. Raises InputError unless
+  all of them see the files.
   """
   if processes.is_first():
     write_run_files(workdir, run.config.to_dict(), num_steps)

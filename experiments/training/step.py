@@ -16,7 +16,7 @@ from relpos_jax.typing import Array, Int, PyTree
 
 
 class TrainState(NamedTuple):
-  """Holds the state of a training, which checkpoints store."""
+  """Holds the state that training steps change, and that checkpoints store."""
 
   step: Int[Array, ""]
   params: PyTree
@@ -119,7 +119,8 @@ def make_train_step(
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
     metrics["skipped"] = 1 - finite.astype(jnp.int32)
     if schedule:
-      # The optimizer counts no skipped steps; some, such as SGD, count none.
+      # The optimizer's count leaves out skipped steps. Some optimizers, such as SGD,
+      # have no count.
       counts = optax.tree.get_all_with_path(state.opt_state, "count")
       count = counts[-1][1] if counts else state.step
       metrics["learning_rate"] = schedule(count)
@@ -164,7 +165,7 @@ def _sum_over_microbatches(gradient, params, batch, key, num_microbatches: int):
 
 
 def learning_rate(settings: ConfigDict, width: int) -> optax.Schedule:
-  """Returns the schedule of `config.training`, for a model of some width.
+  """Returns the schedule of `config.training`, for a model of a given width.
 
   The paper's schedule is rate * width**-0.5 * min(t**-0.5, t * warmup**-1.5), with
   updates t counted from 1 (Vaswani et al. 2017, section 5.3). It equals `inverse_sqrt`

@@ -37,7 +37,7 @@ _REMOVED_KEYS = {
 }
 
 _DIGESTS = "digests.json"
-_SHARED_SECONDS = 10  # a network file system may show a new file so late
+_SHARED_SECONDS = 10  # a network file system may show a new file this late
 
 
 def claim_workdir(
@@ -72,10 +72,10 @@ def _may_change(name: str) -> bool:
 
 
 def check_not_lost(workdir: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-  """Raises InputError if the checkpoints are gone, for example with an unmounted disk.
+  """Raises InputError if a run has lost its checkpoints, as with an unmounted disk.
 
-  `lines` are the lines of metrics.jsonl. They contain a step after the first save only
-  if that save was completed.
+  `lines` are the lines of metrics.jsonl. If they go beyond the step of the first save,
+  there was a checkpoint, because a run waits for its first save to finish.
   """
   folder = workdir / "checkpoints"
   if not lines or list_steps(folder) or list_damaged(folder):
@@ -118,7 +118,7 @@ def read_config(workdir: Path) -> dict[str, Any]:
 
 
 def _find_group(config: Any, *names: str) -> dict[str, Any]:
-  """Returns a group of a config; an empty one if it is absent or no group."""
+  """Returns the group of a config at the keys `names`, or {} if there is no group."""
   for name in names:
     config = config.get(name) if isinstance(config, dict) else None
   return config if isinstance(config, dict) else {}
@@ -137,7 +137,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_run_files(workdir: Path, config: Mapping[str, Any], updates: int) -> None:
-  """Writes config.json and environment.json, with the number of updates."""
+  """Writes config.json, and environment.json, which includes the number of updates."""
   facts = environment() | dict(updates=updates)
   for name, content in (("config", config), ("environment", facts)):
     text = json.dumps(content, indent=2, ensure_ascii=False)
@@ -149,8 +149,9 @@ def data_digests(
 ) -> dict[str, str]:
   """Returns the digests of all splits except train, by name.
 
-  `files` names the files of the test sets that a user may exchange. Then a name
-  includes the files: other files are allowed, but a file must not change.
+  `files` has the files of a user's own test sets, by split. The names of their digests
+  include the files. So a resumed run may have other files, but the content of a file
+  must not change.
   """
   digests = {}
   for split, examples in splits.items():

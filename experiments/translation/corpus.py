@@ -20,12 +20,12 @@ _FOUR = ("en-de", "de-en", "en-fr", "fr-en")
 LANGUAGES = dict(embedded=("en-de",), multi30k=_FOUR, scan=(), wmt14=_FOUR, pairs=())
 _EMBEDDED = pathlib.Path(__file__).with_name("embedded")
 _READ_AHEAD = 4096
-_NAMED_LINES = 5  # a note names the first of many skipped lines
+_NAMED_LINES = 5  # a note names at most this many of the skipped lines
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LazyPairs(Sequence):
-  """Applies a function to the items of a sequence, each time that one is read.
+  """Applies a function to each item of a sequence, every time the item is read.
 
   It is for data sets that do not fit into memory. Iteration reads in bulk if `items`
   has `__getitems__`, as data sources of TFDS do. This is several times faster.
@@ -53,7 +53,7 @@ class LazyPairs(Sequence):
 def load_embedded(train_size: int = 20_000) -> Corpus:
   """Reads the small English-German corpus of this package: see embedded/README.md.
 
-  Sentences have 3 to 30 words, in the split `long` 31 to 60. No sentence of either
+  Sentences have 3 to 30 words, or 31 to 60 in the split `long`. No sentence of either
   language occurs twice. `train` has the first `train_size` pairs.
   """
   splits = {}
@@ -64,9 +64,11 @@ def load_embedded(train_size: int = 20_000) -> Corpus:
 
 
 def load_pairs(train: str = "", valid: str = "", test: str = "") -> Corpus:
-  """Reads a user's own pairs; see `read_splits` and `parse_test_files`.
+  """Reads a user's own sentence pairs from files.
 
-  Raises InputError as these do, and if there are no training pairs.
+  `train` and `valid` name files as `read_pairs` takes them. `test` may name several
+  test sets; see `parse_test_files`. Raises InputError as these functions do, and if
+  there are no training pairs.
   """
   if not train:
     raise InputError(
@@ -99,9 +101,9 @@ def parse_test_files(text: str) -> dict[str, str]:
 def read_splits(split_files: Mapping[str, str]) -> Corpus:
   """Reads the pairs of each split from its files; see `read_pairs`.
 
-  Pairs with an empty side are skipped. The notes count them, and give the numbers of
-  the first such lines. Raises InputError as `read_pairs` does, and if no pair of a
-  split is left.
+  Pairs with an empty side are skipped. The notes of the corpus count the skipped pairs,
+  and give the line numbers of the first ones. Raises InputError as `read_pairs` does,
+  and if a split has no other pairs.
   """
   splits, skipped, notes = {}, {}, {}  # notes without repetition
   for split, files in split_files.items():
@@ -126,7 +128,9 @@ def read_splits(split_files: Mapping[str, str]) -> Corpus:
 
 
 def read_pairs(files: str) -> tuple[list[tuple[str, str]], list[str]]:
-  """Reads all pairs of a split, also with an empty side; returns them and notes.
+  """Reads all pairs of a split; returns the pairs, and notes on how files were read.
+
+  Pairs with an empty side are included.
 
   `files` is one of three:
   - "source_file,target_file", where line i of one file translates line i of the other;
@@ -134,8 +138,8 @@ def read_pairs(files: str) -> tuple[list[tuple[str, str]], list[str]]:
   - "file.tsv:1,3", a table with more columns; columns 1 and 3 are read.
 
   Files are UTF-8, plain or compressed; lines end with \\n or \\r\\n. If a csv writer
-  has put quotes around the cells of a table, they are removed. Lines of SCAN, "IN: ...
-  OUT: ...", are pairs as they are. The notes say how the files were read.
+  has put quotes around the cells of a table, they are removed. Instead of columns,
+  lines may have SCAN's form, "IN: ... OUT: ...".
 
   Raises InputError if a file is missing, unreadable or not UTF-8, if two files differ
   in length, or if a line has too few or too many columns.
@@ -163,9 +167,9 @@ def read_pairs(files: str) -> tuple[list[tuple[str, str]], list[str]]:
 def _read_table(
   path: pathlib.Path, columns: tuple[int, int] | None = None
 ) -> tuple[list[tuple[str, str]], list[str]]:
-  """Reads two columns of a table.
+  """Reads two columns of a table; returns pairs and notes, as `read_pairs` does.
 
-  If no columns are given, the table must have exactly two. See `read_pairs`.
+  `columns` are counted from 1. Without them, the table must have exactly two columns.
   """
   rows, notes = _read_rows(path)
   source, target = columns or (1, 2)  # counted from 1
@@ -317,7 +321,7 @@ def load_multi30k(
 
   They are cased, not tokenised, and in upstream's order (Elliott et al. 2016, 2017);
   test is test_2016_flickr. The files are downloaded (1.3 MB), unless the folder `path`
-  holds them. `Upstream` describes the errors.
+  holds them. Raises InputError as `Upstream.read` does.
 
   `prepared` loads the text of the published baseline instead (Wu et al. 2021,
   LividWo/Revisit-MMT, 4.5 MB; English and German). It is in lower case, normalised, in
@@ -362,7 +366,7 @@ def load_scan(path: str = "") -> Corpus:
   more splits are taken from upstream's 16,990 training pairs: `valid` and the test set
   `within`, with 1,000 pairs each. Pairs are in random order, so the first pairs of a
   split are a sample of it. The files are downloaded (4 MB), unless the folder `path`
-  holds them. `Upstream` describes the errors.
+  holds them. Raises InputError as `Upstream.read` does.
   """
 
   pairs, n = _read_scan("tasks_train_length.txt", path), _SCAN_HELD_OUT

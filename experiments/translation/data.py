@@ -29,7 +29,7 @@ _LOADERS = dict(
 
 
 def check(config: ConfigDict) -> None:
-  """Raises InputError for wrong languages or subword marks; reads no data."""
+  """Raises InputError for wrong languages or a missing subword mark; reads no data."""
   settings = config.data
   known = LANGUAGES[settings.source]
   if is_prepared(config):
@@ -90,9 +90,10 @@ def list_tests(data: Corpus) -> list[str]:
 
 
 def normalize(settings: ConfigDict, data: Corpus) -> Corpus:
-  """Normalises pairs as `config.data`, the `settings`, says.
+  """Normalises the pairs of all splits; `settings` is `config.data`.
 
-  Lists are normalised now, and other sequences whenever an item is read.
+  If a split is a list, it is normalised at once. Any other sequence is normalised item
+  by item, whenever an item is read.
   """
   if not (settings.moses or settings.lowercase):
     return data

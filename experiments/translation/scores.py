@@ -43,7 +43,7 @@ Pairs = Sequence[tuple[str, str]]
 class Translated(NamedTuple):
   """Holds a split's pairs, their translations, and the seconds that translating took.
 
-  `skipped` are the indices of pairs that the split's files have and `pairs` leaves out.
+  `pairs` leaves out pairs with an empty side; `skipped` has their indices in the files.
   """
 
   pairs: Pairs
@@ -53,11 +53,12 @@ class Translated(NamedTuple):
 
 
 def make_score(run: Run, data: Corpus) -> Score:
-  """Makes a function that scores the greedy translations of a model, and shows a few.
+  """Makes a function that scores a model's greedy translations, given its parameters.
 
-  The function takes parameters, and translates a sample of each split. Validation pairs
-  are no longer than in training. Test pairs are longer than in training, if there are
-  any.
+  It translates a sample of the validation split, of pairs no longer than in training.
+  With `training.score_tests` it also translates a sample of each test set, of pairs
+  longer than in training if there are any. It returns scores by name, and a text with
+  three translations.
   """
   settings, mark = run.config.training, run.config.evaluation.subword_mark
   translate = make_translator(run, beam_size=1)
@@ -152,12 +153,12 @@ def join(lines: Iterable[str], mark: str) -> list[str]:
 def evaluate(
   run: Run, splits: Mapping[str, Translated], workdir: Path
 ) -> Evaluation | None:
-  """Scores and writes the translations of each split, and draws the attention in one.
+  """Scores and writes the translations of each split, and draws attention for one.
 
   The file of translations has a line for each pair in the split's files; the line is
-  empty if the pair was skipped. A row of `sentences` has the length of the pair's
-  longer side, in tokens without EOS, and then its `sentence_statistics`. Samples and
-  the picture are of the first split.
+  empty if the pair was skipped. The evaluation's `sentences` have a row for each pair:
+  the length of its longer side, in tokens without EOS, and its `sentence_statistics`.
+  Samples and the picture are of the first split.
 
   Only the first process returns an evaluation; the others return None.
   """
@@ -237,11 +238,12 @@ def format_samples(pairs: Pairs, translations: Sequence[str], mark: str) -> str:
 
 
 def draw_attention(run: Run, source: str, translation: str, path: Path):
-  """Draws the attention within a source, and from a translation to it.
+  """Draws the attention weights for a source and its translation; returns the path.
 
-  The first panel shows the encoder's first layer, the second the mean over the
-  decoder's layers. Both are means over heads. A row of the second panel is named after
-  the token that the decoder writes next. Returns the path.
+  The picture has two panels, both averaged over heads. The first shows self-attention
+  in the encoder's first layer. The second shows attention from the translation to the
+  source, averaged over the decoder's layers. Its rows are named after the tokens that
+  the decoder writes next.
   """
   source_ids, target_ids = encode(run.vocabulary, [source.strip(), translation])
   target_input = np.concatenate([[BOS], target_ids[:-1]])
@@ -260,7 +262,11 @@ def draw_attention(run: Run, source: str, translation: str, path: Path):
 def _compute_weights(
   graphdef: nnx.GraphDef, params: PyTree, source: Array, target: Array
 ):
-  """Computes the weights of both panels, (S, S) and (T, S), from ids (1, S), (1, T)."""
+  """Computes the attention weights that `draw_attention` shows.
+
+  Returns [S, S] for the encoder and [T, S] for the decoder, from the token ids of the
+  source [1, S] and of the decoder's input [1, T].
+  """
   model = nnx.merge(graphdef, params)
   model.set_attributes(sow_weights=True, raise_if_not_found=False)
   _, sown = nnx.capture(model, nnx.Intermediate)(source, target)

@@ -113,7 +113,7 @@ def make_model(
 
 
 def mock_vocabulary(config: ConfigDict) -> Tokenizer:
-  """Makes a vocabulary of the configured size, for the shapes of a model."""
+  """Makes a placeholder vocabulary of the configured size, for a model's shapes."""
   entries = {str(number): number for number in range(config.vocabulary.size)}
   return Tokenizer(WordLevel(entries, unk_token="0"))
 

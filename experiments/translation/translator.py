@@ -91,8 +91,8 @@ class Translator:
   ) -> list[str]:
     """Translates lines, and returns the translations in order; empty lines stay empty.
 
-    `params` replaces the translator's own. `limits` are the largest numbers of tokens
-    of each translation. By default it is the source's number plus `extra_length`.
+    `params` replaces the translator's own. `limits` has the largest number of tokens
+    of each translation; by default, the tokens of its source plus `extra_length`.
     """
     if params is None:
       params = self.params
@@ -116,7 +116,11 @@ class Translator:
     limits: Int[np.ndarray, "lines"],
     waiting: list[int],
   ) -> Iterator[tuple[int, Int[np.ndarray, "L"]]]:
-    """Translates waiting sources, short ones first; yields their indices and tokens."""
+    """Translates the sources with the indices `waiting`, short ones first.
+
+    `waiting` begins with the longest source. Yields pairs: the index of a source, and
+    the tokens of its translation.
+    """
     lengths, length = sources.lengths.tolist(), _SHORTEST
     while waiting:
       short = [i for i in reversed(waiting) if lengths[i] <= length]
@@ -144,13 +148,14 @@ class Translator:
     """Translates waiting sources in one stream of batches; yields lists of results.
 
     A result is the index of a source, and the tokens of its translation. The tokens are
-    None if the translation needs more room. Sources are taken from the end of
-    `waiting`, which several streams share. `shape` is the shape of a batch: devices,
-    rows of a device, tokens.
+    None if the translation needs more room. `waiting` has the indices of sources; they
+    are taken from its end, and several streams share it. `shape` is the shape of a
+    batch: devices, rows of a device, tokens.
     """
     num_devices, num_rows, length = shape
     new = np.zeros((num_devices, num_rows), int)
-    indices = np.full((num_devices, 2 * num_rows), -1)  # the source of each number
+    # The index of the source that has each number; see `_take_next`.
+    indices = np.full((num_devices, 2 * num_rows), -1)
     source = np.full((new.size, length), PAD, np.int32)
     batch = self._make_empty(params, source)
     while waiting or np.any(indices >= 0):
@@ -174,14 +179,15 @@ class Translator:
 def _take_next(
   waiting: list[int], indices: Int[np.ndarray, "D numbers"], new: Int[np.ndarray, "D B"]
 ) -> Int[np.ndarray, "D B"]:
-  """Gives sources from the end of `waiting` to the devices, and a number to each.
+  """Takes sources from the end of `waiting` for each device, and numbers them.
 
-  Every device takes its share, but no more than it has places and unused numbers. A
-  number identifies a sentence on its device: its result is found by it later. `indices`
-  maps each number to the index of a source, or to -1 if the number is unused.
+  The devices share the sources equally, but a device takes at most one source for each
+  row of its batch and each unused number. The number identifies the source on its
+  device, until its translation is returned under this number. `indices` maps each
+  number to the index of a source, or to -1 if the number is unused.
 
-  `new` and the returned array have a row for each device. Where a source is taken,
-  `new` receives the index of the source, and the returned array its number. Elsewhere
+  `new` and the returned array have an entry for each device and row. Where a source is
+  taken, `new` receives the source's index, and the returned array its number. Elsewhere
   `new` keeps its value, and the returned array is -1.
   """
   number = np.full(new.shape, -1, np.int32)
@@ -196,7 +202,7 @@ def _take_next(
 
 
 def _merge(streams: Sequence[Iterator[list]]) -> Iterator:
-  """Yields the items of all streams' lists; each stream runs in a thread of its own."""
+  """Runs each stream in a thread; yields the items of the lists that streams yield."""
   with concurrent.futures.ThreadPoolExecutor(len(streams)) as threads:
     running = {threads.submit(next, stream, None): stream for stream in streams}
     while running:
@@ -243,7 +249,7 @@ class _Batch(NamedTuple):
 
   search: Search
   memories: tuple[Memory, ...]
-  number: Int[Array, " B"]  # identifies the sentence; -1: none
+  number: Int[Array, " B"]  # identifies the sentence; -1: the row is free
   is_full: Bool[Array, " B"]  # the search was stopped because it needs more room
 
   @property
@@ -252,7 +258,7 @@ class _Batch(NamedTuple):
 
 
 class _Sources(NamedTuple):
-  """Holds the sentences that wait for a row; rows without a sentence come last."""
+  """Holds the sentences that wait for a row; entries without a sentence come last."""
 
   memories: tuple[Memory, ...]
   number: Int[Array, " B"]
@@ -260,7 +266,10 @@ class _Sources(NamedTuple):
 
 
 class _Progress(NamedTuple):
-  """Holds the batch, how many sources it has taken, and the results of each number."""
+  """Holds the batch, the number of sources taken into it, and the results so far.
+
+  `states` and `tokens` have an entry for each number that a sentence may have.
+  """
 
   batch: _Batch
   num_taken: Int[Array, ""]
@@ -321,10 +330,21 @@ def _advance(
   limits: Int[Array, " B"],
   is_last: Bool[Array, ""],
 ) -> tuple[_Batch, Int[Array, " numbers"], Int[Array, "numbers L"]]:
-  """Searches until all new sources have a row, and a few rows are free.
+  """Searches until every new source has a row, and an eighth of the rows are finished.
 
-  If `is_last`, searches until all sentences are finished. Returns the batch, and for
-  each number the state and the best translation of its sentence.
+  A row of the batch holds a sentence that is being translated. If `is_last`, searches
+  until all sentences are finished.
+
+  Args:
+    batch: the sentences of earlier calls.
+    source: the token ids of the new sources.
+    number: identifies each new source; -1 for an entry without a source.
+    limits: the largest number of tokens of each translation.
+
+  Returns:
+    The batch, and two arrays with an entry for each number: the state of the sentence
+    with this number, and the tokens of its best translation. Both are valid for
+    sentences that finished in this call; the other states are _UNFINISHED.
   """
   rows = len(source)
   model = decoding_model(rules.graphdef, params)
