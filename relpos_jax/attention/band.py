@@ -227,7 +227,7 @@ def _make_plan(inputs: Inputs) -> Plan:
   has_one_offset = heads or len(inputs.query_positions) == 1
   is_wide = has_one_offset and _has_wide_tables(inputs, block + tile)
   if is_wide and not heads:
-    # A tile has as many rows as distances: square tiles have the fewest.
+    # A tile needs a row per distance: for the same area, square tiles need the fewest.
     log_size = math.isqrt(block * tile).bit_length() - 1
     block = tile = 2**log_size
   return Plan(

@@ -78,7 +78,7 @@ def _sum_by_row(
     right = jnp.zeros_like(total)
     if band.has_right:
       right = jnp.where(_distances(x, offset) >= band.end, x, 0).sum(axis)
-    # Not the rest of the total: where no pair is on the left, it might not be zero.
+    # Not the rest of the total, which might not be 0 where no pair is on the left.
     left = jnp.where(_distances(x, offset) < band.first, x, 0).sum(axis)
     return jnp.concatenate([left[:, None], diagonals, right[:, None]], axis=1)
 

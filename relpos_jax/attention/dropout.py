@@ -28,11 +28,11 @@ def keep(seeds: Array, rows: Array, columns: Array, rate: float) -> Bool[Array, 
 
 
 def from_row(seeds: Array | None, first: int | Int[Array, "*#B"]) -> Array | None:
-  """Returns seeds [B, N] to use where the first row has the number `first`, not 0.
+  """Returns seeds [B, N] for rows that are counted from `first` instead of from 0.
 
-  With these seeds, `keep` drops the same weights as with `seeds` and rows from 0 on. So
-  a block of queries drops the same weights as the whole array. A block that begins at
-  row s of the array, and numbers its own rows from 0, needs `first = -s`.
+  With these seeds, `keep` drops the same weights as with `seeds` and rows from 0 on.
+  This lets a block of queries drop the same weights as the whole array. A block that
+  begins at row s of the array, and counts its own rows from 0, needs `first = -s`.
   """
   if seeds is None or (isinstance(first, int) and first == 0):
     return seeds

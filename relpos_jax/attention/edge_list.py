@@ -26,7 +26,7 @@ class EdgeTerms(TableRelation):
   """Defines a term for each of M edges. Its arrays have the axes [*B, M, ...]."""
 
   def checked_edges(self, name: str, sizes: Sizes, num_edges: int) -> "EdgeTerms":
-    """Returns the relation with its tables and arrays of edges checked."""
+    """Checks the tables and the arrays of edges, and returns the relation."""
     raise NotImplementedError
 
   def shares(
@@ -179,7 +179,7 @@ def sum_groups(
 
 @jax.vmap
 def group_edges(*kinds: Int[Array, " M"]) -> tuple[Int[Array, " M"], Bool[Array, " M"]]:
-  """Groups the edges for which all `kinds` are equal, such as senders and receivers.
+  """Groups edges that agree in every array of `kinds`, such as senders and receivers.
 
   Takes any number of arrays [B, M]. Returns the index of each edge's group in its
   sequence, and whether the edge is the first of its group.

@@ -1,4 +1,4 @@
-"""Attention over a list of edges, with time and memory per edge instead of per pair."""
+"""Attention over a list of edges: time and memory grow with edges, not with pairs."""
 
 import functools
 import math
@@ -115,8 +115,8 @@ def _edge_attention(
     terms = _check_terms(labels, features, sizes, num_edges)
     shares = [term.shares(senders, receivers, dtype) for term in terms]
     pairs, is_first = group_edges(senders, receivers)
-    # From here on, M are the edges of all sequences: with more than three axes, XLA's
-    # CPU compiler takes twenty times as long for a product summed over H.
+    # From here on, M counts the edges of all sequences. With more than three axes, the
+    # CPU compiler of XLA would take twenty times as long for a product summed over H.
     senders = _flatten_rows(senders, sizes.keys)
     receivers = _flatten_rows(receivers, sizes.queries)
     pairs = _flatten_rows(pairs, num_edges)

@@ -1,6 +1,7 @@
 """Computes relative terms by label, without a [T, S, H] tensor of gathered table rows.
 
-It multiplies by the whole table first and looks up numbers, or sums weights first:
+For keys, it first multiplies by the whole table, and then looks up numbers. For values,
+it first sums the weights by label:
 
 q_i . aK_ij = (q_i . table)[label_ij]
 sum_j p_ij aV_ij = (sum of p_ij by label) . table

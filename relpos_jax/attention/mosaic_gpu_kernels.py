@@ -433,7 +433,7 @@ def _logits(operands: Arrays, buffers: Arrays, tile: _Tile) -> Float[Array, "Q S
 
 
 def _terms(operands: Arrays, name: str, tile: _Tile) -> Float[Array, "Q S"]:
-  """Loads a number for each pair of a mixed tile, or for each query of another."""
+  """Loads a number for each pair of a mixed tile, or for each query of other tiles."""
   if tile.side == "mixed":
     return tile.load(operands, f"{name}_tiles")
   return _column(tile.load(operands, f"{name}_{tile.side}"))

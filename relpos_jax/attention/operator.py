@@ -114,11 +114,11 @@ def dot_product_attention(
     sinks: `[N]`, logits that take weight but have no value, as in gpt-oss: exp(sink) is
       added to the denominator of the softmax. Scale, soft cap and masks do not apply.
     weights: "softmax", or "silu": SiLU(logit) / n in place of a softmax over the keys
-      (HSTU: Zhai et al. 2024, equation 2). Masked pairs have weight 0. It takes no
+      (HSTU: Zhai et al. 2024, equation 2). Masked pairs have weight 0. "silu" takes no
       sinks and returns no residual.
     divisor: n of "silu", one number. Default: the number of keys S, which counts
-      padding and the unused slots of a cache. If there are any, give a number that does
-      not depend on them.
+      padding and the unused slots of a cache. With padding or unused slots, give a
+      number that does not depend on them.
     is_causal: whether to mask the keys with later positions than the query.
     query_positions: integers `[B, T]` or `[T]`, `arange(T)` by default. The distances
       between queries and keys must fit in 32 bits. Traced positions may wrap around at
@@ -152,12 +152,12 @@ def dot_product_attention(
       "pallas_gpu" from 1,024 tokens on. From 2,048 tokens on, it chooses cuDNN through
       jax.nn if the call has neither relations nor masks.
 
-      None chooses for JAX's default device. If that is an H200 and the arrays are on
+      The choice is for JAX's default device. If that is an H200 and the arrays are on
       the CPU, name "projected" or "skew".
 
-      Kernels and cuDNN have only first derivatives, in reverse mode. So has "chunked"
-      if all relations go by distance. For forward mode or second derivatives, name
-      "projected" or "skew".
+      Kernels and cuDNN have only first derivatives, in reverse mode. The same holds for
+      "chunked" if all relations go by distance. For forward mode or second derivatives,
+      name "projected" or "skew".
     return_residual: whether to return the log-sum-exp of the logits, too, as in jax.nn.
 
   Returns:
@@ -248,8 +248,8 @@ def merge(
   """Merges attention to parts of the keys into attention to all of them.
 
   Takes the results of several calls of `dot_product_attention` with `return_residual`.
-  All calls have the same queries, and each has another part of the keys. Returns the
-  output and the residual for all keys. Give sinks to one call only. Gradients are
+  All calls have the same queries, and each has a different part of the keys. Returns
+  the output and the residual for all keys. Give sinks to one call only. Gradients are
   exact, too.
 
   >>> q, k = jnp.ones((2, 1, 8)), jnp.linspace(0.0, 1.0, 4 * 8).reshape(4, 1, 8)
@@ -274,7 +274,7 @@ def merge(
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Static:
-  """Wraps a number or a name: calls with equal ones share a compiled program."""
+  """Wraps a number or a name; calls with equal values share a compiled program."""
 
   value: Any
 
@@ -385,7 +385,7 @@ def _plain(inputs: Inputs) -> Array:
   mask = inputs.pair_mask()
   bias = inputs.bias_of_each()
   if bias is not None:
-    # jax.nn makes NaN of a row of -inf.
+    # jax.nn returns NaN for a query with -inf for all keys.
     bias = jnp.maximum(bias.astype(jnp.float32), masks.LOWEST)
   arrays = inputs.query, inputs.key, inputs.value, bias, mask
   output = jax.nn.dot_product_attention(*arrays, scale=inputs.scale)  # pyright: ignore

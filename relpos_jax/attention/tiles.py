@@ -150,7 +150,8 @@ def attend(plan: Plan, floats: Sides, marks: Sides, attend_to=None) -> Results:
     valid = masks.combine(jnp.ones((1, num_keys, 1), bool), marks.keys.valid)
     marks = marks._replace(keys=marks.keys._replace(valid=valid))
   num_biases = 1 if floats.pairs is None else len(floats.pairs)
-  # With a bias per sequence, the axis of size 1 is first: as second, XLA copies arrays.
+  # With a bias per sequence, the first axis has size 1. If it were the second axis, XLA
+  # would copy arrays.
   num_groups = num_biases if num_biases < batch else 1
 
   def split_batch(x: Array) -> Array:
@@ -387,7 +388,7 @@ def _slice_rows(
 ) -> tuple[int, Array, int]:
   """Returns the axis, the start and the size of a tile's rows in `Tables`.
 
-  They are a row for each distance in the tile, and one more at each end. All sequences
+  A tile needs a row for each of its distances, and one more at each end. All sequences
   of a block have the same positions, so they need the same rows.
 
   A start too far left or right is clamped, so the tile gets rows of other distances.
@@ -402,7 +403,7 @@ def _slice_rows(
 
 
 def _band_of_tile(plan: Plan) -> Band:
-  """Returns a band of all diagonals of a tile, whose offset is 0."""
+  """Returns a band of all diagonals of a tile at offset 0."""
   return Band(1 - plan.block, plan.block + plan.tile - 1, has_right=False)
 
 

@@ -98,9 +98,9 @@ def beam_search(
       next tokens and the new cache.
     cache: a pytree for `decode`, without any token. It needs room for `max_length`
       tokens.
-    reorder: maps the cache and beam indices [B, W] to the cache of the next step. Index
-      w is the hypothesis that the new hypothesis w extends. The default gathers from
-      arrays [B, W, ...].
+    reorder: maps the cache and beam indices [B, W] to the cache of the next step. The
+      new hypothesis w extends the old hypothesis that has the w-th index. The default
+      gathers from arrays [B, W, ...].
     beam_size: W.
     max_length: L, the static length of the result.
     length_limits: the maximum length of each sentence, counting `eos`; at most L. In
@@ -219,7 +219,7 @@ def _final_scores(
 def _candidates(
   search: Search, decode: Decode, pad: int
 ) -> tuple[Hypotheses, Array, Array, PyTree]:
-  """Computes the 2W best extensions of live hypotheses by one token.
+  """Computes the 2W best extensions of live hypotheses by one token; 1 if W is 1.
 
   Returns the extended hypotheses, their last tokens [B, 2W], the indices [B, 2W] of the
   hypotheses that they extend, and the new cache.
@@ -252,8 +252,8 @@ def _best(
   their tokens, each [B, count]. `pad` is never among the tokens.
 
   To search less than the whole vocabulary, it cuts the vocabulary into blocks and ranks
-  the blocks by their maxima. Then it searches the `count` + W highest blocks. `count`
-  blocks would be enough if `pad` were not the maximum of up to one block in each beam.
+  the blocks by their maxima. Then it searches only the first `count` blocks, and W
+  more, since `pad` may be the maximum of one block in each beam.
   """
   num_sentences, beam_size, vocabulary = logits.shape
   sizes = [size for size in _BLOCKS if vocabulary % size == 0]

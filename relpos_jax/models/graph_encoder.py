@@ -155,7 +155,7 @@ class GraphEncoder(nnx.Module):
 
 
 class _NodeEmbedding(nnx.Module):
-  """Embeds nodes by their labels, their features, and their place in a queried pair."""
+  """Embeds nodes by their labels, features, and places in the pair to classify."""
 
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
     embed = functools.partial(

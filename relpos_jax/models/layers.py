@@ -29,7 +29,7 @@ class LayersConfig:
     num_heads: N, the number of heads, of width D / N.
     feed_forward: the hidden width of the feed-forward layers.
     positions: "relative" (tables in every self-attention), "sinusoidal" (added to
-      embeddings), "both" or "none". Or a scheme of `relpos_jax.nn.schemes` in every
+      embeddings), "both" or "none". Or one of `relpos_jax.nn.schemes` in every
       self-attention: "t5", "alibi", "rotary", "xl" (Transformer-XL), "content"
       (Inkling) or "deberta". Or a subclass of `Positions`. Its `__init__` may have any
       of the arguments width, num_heads, head_width, max_distance, left, bidirectional
@@ -42,8 +42,8 @@ class LayersConfig:
       model, or all heads share them, as in the big model.
     tables_per_layer: whether each layer has its own tables, or the layers of a stack
       share them.
-    relative_keys, relative_values: whether to add vectors to keys, and to values (Table
-      3).
+    relative_keys, relative_values: whether to add vectors to keys, and to values (the
+      paper's Table 3).
     beyond: "clip" or "zero" beyond distance k.
     norm: "pre", with a final norm on each stack (Tensor2Tensor from October 2017), or
       "post" (Tensor2Tensor before).
@@ -143,7 +143,7 @@ class Cache(NamedTuple):
   ) -> "Cache":
     """Returns an empty cache for `num_slots` tokens, padding included.
 
-    With `beam_size` W, it has room for W alternatives to each of these tokens.
+    With `beam_size` W, it has W slots for each of these tokens, one per hypothesis.
     """
     beam_mask = None
     if beam_size is not None:

@@ -125,7 +125,7 @@ class Transformer(nnx.Module):
   ) -> Cache:
     """Returns an empty cache for `num_slots` tokens, padding included.
 
-    With `beam_size` W, it has room for W alternatives to each of these tokens.
+    With `beam_size` W, it has W slots for each of these tokens, one per hypothesis.
     """
     return Cache.empty(self.decoder.layers, batch_size, num_slots, beam_size)
 

@@ -107,7 +107,7 @@ def shard_leading(x: Array, letters: str) -> Array:
   """Shards the leading axes of x, named by `letters`, over the mesh in context.
 
   Layers call it on activations [B, T, D] ("BT") and embedding tables [V, D] ("N").
-  Otherwise the compiler might move activations between devices instead of parameters,
+  Without it, the compiler might move activations between devices instead of parameters,
   which are sharded over D. An axis that the mesh does not divide is replicated. Returns
   x unchanged if there is no mesh in context, or if `letters` name all axes of x.
   """

@@ -29,8 +29,8 @@ from relpos_jax.typing import Array, ArrayLike, Float
 class T5Positions(Positions):
   """Owns T5's relative position biases by distance bucket, `[num_buckets, N]`.
 
-  Raffel et al. 2020, section 2.1. T5's layers share them. T5 has no scale: to load its
-  weights, multiply the query projection by H**0.5.
+  Raffel et al. 2020, section 2.1. In T5, all layers share one such table. T5 has no
+  scale: to load its weights, multiply the query projection by H**0.5.
 
   Args:
     num_heads: N.
