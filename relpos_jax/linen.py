@@ -23,7 +23,7 @@ __all__ = ["RelativeAttention", "RelativePositionTables"]
 class RelativePositionTables(nn.Module):
   """Owns the trained vectors w^K and w^V: see `relpos_jax.nn.RelativePositionTables`.
 
-  A call with the width of a row, H, returns the relation with its tables.
+  Call the module with H, the head width. It returns the relation that holds the tables.
 
   >>> import jax
   >>> tables = RelativePositionTables(16, num_heads=8)
@@ -64,8 +64,9 @@ class RelativeAttention(nn.Module):
   layers, name its parent: `RelativeAttention(16, parent=self, name="relative")`.
 
   Dropout and softmax are as in `relpos_jax.nn.RelativeAttention`. In cached decoding,
-  the position of the query is the `cache_index` of the layer. If layers share this
-  object, set `self_attention` instead. Flax's einsum arguments must be None.
+  this module reads the position of the query from the layer's `cache_index`. It cannot
+  do so if several layers share it: then set `self_attention`. Flax's einsum arguments
+  must be None.
 
   Attributes:
     max_distance: k, the distance at which positions are clipped; None with `positions`.
@@ -76,9 +77,10 @@ class RelativeAttention(nn.Module):
     key_positions: integers `[B, S]` or `[S]`.
     logits_soft_cap, implementation: as in `dot_product_attention`.
     self_attention: as in `relpos_jax.nn.RelativeAttention`.
-    positions: None for tables, or another scheme of `relpos_jax.nn` as a Linen module.
-      For example `RelativeAttention(None, positions=to_linen(T5Positions, 8))`, with
-      `to_linen` from `flax.nnx.bridge`. The parameters are `attention_fn/positions`.
+    positions: None for tables, or other positions of `relpos_jax.nn`, converted to a
+      Linen module. For example
+      `RelativeAttention(None, positions=to_linen(T5Positions, 8))`, with `to_linen`
+      from `flax.nnx.bridge`. Their parameters are under `attention_fn/positions`.
 
   >>> import jax
   >>> import jax.numpy as jnp
@@ -151,9 +153,9 @@ class RelativeAttention(nn.Module):
   ) -> Float[Array, "*B T N H"]:
     """Attends like flax's `dot_product_attention`.
 
-    Bias and mask broadcast to [*B, N, T, S]. If `module` is given, it sows the weights
-    before dropout as the module's `attention_weights`. The signature names every
-    argument that changes the result, since Linen passes no others.
+    Bias and mask broadcast to [*B, N, T, S]. If `module` is given, the weights before
+    dropout are sown in it as `attention_weights`. Linen passes only the arguments that
+    this signature names, so it names every argument that changes the result.
     """
     if self.scope is None:
       raise TypeError(

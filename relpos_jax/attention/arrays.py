@@ -53,7 +53,10 @@ def check_range(name: str, x: ArrayLike, number: int) -> None:
 
 
 def range_of(x: ArrayLike) -> tuple[int, int]:
-  """Returns the smallest and largest of concrete integers; 0 and -1 if unknown."""
+  """Returns the smallest and largest of concrete integers.
+
+  Returns 0 and -1 if there are none, or if they are traced.
+  """
   if isinstance(x, Tracer) or not np.size(x):
     return 0, -1
   with jax.ensure_compile_time_eval():  # x may be closed over in jax.jit
@@ -78,7 +81,10 @@ def accumulation_dtype(dtype: DTypeLike) -> np.dtype:
 
 
 def with_one_batch_axis(x: Array, rank: int) -> Array:
-  """Merges all axes before the last `rank` into one batch axis, or adds one."""
+  """Merges all axes before the last `rank` into one batch axis.
+
+  If there are none, it adds a batch axis of size 1.
+  """
   num_axes = x.ndim - rank
   if num_axes == 1:
     return x
@@ -88,7 +94,10 @@ def with_one_batch_axis(x: Array, rank: int) -> Array:
 def slice_queries(
   x: Array | None, start: Int[Array, ""], size: int, axis: int = 1
 ) -> Array | None:
-  """Slices a block of queries; returns x unchanged if None or of size 1 there."""
+  """Slices a block of queries along an axis of x.
+
+  Returns x unchanged if it is None, or if the axis has size 1.
+  """
   if x is None or x.shape[axis] == 1:
     return x
   return jax.lax.dynamic_slice_in_dim(x, start, size, axis)

@@ -6,10 +6,12 @@ lookup. Left of it, all logits of a query get the same number t_i(0), and right 
 t_i(-1). These numbers may be as low as -inf, which masks the side. So they are never
 subtracted from the logits of other pairs, where float32 would lose digits.
 
-The output of query i gets sum_r P_ir w_r, where P_ir sums its weights on row r.
+The output of query i gets sum_r P_ir w_r. Here w_r is row r of the value table, and
+P_ir is the sum of the query's weights over the pairs of row r.
 
-If the band has more rows than a tile of pairs has distances, numbers of all queries and
-rows would be too many. Then tiles.py multiplies the rows of each tile itself.
+If the band has more rows than a tile of pairs has distances, numbers for all queries
+and rows would take too much memory. Then tiles.py multiplies each tile by only the rows
+that the tile needs.
 
 Several relations share one band, from their leftmost row to their rightmost. Rows are
 in the order of distances: the left side, one row per diagonal, the right side.
@@ -55,7 +57,7 @@ FAR = 2**30  # larger than the distance of any two tokens
 _PAIRS_ON_CPU = 2**18
 # On several CPU devices, a block has all heads and sequences.
 _PAIRS_ON_CPUS = 2**19
-# On other devices. The weights of so many pairs take 128 MiB in float32.
+# On other devices. The weights of 2**25 pairs take 128 MiB in float32.
 _PAIRS = 2**25
 
 
@@ -97,9 +99,10 @@ def distances(inputs: Inputs) -> tuple[int, int]:
 def logits_by_row(
   inputs: Inputs, by_key: bool = False, with_vectors: bool = True
 ) -> Float[Array, "#B #N #T R"] | None:
-  """Computes the logits by row, per query or per key; None if no relation has any.
+  """Computes the logits by table row, for each query, or for each key if `by_key`.
 
-  Without `with_vectors`, only for tables of numbers.
+  Without `with_vectors`, it leaves out tables of vectors. Returns None if no relation
+  has such logits.
   """
   terms = []
   for relation in _by_distance(inputs):
@@ -117,9 +120,9 @@ def logits_by_row(
 def _has_wide_tables(inputs: Inputs, distances_of_tile: int) -> bool:
   """Returns whether tables of vectors have more rows than a tile has distances.
 
-  If so, each tile multiplies only the rows that it needs. That is faster than to
-  compute the logits of all rows first. With a row for every distance, those logits
-  would also take more memory than the weights.
+  If so, each tile multiplies only the rows that it needs. This is faster than computing
+  the logits of all rows first. If there were a row for every distance, the logits of
+  all rows would also take more memory than the weights.
   """
   low, high = distances(inputs)
   if high - low < distances_of_tile:
@@ -134,7 +137,10 @@ def _has_vectors(inputs: Inputs, relation: ByDistance) -> bool:
 
 
 def _wide_tables(inputs: Inputs, plan: Plan) -> tuple[Tables, tuple[Array, ...]]:
-  """Returns the tables for `tiles.Tables`, and the vectors for `Queries.others`."""
+  """Returns the tables that tiles multiply, and the vectors for `Queries.others`.
+
+  Both are empty if tables are not wide: see `_has_wide_tables`.
+  """
   if plan.first_distance is None:
     return Tables(), ()
   low, _ = distances(inputs)
@@ -167,7 +173,10 @@ def slopes(inputs: Inputs) -> Float[Array, "1 1 N"] | None:
 
 
 def value_table(inputs: Inputs, margin: int = 0) -> Float[Array, "R #N V"] | None:
-  """Sums the value tables of all relations; None if there are none."""
+  """Sums the value tables of all relations; None if there are none.
+
+  The rows are those of `_align_rows` with this margin.
+  """
   relations = [_align_rows(inputs, x, margin) for x in _by_distance(inputs)]
   return _sum([getattr(x, "value", None) for x in relations])
 
@@ -183,9 +192,9 @@ def _by_distance(inputs: Inputs) -> list[ByDistance]:
 
 
 def _align_rows(inputs: Inputs, relation: ByDistance, margin: int = 0) -> ByDistance:
-  """Selects table rows, so that the tables have the rows of the band.
+  """Gives a relation's tables one row for each row of the band.
 
-  A margin adds the rows of so many more distances at each end.
+  With a margin, they get this many more rows at each end, for the next distances.
   """
   low, high = distances(inputs)
   row_distances = jnp.arange(low - margin, high + margin + 1)
@@ -197,7 +206,7 @@ def _align_rows(inputs: Inputs, relation: ByDistance, margin: int = 0) -> ByDist
 
 
 def prepare(inputs: Inputs) -> tuple[Plan, Sides, Sides]:
-  """Returns the plan of a call, and its arrays with and without gradients."""
+  """Returns the plan of a call, its arrays that get gradients, and its other arrays."""
   dtype = accumulation_dtype(inputs.query.dtype)
   plan = _make_plan(inputs)
   tables, others = _wide_tables(inputs, plan)
@@ -220,7 +229,7 @@ def _make_plan(inputs: Inputs) -> Plan:
   has_one_offset = heads or len(inputs.query_positions) == 1
   is_wide = has_one_offset and _has_wide_tables(inputs, block + tile)
   if is_wide and not heads:
-    # A key has a row for each distance of its tile: square tiles have the fewest.
+    # A tile needs a row per distance: for the same area, square tiles need the fewest.
     log_size = math.isqrt(block * tile).bit_length() - 1
     block = tile = 2**log_size
   return Plan(
@@ -319,7 +328,10 @@ def attend_on_devices(
 
 
 def choose_sizes(inputs: Inputs) -> tuple[int, int, int | None]:
-  """Chooses the numbers of queries in a block, keys in a tile, and heads in a block."""
+  """Chooses the numbers of queries in a block, keys in a tile, and heads in a block.
+
+  The number of heads is None if a block has all heads of all sequences.
+  """
   batch, num_queries, heads, _ = inputs.query.shape
   num_keys = inputs.key.shape[1]
   is_on_cpu = target_platform() == "cpu"

@@ -60,7 +60,10 @@ def _promote(x: Array) -> Array:
 def _join_blocks(
   blocks: Float[Array, "X B C *rest"], num_queries: int
 ) -> Float[Array, "B {num_queries} *rest"]:
-  """Concatenates blocks of queries, and drops the overlap of the last."""
+  """Concatenates X blocks of C queries.
+
+  The last block may begin with queries of the block before: these are dropped.
+  """
   num_blocks, batch, block, *rest = blocks.shape
   overlap = num_blocks * block - num_queries
   before = jnp.moveaxis(blocks[:-1], 0, 1).reshape(batch, -1, *rest)

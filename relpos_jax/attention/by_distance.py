@@ -53,14 +53,17 @@ class ByDistance(TableRelation):
   def with_rows(self, labels: Int[Array, " M"], left: int):
     """Returns the relation with other rows, of which `left` are for negative distances.
 
-    New row m is the old row `labels[m]`, or zero if this label is -1.
+    New row m is the old row `labels[m]`, or zero if that label is -1.
     """
     return dataclasses.replace(
       self, table=lookup.take_rows(self.table, labels), left=left
     )
 
   def with_checked_distances(self, name: str):
-    """Checks `left` and `beyond`, after the tables, and returns the relation."""
+    """Checks `left` and `beyond`, and returns the relation.
+
+    Its tables must be checked already.
+    """
     num_rows, left = self.num_rows, self.left
     if left is None and num_rows % 2 == 0:
       raise ValueError(
@@ -354,7 +357,10 @@ class KeyBias(ByDistance):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _ProjectedKeys(KeyBias):
-  """Holds the products of keys and table rows, [B, N, S, R], as its table."""
+  """Holds the products of keys and table rows, [B, N, S, R], as its table.
+
+  So they are computed once for all blocks of queries.
+  """
 
   @property
   def num_rows(self) -> int:
@@ -387,6 +393,6 @@ def _deberta_table(buckets: ArrayLike, max_distance: int) -> Float[Array, "R ...
 
 
 def _logarithms(distances: np.ndarray, exact: int, farthest: int) -> np.ndarray:
-  """Returns logarithms of distances: 0 up to `exact`, 1 at `farthest`."""
+  """Returns logarithms of distances, scaled to 0 up to `exact` and 1 at `farthest`."""
   ratios = np.maximum(distances, exact) / exact
   return np.log(ratios) / math.log(farthest / exact)

@@ -46,9 +46,9 @@ class Implementation(NamedTuple):
 
 
 def _kernel(module_name: str) -> Implementation:
-  """Makes an implementation of a module that is imported when it is first used.
+  """Returns an implementation that imports its module when it is first used.
 
-  Pallas takes long to import.
+  Importing Pallas takes long.
   """
 
   def load() -> Any:
@@ -66,8 +66,9 @@ def _kernel(module_name: str) -> Implementation:
 def _chunked(inputs: Inputs) -> Array | tuple[Array, Array]:
   """Computes attention in chunks, so that not all weights are in memory.
 
-  If keys are sharded, they go around a ring of devices. Otherwise each block of queries
-  attends to tiles of keys where the call has a band, and else to all keys.
+  If keys are sharded, they go around a ring of devices. Otherwise, if the call has a
+  band (band.py), each block of queries attends to one tile of keys after another. In
+  all other calls, each block attends to all keys at once.
   """
   names, _ = axes_of_keys()
   if names:
@@ -101,20 +102,21 @@ PLAIN = "jax.nn"
 CUDNN = "cudnn"
 
 
-# A kernel is chosen only if a page in results/ shows that it is exact and faster on a
-# kind of device. The lengths for CPUs are from times, forward and backward. On other
-# devices little was timed: the choice follows the TPU compiler, results/tpu_costs.md.
+# A kernel is chosen only if a page in results/ shows that it is exact and faster on the
+# kind of device. The lengths for CPUs come from times of the forward and backward
+# passes. Little was timed on other devices: there the choice follows the costs that the
+# TPU compiler reports, results/tpu_costs.md.
 def _is_timed_on_gpu(inputs: Inputs) -> bool:
-  """Returns whether the kernel was the fastest in timings of calls like this one.
+  """Returns whether the kernel "pallas_gpu" was the fastest in calls like this one.
 
-  The timed calls are causal self-attention in bfloat16 on one H200, with head width 64,
-  at 1,024 to 4,096 tokens, without relations or with 18 table rows. This function also
-  accepts longer sequences, up to one table row per 16 tokens, and a band of at most
-  1 GiB.
+  The timed calls are causal self-attention in bfloat16 on one H200, with head width 64
+  and 1,024 to 4,096 tokens. They have no relations, or relations with 18 table rows.
+  Longer sequences and more rows are accepted, too: up to one row per 16 tokens, if the
+  logits by row take at most 1 GiB.
 
-  With relations, forward and backward take 0.54 times as long as jax.nn without
-  relations at 1,024 tokens, and 0.40 times at 4,096. Without relations they take 0.29
-  and 0.27 times as long: results/attention.md.
+  Times of forward and backward passes, divided by the time of jax.nn without relations:
+  with relations 0.54 at 1,024 tokens and 0.40 at 4,096; without relations 0.29 and
+  0.27. See results/attention.md.
   """
   if target_device().device_kind != "NVIDIA H200" or num_target_devices() > 1:
     return False
@@ -131,11 +133,12 @@ def _is_timed_on_gpu(inputs: Inputs) -> bool:
 
 
 def _is_timed_with_cudnn(inputs: Inputs) -> bool:
-  """Returns whether cuDNN was the fastest on calls that `_is_timed_on_gpu` accepts.
+  """Returns whether cuDNN was the fastest, in a call that `_is_timed_on_gpu` accepts.
 
-  These have no relations, and no option but causality. Forward and backward, cuDNN
-  takes 0.25 and 0.22 times as long as jax.nn at 2,048 and 4,096 tokens, the kernel 0.28
-  and 0.27 times: results/attention.md.
+  It was from 2,048 tokens on, in calls without relations and with no option except
+  causality. Times of forward and backward passes, divided by the time of jax.nn: cuDNN
+  takes 0.25 at 2,048 tokens and 0.22 at 4,096, and the kernel takes 0.28 and 0.27. See
+  results/attention.md.
   """
   masks = inputs.mask, inputs.query_mask, inputs.key_mask, inputs.query_segment_ids
   options = *masks, inputs.bias, inputs.window
@@ -154,14 +157,15 @@ def _num_pairs(inputs: Inputs) -> int:
 def _is_long(inputs: Inputs) -> bool:
   """Returns whether there are enough keys to prefer `chunked`.
 
-  On a CPU: from 64 keys on, or 512 for few queries. `chunked` is slower than
-  `per_position` at 32 tokens. At 64 it is as fast or 1.3 times slower, by processor, in
-  half of the memory. At 512 it is faster: results/attention.md. Without a band
-  `chunked` takes twice as long; then it is preferred from 16 MiB of weights on.
+  On a CPU, `chunked` is preferred from 64 keys on, or from 512 if queries are few. It
+  is slower than `per_position` at 32 tokens. At 64 tokens it takes 1 to 1.3 times as
+  long, depending on the processor, and half of the memory. At 512 it is faster:
+  results/attention.md. In calls without a band, `chunked` takes twice as long as with
+  one, so it is preferred only from 16 MiB of weights on.
 
-  On other devices: from 1 GiB of weights on. Below, `projected` moves the fewest bytes.
-  It needs temporary memory for three times the weights, which is 3 of the 16 GB of a
-  v5e.
+  On other devices, `chunked` is preferred from 1 GiB of weights per device on. With
+  fewer weights, `projected` moves the fewest bytes. It needs three times the memory of
+  the weights for temporary arrays: at 1 GiB, this is 3 of the 16 GB of a TPU v5e.
   """
   if target_platform() == "cpu":
     if band.unsupported(inputs):
@@ -188,10 +192,10 @@ def _is_plain(inputs: Inputs) -> bool:
 
 
 def _has_small_gather(inputs: Inputs) -> bool:
-  """Returns whether to gather a vector for each pair.
+  """Returns whether `per_position` is preferred: it gathers a vector for each pair.
 
-  That is, on a CPU with fewer than 64 keys, if the vectors take no more memory than the
-  weights.
+  It is preferred on a CPU, with fewer than 64 keys and one `RelativePositions`, if the
+  vectors take no more memory than the weights.
   """
   if target_platform() != "cpu" or inputs.key.shape[1] >= 64:
     return False
@@ -258,7 +262,10 @@ def _fastest(inputs: Inputs) -> Choice:
 
 
 def _fastest_on_gpu(inputs: Inputs) -> Choice | None:
-  """Chooses by the times on a GPU; returns None if nothing like the call was timed."""
+  """Chooses cuDNN or a kernel if one was the fastest in timed calls like this one.
+
+  Returns None if no such call was timed, or if the kernel does not support the call.
+  """
   if not _is_timed_on_gpu(inputs):
     return None
   if _is_timed_with_cudnn(inputs):

@@ -34,6 +34,7 @@ def _attend_to_all_keys(
 ) -> Results:
   """Gathers the keys of all devices, and computes attention.
 
+  `names` are the mesh axes that shard the keys: if empty, there is nothing to gather.
   The transpose of the gather sums the gradients of each device's keys.
   """
 

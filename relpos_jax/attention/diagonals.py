@@ -1,9 +1,9 @@
-"""The lookup by table row within a tile of pairs, [S, T] of one head.
+"""Lookups by table row within a tile of pairs, [S, T], of one head.
 
-A band of diagonals has a table row per diagonal; see band.py. Numbers to look up are
-[T, R], one per query and row, or [S, R] if `by_key`. `offset` is the position of the
-tile's first query less the position of its first key. So key s and query t have
-distance s - t - offset.
+A band of diagonals has a table row per diagonal; see band.py. The numbers to look up
+are [T, R], one for each query and row, or [S, R] if `by_key`, one for each key and row.
+`offset` is the position of the tile's first query minus the position of its first key.
+So key s and query t have distance s - t - offset.
 """
 
 import functools
@@ -16,7 +16,11 @@ from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 
 class Band(NamedTuple):
-  """Describes a band. Its rows: the left side, one per diagonal, the right side."""
+  """Describes a band of diagonals.
+
+  Its first table row is for pairs left of the band, the last row for pairs right of it.
+  The rows in between have one diagonal each.
+  """
 
   first: int  # the distance j - i of the first diagonal
   num_diagonals: int
@@ -40,9 +44,9 @@ def _add_rows(
   band: Band,
   by_key: bool,
 ) -> Float[Array, "S T"]:
-  """Adds to x[s, t] the entry for its row r: rows[t, r], or rows[s, r] if `by_key`.
+  """Adds rows[t, r], or rows[s, r] if `by_key`, to x[s, t]; r is the pair's table row.
 
-  It has a derivative of its own, since JAX would add the gradients one by one, slowly.
+  The derivative is written by hand, since JAX's would add gradients one by one, slowly.
   """
   left, *_, right = jnp.expand_dims(rows.T, 2 if by_key else 1)
 
@@ -65,7 +69,7 @@ def _add_rows(
 def _sum_by_row(
   x: Float[Array, "S T"], offset: Int[Array, ""], band: Band, by_key: bool
 ) -> Float[Array, "_ R"]:
-  """Sums x by row, for each query or for each key."""
+  """Sums x by table row, for each query, or for each key if `by_key`."""
   axis = 1 if by_key else 0
   total = x.sum(axis)
 
@@ -74,7 +78,7 @@ def _sum_by_row(
     right = jnp.zeros_like(total)
     if band.has_right:
       right = jnp.where(_distances(x, offset) >= band.end, x, 0).sum(axis)
-    # The rest of the total would be no zero for rows that no pair has.
+    # Not the rest of the total, which might not be 0 where no pair is on the left.
     left = jnp.where(_distances(x, offset) < band.first, x, 0).sum(axis)
     return jnp.concatenate([left[:, None], diagonals, right[:, None]], axis=1)
 
@@ -109,7 +113,7 @@ sum_by_row = jnp.vectorize(_sum_by_row, excluded={2, 3}, signature="(s,t),()->(q
 def find_side(
   tile: tuple[int, ...], offset: Int[Array, ""], band: Band
 ) -> tuple[Bool[Array, ""], Bool[Array, ""]]:
-  """Returns whether all pairs of a tile are left of the band, and whether right."""
+  """Returns whether a tile is entirely left of the band, and whether entirely right."""
   num_keys, num_queries = tile
   # Distances of padding may not fit in 32 bits, so offsets are compared.
   return offset > num_keys - 1 - band.first, offset <= 1 - num_queries - band.end
@@ -127,10 +131,10 @@ def _add_diagonals(
   band: Band,
   by_key: bool,
 ) -> Float[Array, "S T"]:
-  """Adds the entries of the diagonals, key by key.
+  """Adds the numbers of all diagonals to x, key by key.
 
-  The queries whose pair with a key is on the band are consecutive. On a CPU, adding
-  their entries as one window takes a tenth of the time of adding them one by one.
+  For each key, the queries on the band are consecutive, so their numbers are added as
+  one window. On a CPU this takes a tenth of the time of adding them one by one.
   """
   (num_keys, num_queries), num_diagonals = x.shape, band.num_diagonals
   num_on_band = min(num_queries + num_diagonals - 1, num_keys)
@@ -155,7 +159,10 @@ def _add_diagonals(
 def _diagonals(
   x: Float[Array, "S T"], offset: Int[Array, ""], band: Band, by_key: bool
 ) -> Float[Array, "_ D"]:
-  """Returns x on each diagonal, per query or per key; 0 where there is no pair."""
+  """Returns the entry of x on each diagonal, for each query, or key if `by_key`.
+
+  It is 0 where the tile has no such pair.
+  """
   num_keys, num_queries = x.shape
   # From the index of a query to the index of its key on each diagonal.
   steps = offset + band.first + jnp.arange(band.num_diagonals)[None]

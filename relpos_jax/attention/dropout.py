@@ -1,8 +1,9 @@
-"""Dropout by a hash of the head's seed and the weight's row and column.
+"""Dropout by a hash of the head's seed and of the weight's row and column.
 
-So every implementation drops the same weights, and the backward pass recomputes which.
-The hash is a 32-bit multiply-xorshift, once per row and once per weight. It needs int32
-only, which every kernel language has.
+The row is the index of the query, and the column is the index of the key. With such a
+hash, every implementation drops the same weights, and the backward pass can compute
+again which weights were dropped. The hash is a 32-bit multiply-xorshift, applied once
+per row and once per weight. It needs only int32, which every kernel language has.
 """
 
 import jax
@@ -27,9 +28,11 @@ def keep(seeds: Array, rows: Array, columns: Array, rate: float) -> Bool[Array, 
 
 
 def from_row(seeds: Array | None, first: int | Int[Array, "*#B"]) -> Array | None:
-  """Returns seeds [B, N] for rows that are numbered from `first` instead of from 0.
+  """Returns seeds [B, N] for rows that are counted from `first` instead of from 0.
 
-  With them, `keep` drops the same weights.
+  With these seeds, `keep` drops the same weights as with `seeds` and rows from 0 on.
+  This lets a block of queries drop the same weights as the whole array. A block that
+  begins at row s of the array, and counts its own rows from 0, needs `first = -s`.
   """
   if seeds is None or (isinstance(first, int) and first == 0):
     return seeds

@@ -1,7 +1,7 @@
-"""Relations of a list of edges, while all pairs of nodes attend to each other.
+"""Relations given by a list of edges, where all pairs attend to each other.
 
-Their terms are computed for each edge, and scattered into the pairs of a block of
-queries: no [T, S] array of labels or features is ever made.
+The terms are computed for each edge, and scattered into the pairs of a block of
+queries. No [T, S] array of labels or features is ever made.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ class EdgeTerms(TableRelation):
   """Defines a term for each of M edges. Its arrays have the axes [*B, M, ...]."""
 
   def checked_edges(self, name: str, sizes: Sizes, num_edges: int) -> "EdgeTerms":
-    """Returns the relation with its tables and arrays of edges checked."""
+    """Checks the tables and the arrays of edges, and returns the relation."""
     raise NotImplementedError
 
   def shares(
@@ -34,14 +34,18 @@ class EdgeTerms(TableRelation):
   ) -> Float[Array, "B M"]:
     """Returns the number that multiplies the term of each edge.
 
-    A pair of several edges has the sum of their terms. `EdgeFeatures` returns 1 / n for
-    each of n edges, so the sum is the mean. Labels return 1 for one edge of each label
-    and 0 for its repetitions, so the sum is over distinct labels.
+    If several edges join the same pair, the pair gets the sum of their terms.
+    `EdgeFeatures` returns 1 / n for each of the n edges, so that the sum is a mean.
+    Classes with labels return 1 for the first edge with a label, and 0 for later edges
+    with the same label, so that each label counts once.
     """
     raise NotImplementedError
 
   def edge_rows(self, table: Float[Array, "R #N *H"]) -> Float[Array, "B M #N *H"]:
-    """Returns the row of every edge: a table row, or features times the kernel."""
+    """Returns the vector or number of every edge, before `shares` multiplies it.
+
+    It is the table row of the edge's label, or its features times `table`.
+    """
     raise NotImplementedError
 
 
@@ -53,7 +57,7 @@ class EdgeList(Relation):
   Made by `EdgeLabels.from_edges`, `EdgeFeatures.from_edges` and `LabelBias.from_edges`.
 
   Attributes:
-    senders, receivers: integers `[B, M]`, rows of the keys and of the queries; -1 is
+    senders, receivers: integers `[B, M]`, indices of keys and of queries; -1 is
       padding.
     terms: the relation, with arrays `[B, M, ...]`.
     shares: the numbers `[B, M]` that multiply the terms, see `EdgeTerms.shares`; None
@@ -134,7 +138,7 @@ class EdgeList(Relation):
 def is_edge(
   senders: Array, receivers: Array, num_queries: int, num_keys: int
 ) -> Bool[Array, "*B M"]:
-  """Returns False for padding."""
+  """Returns which edges are not padding: both indices are in range."""
   is_sender = (senders >= 0) & (senders < num_keys)
   is_receiver = (receivers >= 0) & (receivers < num_queries)
   return is_sender & is_receiver
@@ -169,16 +173,16 @@ def take(x: Shaped[Array, "X *rest"], rows: Int[Array, " M"]) -> Shaped[Array, "
 def sum_groups(
   x: Float[Array, "M *rest"], groups: Int[Array, " M"]
 ) -> Float[Array, "M *rest"]:
-  """Sums x, for every edge, over all edges of its group."""
+  """Returns, for every edge, the sum of x over all edges of its group."""
   return take(jax.ops.segment_sum(x, groups, len(x)), groups)
 
 
 @jax.vmap
 def group_edges(*kinds: Int[Array, " M"]) -> tuple[Int[Array, " M"], Bool[Array, " M"]]:
-  """Groups edges that are equal in all kinds, such as senders and receivers.
+  """Groups edges that agree in every array of `kinds`, such as senders and receivers.
 
-  Takes kinds [B, M]. Returns the index of each edge's group in its sequence, and
-  whether it is the first of its group.
+  Takes any number of arrays [B, M]. Returns the index of each edge's group in its
+  sequence, and whether the edge is the first of its group.
   """
   order = jnp.lexsort(kinds)
   is_new = jnp.arange(len(order)) == 0

@@ -1,4 +1,4 @@
-"""Attention over a list of edges, with time and memory per edge instead of per pair."""
+"""Attention over a list of edges: time and memory grow with edges, not with pairs."""
 
 import functools
 import math
@@ -49,17 +49,17 @@ def edge_attention(
   from itself to itself. A node without incoming edges gets zero output and zero
   gradient.
 
-  A pair may have several edges. Then a_ij is the sum of the table rows of their
-  distinct labels, plus the mean of their features times the kernel. The biases of the
-  edges are added up. So a label that is repeated counts once, and features and biases
-  count for each edge. Without a bias, the result equals `dot_product_attention` with
-  the relations and the mask of `pair_features`.
+  Several edges may join the same pair. Then a_ij is the sum of the table rows for their
+  labels, plus the mean of their projected features, and their biases are added up. A
+  repeated label counts once; features and biases count for each edge. Without a bias,
+  the result equals `dot_product_attention` with the relations and the mask of
+  `pair_features`.
 
   Takes O(M log M) comparisons, and O(M N H) memory and arithmetic for M edges.
 
   Args:
-    query: `[B, T, N, H]`, or `[T, N, H]` without a batch. Then no argument has an axis
-      B.
+    query: `[B, T, N, H]`. Or `[T, N, H]`: then the other arguments have no axis B,
+      either.
     key: `[B, S, K, H]`; N is a multiple of K. In self-attention over a graph, S = T.
     value: `[B, S, K, V]`, with any width V. Value tables have the same width.
     senders: integers `[B, M]`, indices of keys; -1 is padding.
@@ -69,8 +69,7 @@ def edge_attention(
       a label: it adds no vector, but the receiver attends to the sender. For labels out
       of range see `EdgeLabels`.
     features: `EdgeFeatures(features, key, value)` with features `[B, M, F]`.
-    bias: numbers `[B, M, N]` or `[B, M, 1]`, added to the logits after the scale. A
-      pair of several edges has their sum.
+    bias: numbers `[B, M, N]` or `[B, M, 1]`, added to the logits after the scale.
     scale: factor of q_i . k_j and of the relative term. Default: `H**-0.5`.
     dropout_rate: the share of pairs to drop, for v_j and aV_ij alike.
     dropout_key: `jax.random.key`; needed if the rate is positive.
@@ -116,8 +115,8 @@ def _edge_attention(
     terms = _check_terms(labels, features, sizes, num_edges)
     shares = [term.shares(senders, receivers, dtype) for term in terms]
     pairs, is_first = group_edges(senders, receivers)
-    # From here on, M are the edges of all sequences: with more than three axes, XLA's
-    # CPU compiler takes twenty times as long for a product summed over H.
+    # From here on, M counts the edges of all sequences. With more than three axes, the
+    # CPU compiler of XLA would take twenty times as long for a product summed over H.
     senders = _flatten_rows(senders, sizes.keys)
     receivers = _flatten_rows(receivers, sizes.queries)
     pairs = _flatten_rows(pairs, num_edges)
@@ -182,7 +181,7 @@ def _check_bias(
 def _flatten_rows(rows: Int[Array, "B M"], number: int) -> Int[Array, " BM"]:
   """Turns indices in each sequence into indices in the flattened batch.
 
-  A sequence has `number` rows. Padding stays out of range.
+  A sequence has `number` nodes or edges. Padding stays out of range.
   """
   first = number * jnp.arange(len(rows))[:, None]
   return jnp.where(rows < number, first + rows, number * len(rows)).ravel()
@@ -197,9 +196,9 @@ def _flatten_nodes(x: Float[Array, "*B T K H"], heads: int) -> Float[Array, "BT 
 def _vectors(
   name: str, terms: list[EdgeTerms], shares: list[Float[Array, "B M"]]
 ) -> Iterator[tuple[Float[Array, "BM #N H"], Float[Array, "BM 1"]]]:
-  """Yields, for each relation, its "key" or "value" row of every edge, and the shares.
+  """Yields `EdgeTerms.edge_rows` and `EdgeTerms.shares` of each relation.
 
-  See `EdgeTerms.edge_rows` and `EdgeTerms.shares`.
+  `name` selects its table: "key" or "value". Relations without this table are left out.
   """
   for term, share in zip(terms, shares, strict=True):
     table = getattr(term, name)
@@ -216,7 +215,8 @@ def _softmax(
 ) -> Float[Array, "M N"]:
   """Computes the softmax over the pairs of each receiver.
 
-  All edges of a pair get the weight of the pair.
+  All edges of a pair have the same logits, and get the weight of the pair. `is_first`
+  is True for one edge of each pair, so that the pair counts once.
   """
   constants = jax.lax.stop_gradient(logits)
   highest = jax.ops.segment_max(constants, receivers, num_queries)
@@ -246,12 +246,13 @@ def pair_features(
   """Returns the features of every pair of nodes, for `EdgeFeatures`, and the mask.
 
   The features of a pair are the multi-hot vector of its labels, then the mean of its
-  edges' features. With the label table and the feature kernel, concatenated, as the
-  kernel of `EdgeFeatures`, the operator returns what `edge_attention` returns.
+  edges' features. So concatenate the label table and the matrix of the features, and
+  give `EdgeFeatures` the result as its matrix. Then the operator returns what
+  `edge_attention` returns. The mask is True for pairs with an edge.
 
   Label -1 is an edge without a label; without features, F is 0. Other labels out of
-  range are clamped. Under `jax.debug_nans`, traced ones make all features NaN, as in
-  `EdgeLabels`. Takes O(T T (E + F)) memory.
+  range are clamped. Under `jax.debug_nans`, traced ones make all features NaN instead.
+  Takes O(T T (E + F)) memory.
 
   >>> senders, receivers, labels = jnp.array([[0, 0], [1, 1], [0, 2]])
   >>> features, mask = pair_features(

@@ -21,13 +21,14 @@ from relpos_jax.typing import Array, ArrayLike, Float, Int, Leaf
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EdgeFeatures(EdgeTerms, VectorRelation):
-  """Adds the features of the edge from i to j, times a trained kernel.
+  """Adds the projected features of a pair to keys, to values, or to both.
 
-  a_ij is `features[i, j] @ kernel`. With one-hot features it equals `EdgeLabels`.
+  a_ij is `features[i, j] @ matrix`. With one-hot features it equals `EdgeLabels`.
 
   Attributes:
     features: `[B, T, S, F]`, or `[T, S, F]` for all of the batch.
-    key, value: kernels of aK and aV: `[F, H]`, `[F, N, H]` or None.
+    key, value: trained matrices that project features to aK and aV: `[F, H]`, shared by
+      the heads, or `[F, N, H]`. None adds no such term.
 
   >>> import jax.numpy as jnp
   >>> from relpos_jax import dot_product_attention
@@ -53,9 +54,13 @@ class EdgeFeatures(EdgeTerms, VectorRelation):
   ) -> EdgeList:
     """Returns the relation of a list of M edges, which give their pairs features.
 
-    All other pairs attend to each other, too, without features. If a pair has several
-    edges, it has the mean of their features, as in `edge_attention`. The features are
-    `[B, M, F]`, and the other arguments are as in `EdgeLabels.from_edges`.
+    All other pairs attend to each other, too, without features. If several edges join
+    the same pair, the pair gets the mean of their features, as in `edge_attention`.
+
+    Args:
+      senders, receivers: as in `EdgeLabels.from_edges`.
+      features: `[B, M, F]`.
+      key, value: the matrices, as in `EdgeFeatures`.
     """
     return EdgeList(senders, receivers, cls(features, key, value))
 
@@ -68,7 +73,7 @@ class EdgeFeatures(EdgeTerms, VectorRelation):
   def shares(
     self, senders: Int[Array, "B M"], receivers: Int[Array, "B M"], dtype: DTypeLike
   ) -> Float[Array, "B M"]:
-    """Returns 1 / n for each of a pair's n edges."""
+    """Returns 1 / n for each edge, where n edges join the same pair."""
     pairs, _ = group_edges(senders, receivers)
     return 1 / jax.vmap(sum_groups)(jnp.ones(pairs.shape, dtype), pairs)
 
@@ -85,7 +90,7 @@ class EdgeFeatures(EdgeTerms, VectorRelation):
   def with_checked_features(self, name: str, *shapes: Shape):
     """Returns the relation with checked features, which have one of the shapes.
 
-    Its kernels must be checked already: they have a row for each feature.
+    Its matrices must be checked already, since their number of rows is F.
     """
     wanted = [(*shape, self.num_rows) for shape in shapes]
     features = check_array(f"{name}.features", self.features, jnp.floating, *wanted)

@@ -39,10 +39,11 @@ class FunctionBias(Relation):
       query, the key and the pair, each None if not given. Returns a number, or `[N]`, a
       number per head.
     params: a tree of arrays.
-    of_query: data of the queries, a tree of arrays `[B, T, ...]`. If sequences share
-      them: `[1, T, ...]`, with a 1 for each batch axis, or `[T, ...]`. A shape that
-      fits both, such as `[T, T]` for B = T, raises ValueError. Then give shared data as
-      `x[None]`; for data per sequence, map the call over the sequences with `jax.vmap`.
+    of_query: data of the queries, a tree of arrays `[B, T, ...]`. Arrays that all
+      sequences share are `[T, ...]`, or `[1, T, ...]` with a 1 for each batch axis. A
+      shape that may be shared or not, such as `[T, T]` for B = T, raises ValueError. If
+      the array is shared, give it as `x[None]`. If not, map the call over the sequences
+      with `jax.vmap`.
     of_key: data of the keys: `[B, S, ...]`, `[1, S, ...]` or `[S, ...]`.
     of_pair: data of the pairs: `[B, T, S, ...]`, `[1, T, S, ...]` or `[T, S, ...]`.
 
@@ -84,7 +85,7 @@ class FunctionBias(Relation):
     return relation
 
   def shapes_of_pair(self, position_dtype: DTypeLike) -> tuple:
-    """Returns the shapes of the function's arguments after the parameters."""
+    """Returns the shapes of i, j, x_i, y_j and z_ij, the arguments for one pair."""
     position = jax.ShapeDtypeStruct((), position_dtype)
     of_query, of_key = _drop_axes((self.of_query, self.of_key), num_axes=2)
     of_pair = _drop_axes(self.of_pair, num_axes=3)
@@ -166,13 +167,14 @@ def _with_one_batch_axis(name: str, x: Array, batch: Shape, tokens: Shape) -> Ar
 class PairProgram:
   """Wraps a traced function, so that functions with the same program are equal.
 
-  JAX compares plain functions by identity. A compiled call would then keep the values
-  that the function closes over, such as the weights of a module, from the first call.
+  JAX compares plain functions by identity. So a compiled call would keep the values
+  that the function closed over at its first call, such as the weights of a module. In a
+  `PairProgram`, arrays that the function closes over are arguments.
 
-  Arrays that the function reads become arguments. Two programs are equal if their texts
-  are, and if what the texts do not show are the same objects. These are callbacks, and
-  arrays that a `jax.jit` within the function reads. If the function calls one with its
-  own rule of differentiation, the text of its derivative is compared, too.
+  Two programs are equal if their texts are equal. The text does not show callbacks, nor
+  arrays that an inner `jax.jit` closes over, so these must be the same objects. If the
+  function uses `jax.custom_vjp` or `jax.custom_jvp`, its derivatives must have equal
+  texts, too.
   """
 
   def __init__(
@@ -210,8 +212,8 @@ def _trace_derivative(
 ) -> core.ClosedJaxpr:
   """Traces a function's gradient with respect to the parameters and the data.
 
-  If the function calls one with a rule of its own (`jax.custom_vjp`, `jax.custom_jvp`),
-  the rule is in the text of this program, and not in that of the function.
+  If the function uses `jax.custom_vjp` or `jax.custom_jvp`, the text of this program
+  shows their rules. The text of the function does not.
   """
 
   def differentiate(params, i, j, *data):

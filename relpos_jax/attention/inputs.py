@@ -100,7 +100,7 @@ class Inputs(NamedTuple):
     return self.linear_positions and has_no_offset
 
   def pair_mask(self) -> Bool[Array, "#B #N #T #S"] | None:
-    """Combines mask, causality, window, lengths and segments; None if all attend."""
+    """Combines mask, causality, window, lengths and segments; None without any."""
     parts = [self.mask, self.key_mask, self.query_mask]
     if self.is_causal:
       parts.append(masks.causal(self.query_positions, self.key_positions))
@@ -211,7 +211,7 @@ def gather_inputs(
   )
   if inputs.relations:
     _warn(inputs, is_located=has_positions or query_offset is not None)
-  inputs = align_manual_axes(inputs)  # before the names of axes, which it cannot take
+  inputs = align_manual_axes(inputs)  # before `explicit` gets names, which it rejects
   return inputs._replace(explicit=explicit_axes(query))
 
 
@@ -294,7 +294,7 @@ def check_numbers(
 def _draw_seeds(
   rate: float, key: ArrayLike | None, sizes: Sizes
 ) -> Int[Array, "B N"] | None:
-  """Draws a seed for every head: `dropout.keep` hashes it to drop weights."""
+  """Draws a seed for each sequence and head, for `dropout.keep`."""
   if not rate or key is None:
     return None
   bits = jax.random.bits(key, (*sizes.batch, sizes.heads), "uint32")
@@ -493,7 +493,10 @@ def _check_relation(
 
 
 def _warn(inputs: Inputs, is_located: bool) -> None:
-  """Warns of calls that are probably mistakes, at the line of the caller."""
+  """Warns of calls that are probably mistakes, at the line of the caller.
+
+  `is_located` says whether the call gives positions or an offset.
+  """
   num_queries, heads = inputs.query.shape[1:3]
   num_keys = inputs.key.shape[1]
   is_one_of_several = num_queries == 1 and num_keys not in (0, 1)

@@ -88,9 +88,9 @@ class EdgeLabels(ByLabel, VectorRelation):
 
   Attributes:
     labels: integers `[B, T, S]`, or `[T, S]` for all of the batch. -1 is "no relation",
-      the zero vector. Other labels out of range raise if they are concrete. Traced
-      labels are clamped. Under `jax.debug_nans(True)` or JAX_DEBUG_NANS=1 they become
-      NaN instead, so that JAX raises.
+      the zero vector. Other labels out of range raise if they are concrete, and are
+      clamped if they are traced. Under `jax.debug_nans(True)` or JAX_DEBUG_NANS=1, such
+      traced labels make the tables NaN, so that JAX raises.
     key, value: tables of aK and aV: `[E, H]`, `[E, N, H]` or None, as in
       `RelativePositions`.
 
@@ -118,15 +118,16 @@ class EdgeLabels(ByLabel, VectorRelation):
   ) -> EdgeList:
     """Returns the relation of a list of M edges, which label their pairs.
 
-    All other pairs attend to each other, too, without a label. If a pair has several
-    edges, the rows of their distinct labels are added, as in `edge_attention`. Memory
-    grows with the number of edges: no array `[T, S]` of labels is made.
+    All other pairs attend to each other, too, without a label. If several edges join
+    the same pair, the pair gets the sum of the table rows for their labels. A repeated
+    label counts once, as in `edge_attention`. Memory grows with the number of edges: no
+    array `[T, S]` of labels is made.
 
     Args:
-      senders, receivers: integers `[B, M]`, rows of the keys and of the queries; -1 is
+      senders, receivers: integers `[B, M]`, indices of keys and of queries; -1 is
         padding.
-      labels: integers `[B, M]`; -1 is an edge without label.
-      key, value: the tables.
+      labels: integers `[B, M]`; -1 is an edge without a label.
+      key, value: the tables, as in `EdgeLabels`.
 
     >>> import jax.numpy as jnp
     >>> from relpos_jax import attention_weights
@@ -152,7 +153,7 @@ class EdgeLabels(ByLabel, VectorRelation):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LabelBias(ByLabel):
-  """Adds an edge bias to the logit, after the scale: the number of the pair's label.
+  """Adds an edge bias to the logit, after the scale: a number for the pair's label.
 
   In Swin (Liu et al. 2021, section 3.2) the label of two patches is their offset in
   rows and columns. In Graphormer (Ying et al. 2021, section 3.1.2) the label of two
@@ -181,7 +182,8 @@ class LabelBias(ByLabel):
   ) -> EdgeList:
     """Returns the relation of a list of M edges, as `EdgeLabels.from_edges` does.
 
-    If a pair has several edges, the numbers of their distinct labels are added.
+    If several edges join the same pair, the logit gets the sum of the biases for their
+    labels. A repeated label counts once.
     """
     return EdgeList(senders, receivers, cls(labels, table))
 
@@ -199,16 +201,13 @@ class LabelBias(ByLabel):
 
 
 def clamp(labels: Integer[Array, "..."], num_rows: int) -> Int[Array, "..."]:
-  """Clips labels to the range from -1 to num_rows - 1, and casts them to int32.
-
-  They may have any integer dtype.
-  """
+  """Clips labels of any integer dtype to -1 ... num_rows - 1; returns them as int32."""
   promoted = labels.astype(jnp.promote_types(labels.dtype, jnp.int32))
   return jnp.clip(promoted, -1, num_rows - 1).astype(jnp.int32)
 
 
 def nan_if_clamped(x: Array, labels: Integer[Array, "..."], num_rows: int) -> Array:
-  """Returns x, or NaN under `jax.debug_nans` if traced labels were clamped.
+  """Returns x, but NaN under `jax.debug_nans` if `clamp` changes traced labels.
 
   Without `jax.debug_nans`, it adds nothing to the program.
   """

@@ -1,4 +1,7 @@
-"""Products, and lookups by label without a [T, S, H] tensor.
+"""Computes relative terms by label, without a [T, S, H] tensor of gathered table rows.
+
+For keys, it first multiplies by the whole table, and then looks up numbers. For values,
+it first sums the weights by label:
 
 q_i . aK_ij = (q_i . table)[label_ij]
 sum_j p_ij aV_ij = (sum of p_ij by label) . table
@@ -14,7 +17,7 @@ from relpos_jax.typing import Array, Float, Int
 
 
 def product(subscripts: str, x: Array, y: Array) -> Array:
-  """Computes the einsum of x and y in x's dtype, with x's accumulation dtype."""
+  """Computes an einsum in x's dtype; the result has x's accumulation dtype."""
   dtype = accumulation_dtype(x.dtype)
   einsum = functools.partial(jnp.einsum, subscripts, preferred_element_type=dtype)
   if x.dtype == dtype:
@@ -33,9 +36,9 @@ def look_up(
   numbers: Float[Array, "#B N T R"], labels: Int[Array, "#B T S"]
 ) -> Float[Array, "#B N T S"]:
   """Returns numbers[b, n, i, labels[b, i, j]], or 0 where the label is -1."""
-  # TPUs gather slowly. On GPUs the transpose, a scatter, adds one weight after another.
-  # By the compiler for TPUs, products with one-hot labels move about half of the bytes
-  # or less: results/tpu_costs.md.
+  # TPUs gather slowly. On GPUs the transpose of a gather is a scatter, which adds one
+  # weight after another. According to the TPU compiler, products with one-hot labels
+  # move about half of the bytes or less: results/tpu_costs.md.
   return jax.lax.platform_dependent(labels, numbers, cpu=gather, default=multiply)
 
 
@@ -52,7 +55,7 @@ def sum_by_label(
 def multiply(
   labels: Int[Array, "#B T S"], numbers: Float[Array, "#B N T R"]
 ) -> Float[Array, "#B N T S"]:
-  """Looks up table rows by products with one-hot labels, at the highest precision."""
+  """Looks up by products with one-hot labels, at the highest precision."""
   one_hot = jax.nn.one_hot(labels, numbers.shape[-1], dtype=numbers.dtype)
   highest = jax.lax.Precision.HIGHEST
   return jnp.einsum("BNTR,BTSR->BNTS", numbers, one_hot, precision=highest)
@@ -61,7 +64,7 @@ def multiply(
 def gather(
   labels: Int[Array, "#B T S"], numbers: Float[Array, "#B N T R"]
 ) -> Float[Array, "#B N T S"]:
-  """Looks up by index: numbers[b, n, i, labels[i, j]], zero where the label is -1."""
+  """Looks up numbers[b, n, i, labels[b, i, j]] by index; 0 where the label is -1."""
   batch, heads, length, num_rows = numbers.shape
   # On a CPU, one index into the flattened [T R] is twice as fast as two indices.
   first = num_rows * jnp.arange(length)

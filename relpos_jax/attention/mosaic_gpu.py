@@ -1,7 +1,7 @@
 """Attention by fused kernels for Hopper GPUs, in Pallas with Mosaic.
 
-This module pads the arrays to blocks, multiplies queries by the tables, and uses the
-kernels in mosaic_gpu_kernels.py for the call and for its derivative. The kernels were
+This module pads the arrays to blocks, multiplies queries by the tables, and calls the
+kernels in mosaic_gpu_kernels.py for the output and for its derivative. The kernels were
 interpreted on a CPU, with checks for races, and never ran on a GPU.
 """
 
@@ -36,7 +36,7 @@ def unsupported(inputs: Inputs) -> str | None:
 
 
 def _unsupported_kind(inputs: Inputs) -> str | None:
-  """Returns a reason in the arrays, in JAX or in the GPU."""
+  """Returns the reason if a width, a dtype, JAX's version or the GPU is unsupported."""
   for name in ("key", "value"):
     width = getattr(inputs, name).shape[3]
     if width > _MAX_WIDTH:
@@ -61,8 +61,8 @@ def attention(
   Args:
     inputs: the arguments of the call.
     interpret: whether to interpret the kernels on a CPU; None does so except on GPUs.
-      With one core and one CPU device JAX's interpreter once waited forever. With eight
-      devices (`jax_num_cpu_devices`) it did not.
+      On one core with one CPU device, JAX's interpreter once waited forever. With eight
+      CPU devices (`jax_num_cpu_devices`) it did not.
   """
   low, high = pallas_calls.distances(inputs)
   plan = KernelPlan(
@@ -107,7 +107,10 @@ def _floats(plan: KernelPlan, inputs: Inputs) -> Arrays:
 
 
 def _rows(plan: KernelPlan, weights: Arrays) -> Float[Array, "B N T R"]:
-  """Sums the weights of each query for every table row."""
+  """Returns each query's sum of weights for every table row.
+
+  `weights` has the three arrays that the kernel returns.
+  """
   left, right = weights["weight_left"], weights["weight_right"]
   rows = jax.ShapeDtypeStruct((*left.shape, plan.num_rows), left.dtype)
   (by_row,) = jax.linear_transpose(functools.partial(to_tiles, plan), rows)(
@@ -123,7 +126,10 @@ _WEIGHTS = "weight_tiles", "weight_left", "weight_right"
 def _attend(
   plan: KernelPlan, floats: Arrays, key_masks: Arrays
 ) -> tuple[Array, Arrays]:
-  """Computes attention without the value table's term, and weights for that term."""
+  """Computes the output without the value table's term, and weights for that term.
+
+  The weights are a dictionary of the arrays `_WEIGHTS`, empty without a value table.
+  """
   return _attend_forward(plan, floats, key_masks)[0]
 
 
@@ -140,8 +146,8 @@ def _attend_backward(
 ) -> tuple[Arrays, None]:
   operands, outputs = residuals
   d_output, d_weights = d_results
-  # From an output that is not rounded yet: an error of delta enters all gradients of a
-  # query. It is a sum of products in float32, not a product of matrices.
+  # Uses the output before it is rounded, since an error of delta enters all gradients
+  # of a query. It is a sum of products in float32, not a product of matrices.
   delta = (d_output * outputs["output"]).sum(3).swapaxes(1, 2)
   for name, d_weight in d_weights.items():
     terms = d_weight * outputs[name]

@@ -8,14 +8,14 @@ A tile is a block of 64 queries and a block of 64 keys. It is *mixed* if it touc
 band (band.py), where the relative term depends on the distance. All other tiles are
 left or right of the band: there a query has the same relative term for all keys.
 
-Each query has a logit for every table row. `to_tiles` makes of these an array with one
-number for each pair in a mixed tile. A kernel reads the part of a tile as it is, and
-writes its gradients to the same place of another array. So it gathers and scatters
-nothing.
+Each query has a logit for every table row. From these logits, `to_tiles` makes an array
+with one number for each pair in a mixed tile. For a tile, a kernel reads one slice of
+this array, and writes gradients to the same slice of another array. So it needs neither
+gathers nor scatters.
 
 A masked pair has a very low, finite logit. A weight is exp(logit - maximum) *
-inverse_total, forward and backward. With a single log-sum-exp, float32 would lose small
-summands next to large logits.
+inverse_total, in the forward and in the backward pass. Maximum and total are not merged
+into one log-sum-exp: in float32, log(total) would be lost next to a large maximum.
 """
 
 import functools
@@ -82,9 +82,9 @@ def to_tiles(
 ) -> Float[Array, "B N I Q C"]:
   """Returns a number for each pair in a mixed tile, from each query's numbers by row.
 
-  Element [i, q, c] is for query q of block i and for column c of its mixed tiles. The
-  columns are consecutive keys. Column 0 of block i is key
-  TILE * (i + plan.mixed.start), which may be out of range.
+  The result has I blocks of Q queries. Element [i, q, c] is for query q of block i and
+  for column c of its mixed tiles. The columns are consecutive keys. Column 0 of block i
+  is key TILE * (i + plan.mixed.start), which may be out of range.
 
   In each block, the numbers of query q are ordered by distance and shifted by q, as in
   the skew of Huang et al. 2018, section 3.4.1. This copies, and computes nothing. If
@@ -117,10 +117,11 @@ def _is_visited(plan: KernelPlan, tiles: Array, num_keys: int) -> Bool[Array, "I
 
 
 def forward(plan: KernelPlan, operands: Arrays) -> Arrays:
-  """Computes attention without the term of the value table, and weights for that term.
+  """Computes the output without the term of the value table, and weights for that term.
 
-  The weights are `weight_tiles`, a weight for each pair in a mixed tile, and for each
-  query the sums `weight_left` and `weight_right` over the keys of the other tiles.
+  The weights are in three arrays. `weight_tiles` has a weight for each pair in a mixed
+  tile. `weight_left` and `weight_right` have each query's sum of weights over the tiles
+  left and right of the band.
   """
   query, value = operands["query"], operands["value"]
   batch, length, heads, _ = query.shape
@@ -143,7 +144,12 @@ def forward(plan: KernelPlan, operands: Arrays) -> Arrays:
 
 
 def backward(plan: KernelPlan, operands: Arrays) -> Arrays:
-  """Computes the gradients by two kernels, one along keys and one along queries."""
+  """Computes the gradients by two kernels.
+
+  For each block of queries, the first kernel adds up `d_query` and the gradients of
+  logits over keys. For each block of keys, the second kernel adds up `d_key` and
+  `d_value` over queries.
+  """
   query, key, value = (operands[name] for name in ("query", "key", "value"))
   delta, tiles = operands["delta"], operands.get("logit_tiles")
   row = jax.ShapeDtypeStruct(delta.shape, delta.dtype)
@@ -225,7 +231,10 @@ def _output_kernel(plan: KernelPlan, operands: Arrays, outputs: Arrays, **buffer
   _fetch(operands, buffers, here, ("query",))
 
   def visit(tile: _Tile, state: tuple) -> tuple:
-    """Adds a tile to the sums of an online softmax, which are relative to maximum."""
+    """Adds a tile to the sums of an online softmax, and rescales them.
+
+    They are sums of exp(logit - maximum), where `maximum` is the largest logit so far.
+    """
     old_maximum, total, output, sides = state
     _fetch(operands, buffers, tile, ("key", "value"))
     logits = _logits(operands, buffers, tile)
@@ -424,7 +433,7 @@ def _logits(operands: Arrays, buffers: Arrays, tile: _Tile) -> Float[Array, "Q S
 
 
 def _terms(operands: Arrays, name: str, tile: _Tile) -> Float[Array, "Q S"]:
-  """Loads a number for each pair of a mixed tile, or for each query of another."""
+  """Loads a number for each pair of a mixed tile, or for each query of other tiles."""
   if tile.side == "mixed":
     return tile.load(operands, f"{name}_tiles")
   return _column(tile.load(operands, f"{name}_{tile.side}"))
@@ -433,10 +442,10 @@ def _terms(operands: Arrays, name: str, tile: _Tile) -> Float[Array, "Q S"]:
 def _add_by_row(
   arrays: Arrays, name: str, tile: _Tile, sides: Arrays, x: Array, in_tile: Array
 ) -> None:
-  """Keeps a tile's share of the three arrays of `_by_row`.
+  """Adds a tile's numbers to the three results that `_by_row` describes.
 
-  If the tile is mixed, it stores `in_tile`, a number for each pair. Otherwise it sums x
-  over the keys, and adds the sum to that of the tile's side.
+  If the tile is mixed, it stores `in_tile`, a number for each pair, in `arrays`. If
+  not, it sums x over the keys, and adds the sum to `sides`.
   """
   if tile.side == "mixed":
     tile.store(arrays, f"{name}_tiles", in_tile)
@@ -457,7 +466,7 @@ def _fetch(
   operands: Arrays, buffers: Arrays, tile: _Tile, names: tuple[str, ...]
 ) -> None:
   """Copies matrices of the tile to shared memory, by TMA, and waits for them."""
-  # A warp may be here while another still multiplies what the buffers have.
+  # A warp may get here while another one still reads the buffers for a product.
   plgpu.commit_smem()
   barriers = [buffers["barriers"].at[i] for i in range(len(names))]
   for name, barrier in zip(names, barriers, strict=True):

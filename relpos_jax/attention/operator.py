@@ -90,10 +90,10 @@ def dot_product_attention(
   gradient. B, T and S may be 0. As in jax.nn, a NaN or an infinity in a masked key or
   value may reach the result, since zero times NaN is NaN.
 
-  Outside of `jax.jit`, JAX compiles a call once for its shapes and options. A new
-  `query_offset` compiles nothing. A new `scale` compiles nothing on a CPU, unless
-  `implementation` names a kernel. On other devices it may compile the call again,
-  because a kernel is compiled for one scale.
+  Outside of `jax.jit`, JAX compiles a call once for its shapes and options. Changing
+  `query_offset` does not recompile. Changing `scale` does not recompile on a CPU,
+  unless `implementation` names a kernel. On other devices it may recompile, because a
+  kernel is compiled for one scale.
 
   Args:
     query: `[B, T, N, H]`. Here and below, B stands for any number of batch axes. For
@@ -114,17 +114,17 @@ def dot_product_attention(
     sinks: `[N]`, logits that take weight but have no value, as in gpt-oss: exp(sink) is
       added to the denominator of the softmax. Scale, soft cap and masks do not apply.
     weights: "softmax", or "silu": SiLU(logit) / n in place of a softmax over the keys
-      (HSTU: Zhai et al. 2024, equation 2). Masked pairs have weight 0. It takes no
+      (HSTU: Zhai et al. 2024, equation 2). Masked pairs have weight 0. "silu" takes no
       sinks and returns no residual.
     divisor: n of "silu", one number. Default: the number of keys S, which counts
-      padding and the unused slots of a cache. If there are any, give a number that does
-      not depend on them.
+      padding and the unused slots of a cache. With padding or unused slots, give a
+      number that does not depend on them.
     is_causal: whether to mask the keys with later positions than the query.
     query_positions: integers `[B, T]` or `[T]`, `arange(T)` by default. The distances
-      between queries and keys must fit in 32 bits. Traced positions need not: if they
-      wrapped around at 2**31, their distances are still right. Rows that pack several
-      sequences need segment ids but no positions, since distances within a segment stay
-      the same.
+      between queries and keys must fit in 32 bits. Traced positions may wrap around at
+      2**31; their distances are still right. If several sequences are packed into one,
+      give segment ids, but no positions: packing does not change the distances within a
+      segment.
     key_positions: integers `[B, S]` or `[S]`, `arange(S)` by default. Mask the unused
       slots of a cache.
     query_offset: an integer or integers `[B]`, instead of positions: queries are at
@@ -135,24 +135,29 @@ def dot_product_attention(
       positions, a single query is at position 0, as in jax.nn. Under causality it then
       attends to the first key alone; with relations, such a call warns.
     query_seq_lengths: integers `[B]`, or one for all. Queries past the length of their
-      row get zero, as in jax.nn.
+      sequence get zero, as in jax.nn.
     key_value_seq_lengths: integers `[B]`, or one for all. Keys past the length of their
-      row are masked.
+      sequence are masked.
     local_window_size: a distance, or the distances (left, right). Keys farther away are
       masked.
     query_segment_ids: integers `[B, T]` or `[T]`. A query attends to its own segment.
     key_segment_ids: integers `[B, S]` or `[S]`. Give both segment ids or neither.
     dropout_rate: the share of weights to drop, for v_j and aV_ij alike.
     dropout_key: `jax.random.key`, or an old `PRNGKey`. Needed if the rate is positive.
-    implementation: a name, or None to choose one; see `explain`. None chooses
-      "chunked" for long sequences, which on CPUs is from 64 keys on. None chooses a
-      kernel or cuDNN only on one H200, for causal self-attention in bfloat16 with head
-      width 64: from 1,024 tokens on the kernel "pallas_gpu", and from 2,048 tokens on
-      cuDNN through jax.nn, if the call has neither relations nor masks. The choice is
-      for JAX's default device, so name "projected" or "skew" for arrays on the CPU of a
-      machine with an H200. Name one of these two for forward mode or second
-      derivatives, too: kernels and cuDNN have only first derivatives in reverse mode.
-      The same holds for "chunked" if all relations go by distance.
+    implementation: a name, or None to choose one; `explain` says which one, and why.
+
+      None chooses "chunked" for long sequences. On CPUs, sequences are long from 64
+      keys on. None chooses a kernel or cuDNN only on one H200, for causal
+      self-attention in bfloat16 with head width 64. Then it chooses the kernel
+      "pallas_gpu" from 1,024 tokens on. From 2,048 tokens on, it chooses cuDNN through
+      jax.nn if the call has neither relations nor masks.
+
+      The choice is for JAX's default device. If that is an H200 and the arrays are on
+      the CPU, name "projected" or "skew".
+
+      Kernels and cuDNN have only first derivatives, in reverse mode. The same holds for
+      "chunked" if all relations go by distance. For forward mode or second derivatives,
+      name "projected" or "skew".
     return_residual: whether to return the log-sum-exp of the logits, too, as in jax.nn.
 
   Returns:
@@ -221,9 +226,9 @@ def attention_weights(
   Takes the same arguments, except `value` and `implementation`.
 
   Returns:
-    `[B, N, T, S]` (or `[N, T, S]`), float32, or float64 for float64 inputs. A row sums
-    to one, to less with `sinks`, and to zero for fully masked queries. Weights of
-    "silu" have any sum.
+    `[B, N, T, S]` (or `[N, T, S]`), float32, or float64 for float64 inputs. The weights
+    of a query sum to one, to less with `sinks`, and to zero if it is fully masked.
+    Weights of "silu" have any sum.
 
   >>> q = k = jnp.ones((2, 4, 1, 8))
   >>> attention_weights(q, k, is_causal=True)[0, 0]
@@ -242,9 +247,10 @@ def merge(
 ) -> tuple[Float[Array, "*B T N V"], Float[Array, "*B T N"]]:
   """Merges attention to parts of the keys into attention to all of them.
 
-  Takes the outputs and residuals of `dot_product_attention` with `return_residual`, for
-  the same queries and any split of the keys, and returns both for all keys. Give sinks
-  to one part only. Gradients are exact, too.
+  Takes the results of several calls of `dot_product_attention` with `return_residual`.
+  All calls have the same queries, and each has a different part of the keys. Returns
+  the output and the residual for all keys. Give sinks to one call only. Gradients are
+  exact, too.
 
   >>> q, k = jnp.ones((2, 1, 8)), jnp.linspace(0.0, 1.0, 4 * 8).reshape(4, 1, 8)
   >>> first, last = k[:1], k[1:]
@@ -268,7 +274,7 @@ def merge(
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Static:
-  """Wraps a number or a name: calls with equal ones share a compiled program."""
+  """Wraps a number or a name; calls with equal values share a compiled program."""
 
   value: Any
 
@@ -315,7 +321,7 @@ _run_compiled = jax.jit(_run, static_argnums=(1, 2, 3))
 
 
 def _with_traced_numbers(inputs: Inputs, implementation: str | None) -> Inputs:
-  """Converts numbers to arrays, so that other values do not compile again."""
+  """Converts numbers to arrays, so that changing them does not recompile."""
   position_dtype = inputs.query_positions.dtype
   programs = tuple(relation.as_program(position_dtype) for relation in inputs.relations)
   offset, scale = inputs.query_offset, inputs.scale
@@ -379,7 +385,7 @@ def _plain(inputs: Inputs) -> Array:
   mask = inputs.pair_mask()
   bias = inputs.bias_of_each()
   if bias is not None:
-    # jax.nn makes NaN of a row of -inf.
+    # jax.nn returns NaN for a query with -inf for all keys.
     bias = jnp.maximum(bias.astype(jnp.float32), masks.LOWEST)
   arrays = inputs.query, inputs.key, inputs.value, bias, mask
   output = jax.nn.dot_product_attention(*arrays, scale=inputs.scale)  # pyright: ignore

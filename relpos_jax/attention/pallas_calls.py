@@ -24,7 +24,7 @@ Arrays = dict[str, Any]
 def unsupported(inputs: Inputs) -> str | None:
   """Returns the reason why no kernel can run the call, or None.
 
-  They support what training a Transformer with Shaw's or T5's positions needs.
+  Kernels support what training a Transformer with Shaw's or T5's positions needs.
   """
   if isinstance(inputs.scale, Tracer):
     return "scale is traced; it needs a number"
@@ -109,7 +109,7 @@ def on_devices(
 ) -> tuple[Array, Arrays]:
   """Runs the kernels on each device with its sequences and heads.
 
-  XLA cannot partition a kernel. Without a mesh in context, it gathers the arrays.
+  XLA cannot partition a kernel. Without a mesh in context, XLA gathers the arrays.
 
   `attend(floats, key_masks)` returns the output, and a dictionary of arrays with the
   names `weights`. `axes_of` maps the name of each array to the letters of its axes.

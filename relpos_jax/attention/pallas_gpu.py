@@ -1,7 +1,7 @@
 """Attention by fused kernels for GPUs, in Pallas with Triton, without a [T, S] tensor.
 
-This module pads the arrays to blocks, multiplies by the tables, and defines the
-derivative by the kernels in pallas_gpu_kernels.py.
+This module pads the arrays to blocks, multiplies queries by the tables, and calls the
+kernels in pallas_gpu_kernels.py for the output and for its derivative.
 """
 
 import functools
@@ -42,8 +42,8 @@ def attention(
   Args:
     inputs: the arguments of the call.
     interpret: whether to use Pallas' interpret mode; None uses it except on GPUs.
-    block: the numbers of queries and keys in a tile, powers of 2, on a GPU at least 16.
-      The default was not tuned.
+    block: the numbers of queries and keys in a tile. They are powers of 2, and at least
+      16 on a GPU. The default was not tuned.
   """
   if block is None:
     most = 64 if inputs.query.dtype.itemsize <= 2 else 32
@@ -97,7 +97,10 @@ def _floats(inputs: Inputs, block: tuple[int, int]) -> Arrays:
 def _attend(
   plan: KernelPlan, floats: Arrays, key_masks: Arrays
 ) -> tuple[Array, Arrays]:
-  """Computes attention without the value table's term, and weights for that term."""
+  """Computes the output without the value table's term, and weights for that term.
+
+  The weights are a dictionary with `band_weights`, empty without a value table.
+  """
   return _attend_forward(plan, floats, key_masks)[0]
 
 
@@ -118,8 +121,8 @@ def _attend_backward(
 ) -> tuple[Arrays, None]:
   operands, outputs = residuals
   d_output, d_weights = d_results
-  # From an output that is not rounded yet: an error of delta enters all gradients of a
-  # query.
+  # Uses the output before it is rounded, since an error of delta enters all gradients
+  # of a query.
   delta = jnp.einsum(
     "BTNH,BTNH->BNT", d_output, outputs["output"], precision=plan.precision
   )

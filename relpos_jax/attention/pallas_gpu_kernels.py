@@ -4,16 +4,18 @@ A tile is a block of queries and a block of keys. It is *mixed* if it touches th
 (band.py), where the relative term depends on the distance. All other tiles are left or
 right of the band: there a query has the same relative term for all keys.
 
-An array [T, R] has a number for each query and table row. The number of pair (i, j) is
-in row i and column clip(j - i - low, 0, R - 1). For a mixed tile, the kernels gather
-these numbers from the array. To a column on the band belongs one key of each query, so
-weights and gradients are written there without atomics. The first and the last column
-get the sums over all keys left and right of the band.
+An array [T, R] has a number for each query and table row, such as a logit, a sum of
+weights or a gradient. The number for query i and key j is in row i and column
+clip(j - i - low, 0, R - 1), where low is the last distance left of the band. For a
+mixed tile, the kernels gather these numbers from the array. In a column of the band,
+each query has only one key. So weights and gradients are written there without atomics.
+The first and the last column get the sums over all keys left and right of the band.
 
 A masked pair has a very low, finite logit. A weight is exp(logit - maximum) *
-inverse_total, forward and backward. With a single log-sum-exp, float32 would lose small
-summands next to large logits. The kernels do not use exp2, for which logits would be
-multiplied by log2(e): float32 would round the products of large ones.
+inverse_total, in the forward and in the backward pass. Maximum and total are not merged
+into one log-sum-exp: in float32, log(total) would be lost next to a large maximum. The
+kernels use exp, not exp2. For exp2, logits must be multiplied by log2(e), and float32
+would round the products of large logits.
 """
 
 import functools
@@ -62,10 +64,10 @@ class KernelPlan(NamedTuple):
 
 
 def forward(plan: KernelPlan, operands: Arrays) -> Arrays:
-  """Computes attention without the term of the value table, and weights for that term.
+  """Computes the output without the term of the value table, and weights for that term.
 
-  If there is a value table, `band_weights` [B, N, T, R] has the sum of each query's
-  weights for every table row.
+  Returns `output`, `maximum` and `inverse_total`. If there is a value table, it also
+  returns `band_weights` [B, N, T, R]: each query's sum of weights for every table row.
   """
   query = operands["query"]
   batch, length, heads, _ = query.shape
@@ -90,8 +92,8 @@ def forward(plan: KernelPlan, operands: Arrays) -> Arrays:
 def backward(plan: KernelPlan, operands: Arrays) -> Arrays:
   """Computes the gradients by two kernels.
 
-  One returns the gradients of the query and of the logits by row, in the accumulation
-  dtype. The other returns the gradients of the key and of the value.
+  The first kernel returns `d_query` and, if there are `band_logits`, `d_band_logits`.
+  Both are in the accumulation dtype. The second kernel returns `d_key` and `d_value`.
   """
   query, key, delta = operands["query"], operands["key"], operands["delta"]
   band, in_place = operands.get("band_logits"), {}
@@ -173,7 +175,10 @@ def _output_kernel(plan: KernelPlan, operands: Arrays, outputs: Arrays):
   zeros = jnp.zeros(plan.block[0], dtype)
 
   def visit(tile: _Tile, state: tuple) -> tuple:
-    """Adds a tile to the sums of an online softmax, which are relative to maximum."""
+    """Adds a tile to the sums of an online softmax, and rescales them.
+
+    They are sums of exp(logit - maximum), where `maximum` is the largest logit so far.
+    """
     old_maximum, total, output, sides = state
     logits = _logits(plan, operands, tile, query, operands["key"][tile.keys])
     maximum = jnp.maximum(old_maximum, logits.max(1))
@@ -306,10 +311,12 @@ class _Tile(NamedTuple):
 def _over_tiles(
   plan: KernelPlan, operands: Arrays, blocked: str, visit: Callable, carry: tuple
 ) -> tuple:
-  """Calls `visit(tile, carry)` for each tile of a block that is not masked.
+  """Calls `carry = visit(tile, carry)` for each tile, and returns the last carry.
 
-  It visits the tiles right of the band, unless causality masks them, then mixed tiles,
-  then tiles left of the band.
+  A kernel runs for one block: of queries if `blocked` is "t", or of keys if it is "S".
+  The tiles combine this block with all blocks along the other axis. First come the
+  tiles right of the band, unless causality masks them. Then come mixed tiles, and then
+  tiles left of the band.
   """
   block, size = plan.block if blocked == "t" else plan.block[::-1]
   low, high = (plan.low, plan.high) if blocked == "t" else (-plan.high, -plan.low)
@@ -362,9 +369,11 @@ def _logits(
 
 
 def _terms(plan: KernelPlan, reference: Any, tile: _Tile) -> Array:
-  """Reads the number of each pair of a mixed tile, or of each query of another.
+  """Reads the numbers of a tile from an array [T, R].
 
-  It reads from an array [T, R], or [1, R] if all queries have the same numbers.
+  For a mixed tile, it returns a number for each pair. For another tile, all pairs of a
+  query have the same number, so it returns one for each query. The array is [1, R] if
+  all queries have the same numbers.
   """
   if tile.side == "mixed":
     rows, columns = _indices(plan, tile)
@@ -378,7 +387,7 @@ def _terms(plan: KernelPlan, reference: Any, tile: _Tile) -> Array:
 def _scatter(plan: KernelPlan, reference: Any, tile: _Tile, x: Array) -> None:
   """Writes x, a number for each pair of a tile, to an array [T, R].
 
-  It writes the numbers of pairs on the band, which only mixed tiles have.
+  It writes only the numbers of pairs on the band. Only mixed tiles have such pairs.
   """
   if tile.side == "mixed":
     on_band = (tile.distances > plan.low) & (tile.distances < plan.high)
@@ -388,7 +397,10 @@ def _scatter(plan: KernelPlan, reference: Any, tile: _Tile, x: Array) -> None:
 def _add_sides(
   plan: KernelPlan, tile: _Tile, sides: tuple, x: Array
 ) -> tuple[Array, Array]:
-  """Adds a tile's sums of x, left and right of the band, to those of earlier tiles."""
+  """Adds x to each query's sums over keys left of the band, and right of it.
+
+  `sides` are the two sums over earlier tiles.
+  """
   left, right = sides
   if tile.side == "mixed":
     left += jnp.where(tile.distances <= plan.low, x, 0).sum(1)
@@ -400,7 +412,7 @@ def _add_sides(
 def _indices(
   plan: KernelPlan, tile: _Tile
 ) -> tuple[Int[Array, "Q S"], Int[Array, "Q S"]]:
-  """Returns the indices of a tile's pairs in [T, R]."""
+  """Returns the row and the column of each pair of a tile in an array [T, R]."""
   rows = tile.queries.start + jnp.arange(tile.size[0], dtype=jnp.int32)[:, None]
   columns = jnp.clip(tile.distances - plan.low, 0, plan.num_rows - 1)
   return jnp.broadcast_to(rows, tile.size), columns

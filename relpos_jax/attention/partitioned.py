@@ -41,8 +41,9 @@ def mesh_axes(
   """Names the mesh axes that shard attention, within a `with` statement.
 
   Use it for meshes with automatic axes. Outside of it, attention looks for the usual
-  names below. XLA shards the batch and the heads without names, except in kernels. The
-  layers of `relpos_jax.models` shard their activations over the same axes.
+  names below. XLA shards the batch and the heads without knowing names; only kernels
+  need the names of their axes. The layers of `relpos_jax.models` shard their
+  activations over the same axes.
 
   Args:
     batch: axes that shard the batch, () for none. None looks for "data", "fsdp", "dp",
@@ -94,7 +95,8 @@ def target_device() -> Any:
   """Returns a device of the mesh in context, or JAX's default device.
 
   A mesh in context (`jax.set_mesh`) has devices of this machine, or descriptions of
-  devices (`jax.experimental.topologies`). Code traced in it is compiled for them.
+  devices (`jax.experimental.topologies`). Code that is traced in the context of the
+  mesh is compiled for the devices of the mesh.
   """
   # A device, None, or the name of a platform.
   default = jax.config.jax_default_device  # pyright: ignore
@@ -134,7 +136,8 @@ def with_automatic_axes(
   """Calls `attend(*arguments)`, with explicit mesh axes made automatic.
 
   `result` names the axes of the result by letters, such as "BTNH". For several results
-  it is a tuple of such names. An axis is sharded as the query's axis of that letter.
+  it is a tuple of such names. Each axis of a result is sharded like the query's axis
+  with the same letter.
   """
   automatic, arrays = split_arrays(
     attend, arguments, lambda x: isinstance(x, jax.Array)
@@ -182,7 +185,11 @@ def axes_of_tokens(explicit: Shards) -> tuple[str, ...]:
 def axes_of_heads(
   explicit: Shards, shape: tuple[int, ...]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-  """Returns the mesh axes that divide the batch and the heads of keys, [B, S, K, H]."""
+  """Returns the mesh axes that shard the batch, and those that shard the heads.
+
+  `shape` is the shape of the keys, [B, S, K, H]. If the axes do not divide the batch or
+  the key heads evenly, an empty tuple takes their place.
+  """
   batch, _, key_heads, *_ = shape
   mesh, axes = jax.sharding.get_abstract_mesh(), dict(explicit) or axes_in_context()
   axes_by_letter = []
@@ -194,7 +201,11 @@ def axes_of_heads(
 
 
 def is_one_device() -> bool:
-  """Returns whether traced code runs on one device, or on the shards of one device."""
+  """Returns whether traced code computes on the arrays of one device only.
+
+  It does if the mesh has one device, or if all axes of several devices are manual, as
+  within `jax.shard_map`.
+  """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
     return num_target_devices() == 1
@@ -237,10 +248,10 @@ def _as_tuple(names: str | tuple[str, ...] | None) -> tuple[str, ...]:
 def on_shards(
   function: Callable, axes: Sequence[tuple[str, ...]], in_specs: Any, out_specs: Any
 ) -> Callable:
-  """Maps a function over the shards of its arguments along these mesh axes.
+  """Maps a function over the shards of its arguments along the mesh axes in `axes`.
 
-  Arrays that all devices share are cast to varying ones first. The transpose of this
-  cast sums their gradients over devices.
+  Arrays that all devices share are first cast to arrays that vary over devices. The
+  transpose of this cast sums their gradients over devices.
   """
   names = {*itertools.chain(*axes)}
   if not names:
@@ -259,7 +270,7 @@ FIRST_DERIVATIVES_ONLY = (
 
 
 def first_derivatives_only(function: Callable) -> Callable:
-  """Makes a function raise `FIRST_DERIVATIVES_ONLY` when it is differentiated.
+  """Makes a function raise NotImplementedError when it is differentiated.
 
   Wrap a function that the rules of a `jax.custom_vjp` call. Then a first derivative
   only calls it, and a second derivative raises.

@@ -2,9 +2,9 @@
 
 `attention` is Shaw et al. 2018, equations 3 and 4, on gathered [T, S, H] vectors: slow
 and simple, for tests to compare with. `per_position` is section 3.3. `projected`
-multiplies queries by the tables first and needs no [T, S, H] vectors. They differ only
-in how a relation computes its terms of the logits and of the output. skew.py passes
-`attention` two functions of its own.
+multiplies queries by the tables first and needs no [T, S, H] vectors. The three differ
+only in how a relation computes its terms of the logits and of the output. For a fourth
+implementation, skew.py calls `attention` with two functions of its own.
 """
 
 import functools
@@ -20,8 +20,8 @@ from relpos_jax.attention.partitioned import target_platform
 from relpos_jax.attention.relation import Relation, VectorRelation
 from relpos_jax.typing import Array, Float
 
-# They compute a relation's term of the logits, before the scale, and its term of the
-# output from the weights. None means that the relation has no such term.
+# Functions that compute a relation's term of the logits, before the scale, and its term
+# of the output, from the weights. They return None if the relation has no such term.
 Logits = Callable[[Inputs, Relation], Array | None]
 Values = Callable[[Inputs, Relation, Array], Array | None]
 
@@ -107,8 +107,8 @@ def attention_weights(inputs: Inputs, logits_of: Logits) -> tuple[Array, Array |
 def _masked_logits(inputs: Inputs, logits_of: Logits) -> Float[Array, "B N T S"]:
   """Computes the logits, in the accumulation dtype; masked ones are `LOWEST`.
 
-  First it adds the terms of relations that are scaled to q_i . k_j, and multiplies by
-  the scale. Then it adds the other terms and the bias, and applies the soft cap.
+  It starts from q_i . k_j, adds the terms of scaled relations, and multiplies the sum
+  by the scale. Then it adds the other terms and the bias, and applies the soft cap.
   """
   batch, num_queries, heads, width = inputs.query.shape
   query_BTKGH = inputs.query.reshape(batch, num_queries, inputs.key.shape[2], -1, width)

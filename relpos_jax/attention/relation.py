@@ -30,7 +30,7 @@ class Tokens(NamedTuple):
 
 
 class Sizes(NamedTuple):
-  """Holds the sizes and the dtype of a call, for relations to check their arrays."""
+  """Holds the sizes and the dtype of a call; relations check their arrays with them."""
 
   batch: tuple[int, ...]
   queries: int
@@ -58,24 +58,28 @@ class Relation:
   def checked(self, name: str, sizes: Sizes) -> "Relation":
     """Checks the fields, and returns the relation with arrays of one batch axis.
 
-    Errors name the relation `name`. Trained arrays are cast to the accumulation dtype,
-    so that their gradients are summed in it and rounded once.
+    `name` is what errors call the relation. Trained arrays are cast to the accumulation
+    dtype, so that their gradients are summed in it and rounded once.
     """
     return self
 
   def as_program(self, position_dtype: DTypeLike) -> "Relation":
     """Returns the relation with static fields that compare equal from call to call.
 
-    So `jax.jit` compiles equal calls once.
+    Then `jax.jit` compiles equal calls only once. `position_dtype` is the dtype of the
+    call's positions.
     """
     return self
 
   def with_keys(self, queries: Tokens, keys: Tokens) -> "Relation":
-    """Returns the relation after computing what all blocks of queries share."""
+    """Computes once what all blocks of queries share, and returns the new relation.
+
+    For example, `KeyBias` multiplies all keys by its table.
+    """
     return self
 
   def block(self, start: Int[Array, ""], size: int) -> "Relation":
-    """Slices the relation for a block of queries."""
+    """Returns the relation for the block of `size` queries that begins at `start`."""
     return self
 
   def logits(self, queries: Tokens, keys: Tokens) -> Float[Array, "#B #N T S"] | None:
@@ -122,8 +126,8 @@ class TableRelation(Relation):
   """Looks up a table row for each pair of query and key.
 
   If rows are vectors, it multiplies the query or the key by them. If rows are numbers,
-  it adds them. After `checked`, the shape is [R, 1 or N, H] for vectors and [R, 1 or N]
-  for numbers.
+  it adds them. After `checked`, tables of vectors have shape [R, 1 or N, H], and tables
+  of numbers [R, 1 or N].
   """
 
   table: Leaf
@@ -149,10 +153,10 @@ class TableRelation(Relation):
     return None, self.table
 
   def project(self, queries: Tokens, keys: Tokens) -> Float[Array, "#B #N #T R"] | None:
-    """Computes the product of each query and each table row, as a logit.
+    """Computes a logit for each query and table row: the product of the two.
 
-    If `is_by_key`, keys take the place of queries. If rows are numbers, they are the
-    logits, for any query. None without a term of the logits.
+    If `is_by_key`, it multiplies keys instead of queries. If rows are numbers, they are
+    the logits of every query. Returns None if the relation has no term of the logits.
     """
     vectors, table = self.content(queries, keys)
     if table is None:
@@ -257,7 +261,10 @@ class VectorRelation(TableRelation):
 def check_table(
   name: str, table: ArrayLike, sizes: Sizes, *row: int
 ) -> Float[Array, "R #N *row"]:
-  """Returns a checked table [R, 1 or N, *row], shared by the heads or one per head."""
+  """Returns a checked table [R, 1 or N, *row], shared by the heads or one per head.
+
+  `row` is the shape of a row of one head: `width` for vectors, empty for numbers.
+  """
   array = as_array(name, table)
   shapes = row, (sizes.heads, *row)
   has_rows = array.ndim > len(row) and len(array) > 0

@@ -1,9 +1,9 @@
 """Ring attention: each device has a part of a sequence, and passes keys around.
 
-In every round, a device adds its current keys to the sums of its queries, and passes
-the keys to its neighbour. So no device gathers all keys (Liu et al. 2023, "Ring
-attention with blockwise transformers"). The backward pass goes around again, and the
-gradients of the keys travel with the keys.
+In every round, a device attends from its queries to the keys that it currently has,
+adds the results to its sums, and passes the keys to its neighbour. So no device gathers
+all keys (Liu et al. 2023, "Ring attention with blockwise transformers"). The backward
+pass goes around again, and the gradients of the keys travel with the keys.
 
 Causal attention would give the devices unequal work, since tiles.py skips masked tiles.
 So a sequence is cut into two chunks for each of n devices, and device i gets chunks 2i
@@ -71,7 +71,7 @@ def _attend(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _attend_in_ring(names: Names, plan: Plan, floats: Sides, marks: Sides) -> Results:
-  """Computes attention round by round, with a derivative of its own.
+  """Computes attention round by round, with a derivative that is written by hand.
 
   JAX's derivative would keep the keys of all rounds in memory.
   """

@@ -19,8 +19,8 @@ def rotate(
       x_d cos(angle) - x_(d + H/2) sin(angle), x_(d + H/2) cos(angle) + x_d sin(angle)
 
   Su et al. 2021 (RoFormer), section 3.2.2. As in GPT-NeoX and Gemma, d and d + H/2 are
-  a pair. The paper and GPT-J pair 2d and 2d + 1: reorder the columns of their weights.
-  Computed in float32, or in float64 for float64 inputs.
+  a pair. The paper and GPT-J pair 2d and 2d + 1: to use such weights, reorder their
+  columns. The rotation is computed in float32, or in float64 for float64 inputs.
 
   Args:
     x: queries or keys `[B, T, N, H]` or `[T, N, H]`; H is even.

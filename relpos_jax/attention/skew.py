@@ -99,9 +99,9 @@ def _by_key(
 ) -> Float[Array, "#B #N T S"]:
   """Returns numbers indexed by key from numbers indexed by table row.
 
-  First it repeats or drops columns, so that there is one for every distance between a
-  query and a key. Beyond the table it repeats the end rows or inserts zeros. Then it
-  skews. With causality and an int as offset, distances end at 0.
+  First it makes one column for every distance between a query and a key. Beyond the
+  table, it repeats the end rows or inserts zeros. Then it skews. If `is_causal` and the
+  offset is an int, it leaves out positive distances, which are masked.
   """
   num_queries = numbers.shape[2]
   if not isinstance(offset, int):

@@ -51,8 +51,8 @@ class Keys(NamedTuple):
 class Tables(NamedTuple):
   """Holds tables with more rows than a tile has distances.
 
-  Each tile multiplies its vectors by its own rows only. So logits by row, which might
-  be more than the weights, are never in memory.
+  Each tile multiplies its queries or keys by only the rows for its own distances. So
+  the logits by row, which might take more memory than the weights, are never stored.
   """
 
   queries: Float[Array, "1 R #N H"] | None = None  # rows multiply `Queries.vectors`
@@ -77,9 +77,11 @@ class Sides(NamedTuple):
   """Holds arrays of queries, of keys and of pairs, and tables.
 
   Queries are [B, T, N, ...], keys [B, S, N, ...], pairs [A, N, T, S], tables
-  [1, R, N, ...]. Axes of size 1 broadcast. B / A consecutive sequences share each of A
-  biases, so this file splits B into two axes, [A, B / A], and A into [A, 1]. Slices of
-  a block have heads before tokens; slices of pairs are [T, N, S].
+  [1, R, N, ...]. Axes of size 1 broadcast.
+
+  There are A biases, and B / A consecutive sequences share each of them. So this file
+  splits axis B into [A, B / A], and axis A into [A, 1]. In slices of a block, heads
+  come before tokens, except that slices of pairs are [T, N, S].
   """
 
   queries: Any
@@ -99,17 +101,17 @@ class Results(NamedTuple):
 class Sums(NamedTuple):
   """Holds sums over keys of w = exp(logit - maximum) and of products with w."""
 
-  maximum: Float[Array, "*B T"]
-  total: Float[Array, "*B T"]
-  output: Float[Array, "*B T V"]
-  weights: Float[Array, "*B T R"]
+  maximum: Float[Array, "*B T"]  # the largest logit so far
+  total: Float[Array, "*B T"]  # sums of w
+  output: Float[Array, "*B T V"]  # sums of w times the values
+  weights: Float[Array, "*B T R"]  # sums of w by row of the band
 
 
 class Cotangents(NamedTuple):
-  """Holds, for each query, what the gradients of its logits need.
+  """Holds the numbers of each query from which the gradients of its logits follow.
 
-  A weight is exp(logit - maximum) * inverse_total. The two are not joined to one
-  log-sum-exp, since next to a large maximum float32 would lose the total.
+  A weight is exp(logit - maximum) * inverse_total. Maximum and total are not merged
+  into one log-sum-exp: in float32, log(total) would be lost next to a large maximum.
   """
 
   maximum: Float[Array, "*B T"]
@@ -124,9 +126,9 @@ class Plan(NamedTuple):
 
   block: int  # queries in a block
   tile: int  # keys in a tile
-  heads: int | None  # heads in a block, of one sequence; None: all, of all sequences
+  heads: int | None  # heads of one sequence in a block; None: all of all sequences
   band: Band
-  first_distance: int | None  # that of the first row of `Tables`; None without any
+  first_distance: int | None  # of the first row of `Tables`; None without tables
   needs_weights: bool  # whether `Results` has the weights by row
   soft_cap: float | None
   reach: tuple[int, int]  # keys farther to the left or right are masked
@@ -148,7 +150,8 @@ def attend(plan: Plan, floats: Sides, marks: Sides, attend_to=None) -> Results:
     valid = masks.combine(jnp.ones((1, num_keys, 1), bool), marks.keys.valid)
     marks = marks._replace(keys=marks.keys._replace(valid=valid))
   num_biases = 1 if floats.pairs is None else len(floats.pairs)
-  # With a bias per sequence, the axis of size 1 is first: as second, XLA copies arrays.
+  # With a bias per sequence, the first axis has size 1. If it were the second axis, XLA
+  # would copy arrays.
   num_groups = num_biases if num_biases < batch else 1
 
   def split_batch(x: Array) -> Array:
@@ -175,14 +178,17 @@ def default_block(pairs_of_a_query: int, most: int) -> int:
 
 
 def even_parts(size: int, at_most: int) -> tuple[int, int]:
-  """Returns the size of equal parts, and how many elements of padding they need."""
+  """Divides `size` elements into equal parts of at most `at_most` elements.
+
+  Returns the size of a part, and the number of elements of padding in the last one.
+  """
   number = -(-size // at_most)
   part = -(-size // number)
   return part, number * part - size
 
 
 def _pad(sides: Sides, queries: int, keys: int) -> Sides:
-  """Appends zeros for more queries and keys, except to axes of size 1."""
+  """Appends zeros for this many more queries and keys, except to axes of size 1."""
   return Sides(
     _pad_axis(sides.queries, 2, queries),
     _pad_axis(sides.keys, 2, keys),
@@ -250,7 +256,7 @@ def _inverse_total(sums: Sums) -> Float[Array, "*B T"]:
 # The outer loop is over blocks of queries and heads, the inner one over tiles of keys.
 # With a third loop, over heads, XLA's CPU runtime would use one core less.
 
-Slices = tuple[tuple[int, Any, int], ...]  # of each axis: its index, start and size
+Slices = tuple[tuple[int, Any, int], ...]  # for each axis: its index, start and size
 
 
 def sum_over_keys(plan: Plan, floats: Sides, marks: Sides) -> Sums:
@@ -262,7 +268,7 @@ def sum_over_keys(plan: Plan, floats: Sides, marks: Sides) -> Sums:
 
 
 def differentiate(plan: Plan, floats: Sides, marks: Sides, cotangents: Sides) -> Sides:
-  """Computes the gradients of the arrays of queries, keys and pairs."""
+  """Computes the gradients of all arrays in `floats`."""
   repeat = functools.partial(_for_query_heads, queries=floats.queries.vectors)
   keys, pull_back = jax.vjp(repeat, floats.keys)
   floats = floats._replace(keys=keys)
@@ -285,9 +291,10 @@ def _for_query_heads(keys: Keys, queries: Array) -> Keys:
 
 
 def _in_context(plan: Plan, function: Callable) -> Callable:
-  """Binds a function to a plan, with the precision that the plan stores.
+  """Binds a function to a plan, and to the matmul precision that the plan stores.
 
-  Under `jax.vmap` it computes one example after the other, as it does heads.
+  If a block has a few heads of one sequence, `jax.vmap` runs the function for one
+  example after another, as the loop over blocks does with heads and sequences.
   """
 
   def compute(*operands: Any) -> Any:
@@ -339,7 +346,7 @@ def _differentiate(plan: Plan, floats: Sides, marks: Sides, cotangents: Sides) -
 
 
 def _parts(plan: Plan, floats: Sides) -> list[tuple[int, int, int]]:
-  """Returns each axis that is cut into blocks, with their number and their size."""
+  """Returns, for each axis that is cut: its index, and the number and size of parts."""
   groups, members, num_queries, heads, _ = floats.queries.vectors.shape
   parts = [(2, num_queries // plan.block, plan.block)]
   if plan.heads:
@@ -379,10 +386,14 @@ def _slice_tile(
 def _slice_rows(
   plan: Plan, block_marks: Sides, tile: Int[Array, ""], first_distance: int
 ) -> tuple[int, Array, int]:
-  """Returns the slice of the rows of `Tables` for a tile, with one more at each end.
+  """Returns the axis, the start and the size of a tile's rows in `Tables`.
 
-  A block has one sequence, or all sequences have the same positions. Starts beyond the
-  ends are clamped: rows there are equal, or their pairs are masked or do not occur.
+  A tile needs a row for each of its distances, and one more at each end. All sequences
+  of a block have the same positions, so they need the same rows.
+
+  A start too far left or right is clamped, so the tile gets rows of other distances.
+  This is safe because at either end of the table all rows are equal, or their pairs
+  are masked or do not occur.
   """
   first_query = block_marks.queries.positions.reshape(-1)[0]
   first_key = block_marks.keys.positions[0, 0, tile * plan.tile, 0]
@@ -392,12 +403,12 @@ def _slice_rows(
 
 
 def _band_of_tile(plan: Plan) -> Band:
-  """Returns a band of all diagonals of a tile, whose offset is 0."""
+  """Returns a band of all diagonals of a tile at offset 0."""
   return Band(1 - plan.block, plan.block + plan.tile - 1, has_right=False)
 
 
 def _take(plan: Plan, sides: Sides, slices: Sides) -> Sides:
-  """Slices the sides that have slices, with heads before tokens.
+  """Slices the sides that have slices, and moves heads before tokens.
 
   If a block has heads of one sequence, its axes of sequences are dropped, since XLA's
   CPU compiler splits outer axes among its threads.
@@ -433,7 +444,10 @@ def _put(plan: Plan, sides: Sides, parts: Sides, slices: Sides) -> Sides:
 
 
 def _bounds(x: Array, slices: Slices) -> tuple[list, list[int]]:
-  """Returns the starts and sizes of a slice, with all of each axis of size 1."""
+  """Returns the start and the size of a slice on every axis of x.
+
+  Axes without a slice, and axes of size 1, are taken whole.
+  """
   starts, sizes = [0] * x.ndim, list(x.shape)
   for axis, start, size in slices:
     if x.shape[axis] > 1:
@@ -442,7 +456,7 @@ def _bounds(x: Array, slices: Slices) -> tuple[list, list[int]]:
 
 
 def _needed_tiles(plan: Plan, marks: Sides) -> tuple[Any, Any]:
-  """Returns the first tile that a block may attend to, and the last plus one."""
+  """Returns the first tile that a block may attend to, and one past the last."""
   # All sequences have the same key positions.
   starts = marks.keys.positions[0, 0, :: plan.tile, 0]
   left, right = plan.reach
@@ -466,7 +480,7 @@ def _clip_offsets(offsets: Int[Array, "..."]) -> Int[Array, "..."]:
 
 
 def no_sums(plan: Plan, queries: Queries, keys: Keys) -> Sums:
-  """Returns the sums over no keys, with which a loop starts."""
+  """Returns the sums over no keys: the values with which a loop starts."""
   vectors, shape = queries.vectors, queries.vectors.shape[:-1]
   number = zeros(shape, vectors)
   output = zeros((*shape, keys.values.shape[-1]), vectors)
@@ -476,7 +490,7 @@ def no_sums(plan: Plan, queries: Queries, keys: Keys) -> Sums:
 
 
 def relative_to(maximum: Float[Array, "*B T"], sums: Sums) -> Sums:
-  """Rescales sums to another maximum."""
+  """Converts sums of exp(logit - sums.maximum) to sums of exp(logit - maximum)."""
   share = jnp.exp(sums.maximum - maximum)
   output, weights = sums.output * share[..., None], sums.weights * share[..., None]
   return Sums(maximum, sums.total * share, output, weights)
@@ -505,7 +519,7 @@ def _attend_tile(plan: Plan, floats: Sides, marks: Sides, sums: Sums) -> Sums:
 def _differentiate_tile(
   plan: Plan, floats: Sides, marks: Sides, cotangents: Sides
 ) -> Sides:
-  """Computes gradients for a block's queries, a tile's keys and the bias of both."""
+  """Computes a tile's part of the gradients of queries, keys, bias and tables."""
   maximum, inverse_total, d_output, d_by_row, delta = cotangents.queries
   vectors, values = floats.keys.vectors, floats.keys.values
   add_terms = functools.partial(_add_terms, plan, marks)
@@ -573,7 +587,10 @@ def _add_terms(
 def _add_rows(
   plan: Plan, marks: Sides, x: Array, rows: Array, by_key: bool = False
 ) -> Float[Array, "*B S T"]:
-  """Adds to x[s, t] the entry of rows [..., T, R] or [..., S, R] for its row."""
+  """Adds rows[..., t, r], or rows[..., s, r] if `by_key`, to x[s, t].
+
+  Here r is the table row of the pair.
+  """
   tokens = x.shape[-2] if by_key else x.shape[-1]
   rows = jnp.broadcast_to(rows, (*rows.shape[:-2], tokens, plan.band.num_rows))
   return diagonals.add_rows(x, rows, _offsets(marks), plan.band, by_key)
@@ -588,8 +605,9 @@ def _add_products(
 ) -> Float[Array, "*B S T"]:
   """Adds to x[s, t] the products of a token's vectors and the pair's table rows.
 
-  `factors` are vectors of queries, or of keys, and the tables that multiply them. If
-  all pairs of a tile are on one side of the band, they have the same row.
+  `factors` are pairs of vectors and the table that multiplies them. The vectors belong
+  to queries, or to keys if `by_key`. If the whole tile is on one side of the band, all
+  of its pairs have the same row.
   """
 
   def add_rows(x: Array) -> Array:
@@ -614,7 +632,7 @@ def _project(factors: list[tuple[Array, Array]]) -> Float[Array, "*B _ R"]:
 def _sum_rows(
   plan: Plan, weights: Float[Array, "*B S T"], table: Float[Array, "*#B R V"]
 ) -> Float[Array, "*B T V"]:
-  """Sums the table rows of all pairs of a query, times their weights."""
+  """Returns, for each query, the sum of its pairs' table rows times their weights."""
   by_row = diagonals.sum_by_row(weights, _no_offset(), _band_of_tile(plan), False)
   return jnp.einsum("...TR,...RV->...TV", by_row, table)
 
@@ -624,7 +642,7 @@ def _no_offset() -> Int[Array, ""]:
 
 
 def _offsets(marks: Sides) -> Int[Array, "*#B 1"]:
-  """Returns the position of a block's first query less that of a tile's first key."""
+  """Returns the position of the block's first query minus that of the first key."""
   return marks.queries.positions[..., 0] - marks.keys.positions[..., 0]
 
 

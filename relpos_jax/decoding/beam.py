@@ -1,11 +1,12 @@
 """Beam search, for any step-wise decoder with a cache.
 
-As in Tensor2Tensor, every step computes the 2W most probable extensions of the live
+As in Tensor2Tensor, every step computes the 2W most probable extensions of the W live
 hypotheses. It stores the extensions that end, with their final scores, and continues
-with the W best of the others. With W = 1 it takes one extension: greedy decoding.
+with the W best of the others. If W is 1, it computes only the most probable extension,
+which is greedy decoding.
 
-`beam_search` returns when all sentences of a batch are done. To replace sentences as
-they are done, call `begin`, and then `extend` in a loop of your own.
+`beam_search` returns when all sentences of a batch are done. To replace each sentence
+as soon as it is done, call `begin`, and then `extend` in a loop of your own.
 """
 
 import functools
@@ -34,7 +35,7 @@ Decode = Callable[[Array, PyTree], tuple[Array, PyTree]]
 class Hypotheses(NamedTuple):
   """Holds W hypotheses per sentence: `bos` and up to L tokens.
 
-  Scores of live hypotheses are log-probabilities; those that ended have final scores.
+  Scores of live hypotheses are log-probabilities. Ended hypotheses have final scores.
   """
 
   tokens: Int[Array, "B W L+1"]
@@ -97,9 +98,9 @@ def beam_search(
       next tokens and the new cache.
     cache: a pytree for `decode`, without any token. It needs room for `max_length`
       tokens.
-    reorder: maps the cache and beam indices [B, W] to the cache of the next step. Index
-      w is the hypothesis that the new hypothesis w extends. The default gathers from
-      arrays [B, W, ...].
+    reorder: maps the cache and beam indices [B, W] to the cache of the next step. The
+      new hypothesis w extends the old hypothesis that has the w-th index. The default
+      gathers from arrays [B, W, ...].
     beam_size: W.
     max_length: L, the static length of the result.
     length_limits: the maximum length of each sentence, counting `eos`; at most L. In
@@ -218,7 +219,7 @@ def _final_scores(
 def _candidates(
   search: Search, decode: Decode, pad: int
 ) -> tuple[Hypotheses, Array, Array, PyTree]:
-  """Computes the 2W best extensions of live hypotheses by one token.
+  """Computes the 2W best extensions of live hypotheses by one token; 1 if W is 1.
 
   Returns the extended hypotheses, their last tokens [B, 2W], the indices [B, 2W] of the
   hypotheses that they extend, and the new cache.
@@ -245,12 +246,14 @@ def _candidates(
 def _best(
   logits: Array, scores: Array, count: int, pad: int
 ) -> tuple[Array, Array, Array]:
-  """Finds the C best sums of a beam's score [B, W] and a token's log-probability.
+  """Finds the `count` best sums of a beam's score and a token's log-probability.
 
-  Returns the sums, their beam indices and their tokens, which are never `pad`. The
-  vocabulary is cut into blocks. The C best are in the C + W blocks with the highest
-  maxima: W more, since `pad` may be the maximum of one block of each beam. So it ranks
-  the maxima and searches these blocks, faster than one search in the whole vocabulary.
+  Takes logits [B, W, V] and scores [B, W]. Returns the sums, their beam indices and
+  their tokens, each [B, count]. `pad` is never among the tokens.
+
+  To search less than the whole vocabulary, it cuts the vocabulary into blocks and ranks
+  the blocks by their maxima. Then it searches only the first `count` blocks, and W
+  more, since `pad` may be the maximum of one block in each beam.
   """
   num_sentences, beam_size, vocabulary = logits.shape
   sizes = [size for size in _BLOCKS if vocabulary % size == 0]
@@ -287,7 +290,8 @@ def _best(
 def _add_ended(ended: Hypotheses, new: Hypotheses, is_end, is_last) -> Hypotheses:
   """Returns the W best hypotheses that have ended.
 
-  If a sentence reaches the limit and none has ended, its live ones count as ended.
+  If a sentence reaches its limit before any hypothesis has ended, its live hypotheses
+  count as ended.
   """
   end_scores = jnp.where(is_end, new.scores, _NONE)
   both = jnp.concatenate([ended.scores, end_scores], axis=1)

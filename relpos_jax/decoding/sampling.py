@@ -70,7 +70,7 @@ def sample(
     prompts: tokens, padded with `pad` on either side, at least one in each row.
     limits: the maximum number of new tokens in each row, counting `eos`; at most L.
     key: a key from `jax.random.key`.
-    sampling: the options. If they are traced, other values do not compile again.
+    sampling: the options. If they are traced, changing them does not recompile.
     max_length: L, the static length of the result.
     eos: the token that ends a row.
     pad: the token after `eos` in the result.
@@ -148,8 +148,9 @@ def prefill(
   """Reads rows of tokens; returns the logits after the last token, and the cache.
 
   It reads `piece` tokens at a time. So weights are [B, N, piece, S], and memory grows
-  with the length instead of its square. The result is the same as reading all at once.
-  `pad` may be anywhere, but each row needs a token. The cache may have tokens already.
+  with the length instead of its square. Reading all tokens at once would give the same
+  result. `pad` may be anywhere, but each row needs a token. The cache may already have
+  tokens.
 
   >>> def count(tokens, cache):
   ...   return jax.nn.one_hot(tokens + 1, 9), cache + tokens.shape[1]

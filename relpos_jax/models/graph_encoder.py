@@ -24,23 +24,24 @@ from relpos_jax.typing import Array, Float, Int
 class GraphEncoderConfig(LayersConfig):
   """Holds the options of the model, in addition to the options of its layers.
 
-  `relative_keys` and `relative_values` add the vectors of edge labels to keys and to
-  values. Without both, edges only decide which nodes attend to each other.
-  `tables_per_head` and `tables_per_layer` apply to the tables of edge labels. Nodes
-  have no positions. With `implementation` "edge_list", memory grows with the number of
-  edges, otherwise with the number of pairs of nodes.
+  `relative_keys` and `relative_values` decide whether vectors of edge labels are added
+  to keys, and to values. If both are False, edges only decide which nodes attend to
+  each other. `tables_per_head` and `tables_per_layer` apply to the tables of edge
+  labels. Nodes have no positions. If `implementation` is "edge_list", memory grows with
+  the number of edges. Otherwise it grows with the number of pairs of nodes.
 
   Attributes:
     num_node_labels, num_edge_labels, num_classes: the numbers of labels and classes.
     num_node_features, num_edge_features: the numbers of float features per node and per
       edge. If several edges join a pair of nodes, their features are averaged.
-    head: what to classify: "graph", "node", or "pair". A pair is the query of a graph:
-      two of its nodes.
+    head: what to classify: "graph", "node" or "pair". "pair" classifies two nodes of
+      each graph, its `GraphBatch.query`.
     readout: "mean" or "sum" over the nodes of a graph, for head "graph".
     sees: which nodes a node attends to: itself and its "neighbours", or "all" nodes of
       the graph.
-    reverse_edges: "own_label" adds the reverse of each edge, with a label and kernels
-      of its own. With "none" only the receiver attends to the sender.
+    reverse_edges: "own_label" adds the reverse of each edge. A reverse edge has its own
+      label, and its features are projected by their own matrices. "none" adds nothing:
+      the receiver of an edge attends to the sender, but not the sender to the receiver.
   """
 
   num_node_labels: int
@@ -93,7 +94,7 @@ class GraphBatch(NamedTuple):
 
 
 class GraphEncoder(nnx.Module):
-  """Maps graphs to logits for graphs, nodes or queries.
+  """Maps graphs to logits for graphs, for nodes, or for pairs of nodes.
 
   Padding has no effect and gets no gradient. Permuting the nodes of a graph permutes
   their logits. Dropout is applied if `rngs` are given.
@@ -124,7 +125,7 @@ class GraphEncoder(nnx.Module):
   def __call__(
     self, graphs: GraphBatch, rngs: nnx.Rngs | None = None
   ) -> Float[Array, "B *T C"]:
-    """Returns float32 logits: [B, C] for graphs or queries, [B, T, C] for nodes."""
+    """Returns float32 logits: [B, C] for graphs or pairs, [B, T, C] for nodes."""
     x = self.embedding(graphs, rngs)
     options_of_layers = itertools.cycle(self._options(graphs))
     for layer, options in zip(self.layers, options_of_layers, strict=False):
@@ -132,7 +133,7 @@ class GraphEncoder(nnx.Module):
     return self.head(self.norm(x), graphs, rngs)
 
   def _options(self, graphs: GraphBatch) -> list[dict]:
-    """Returns the options of attention, once for all layers or for each layer."""
+    """Returns the options of attention: one dict for all layers, or one per layer."""
     senders, receivers, labels, features = complete(graphs, self.config)
     if self.config.implementation == "edge_list":
       ends = dict(senders=senders, receivers=receivers)
@@ -154,7 +155,7 @@ class GraphEncoder(nnx.Module):
 
 
 class _NodeEmbedding(nnx.Module):
-  """Embeds nodes by their labels, their features, and their place in a queried pair."""
+  """Embeds nodes by their labels, features, and places in the pair to classify."""
 
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
     embed = functools.partial(
@@ -186,9 +187,9 @@ class _NodeEmbedding(nnx.Module):
 
 
 class _EdgeTables(nnx.Module):
-  """Owns the vectors of edge labels and the kernels of edge features.
+  """Owns the vectors of edge labels, and the matrices that project edge features.
 
-  Shapes are [E, N, H] or [E, H] for vectors, [F, N, H] or [F, H] for kernels.
+  The vectors are [E, N, H] or [E, H], and the matrices [F, N, H] or [F, H].
   """
 
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
@@ -236,7 +237,7 @@ class _EdgeTables(nnx.Module):
 
 
 class _Head(nnx.Module):
-  """Maps graphs, nodes or queries to logits of classes, with one hidden layer."""
+  """Maps graphs, nodes or pairs of nodes to logits, with one hidden layer."""
 
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
     linear = functools.partial(
@@ -273,12 +274,12 @@ def complete(
   Returns the senders, receivers and labels of all edges, [B, X], and their features,
   [B, X, Y]. For M edges of T nodes with F features, X is M + T and Y is F. With reverse
   edges, X is 2 M + T and Y is 2 F. The label of a reverse edge is the label of the edge
-  plus E. Edges from a node to itself have the last label.
+  plus `num_edge_labels`. Edges from a node to itself have the last label.
 
-  The features of all edges of a pair are replaced by their mean. With reverse edges
+  If several edges join the same pair, each of them gets the mean of their features. So
+  the operator, which takes such a mean again, does not change it. With reverse edges
   there are two means, in separate columns: one over the edges of the graph, and one
-  over the reverse edges. So the mean that the operator takes over all edges of a pair
-  changes nothing.
+  over the reverse edges.
   """
   num_edges = graphs.labels.shape[1]
   num_nodes = graphs.nodes.shape[1]

@@ -18,8 +18,8 @@ class LanguageModelConfig(LayersConfig):
 class LanguageModel(nnx.Module):
   """Maps tokens to logits of the next token, with one matrix for embedding and softmax.
 
-  Token 0 is padding, at the end of a row. Dropout is applied if `rngs` are given. Music
-  Transformer has `positions="both", relative_values=False, beyond="zero"`.
+  Token 0 is padding, at the end of a sequence. Dropout is applied if `rngs` are given.
+  For Music Transformer, set `positions="both", relative_values=False, beyond="zero"`.
 
   >>> import jax.numpy as jnp
   >>> config = LanguageModelConfig(50, num_layers=1, width=16, num_heads=2)
@@ -51,7 +51,7 @@ class LanguageModel(nnx.Module):
   def decode(
     self, tokens: Int[Array, "B M"], cache: Cache
   ) -> tuple[Float[Array, "B M V"], Cache]:
-    """Reads M more tokens, and returns the logits after each, and the cache.
+    """Reads M more tokens; returns the logits after each, and the new cache.
 
     Padding may be anywhere among the tokens.
     """

@@ -29,7 +29,7 @@ class LayersConfig:
     num_heads: N, the number of heads, of width D / N.
     feed_forward: the hidden width of the feed-forward layers.
     positions: "relative" (tables in every self-attention), "sinusoidal" (added to
-      embeddings), "both" or "none". Or a scheme of `relpos_jax.nn.schemes` in every
+      embeddings), "both" or "none". Or one of `relpos_jax.nn.schemes` in every
       self-attention: "t5", "alibi", "rotary", "xl" (Transformer-XL), "content"
       (Inkling) or "deberta". Or a subclass of `Positions`. Its `__init__` may have any
       of the arguments width, num_heads, head_width, max_distance, left, bidirectional
@@ -42,8 +42,8 @@ class LayersConfig:
       model, or all heads share them, as in the big model.
     tables_per_layer: whether each layer has its own tables, or the layers of a stack
       share them.
-    relative_keys, relative_values: whether to add vectors to keys, and to values (Table
-      3).
+    relative_keys, relative_values: whether to add vectors to keys, and to values (the
+      paper's Table 3).
     beyond: "clip" or "zero" beyond distance k.
     norm: "pre", with a final norm on each stack (Tensor2Tensor from October 2017), or
       "post" (Tensor2Tensor before).
@@ -125,11 +125,12 @@ class Memory(NamedTuple):
 
 
 class Cache(NamedTuple):
-  """Holds the caches of all layers, and the next position in each row.
+  """Holds the caches of all layers, and the next position in each row of the batch.
 
-  In beam search, a row is a sentence. Each step reads W candidates for the next token,
-  all at the same position. When hypotheses branch, nothing is copied: `beam_mask` is
-  True for the slots with the tokens of each hypothesis.
+  In beam search, all hypotheses of a sentence share one row. Each step reads the W
+  candidates for the next token into W slots, all at the same position. `beam_mask` says
+  which slots have the tokens of each hypothesis, so that nothing is copied when
+  hypotheses branch.
   """
 
   layers: tuple[KVCache, ...]
@@ -142,7 +143,7 @@ class Cache(NamedTuple):
   ) -> "Cache":
     """Returns an empty cache for `num_slots` tokens, padding included.
 
-    With `beam_size` W, it has room for W alternatives of each token.
+    With `beam_size` W, it has W slots for each of these tokens, one per hypothesis.
     """
     beam_mask = None
     if beam_size is not None:
@@ -154,9 +155,10 @@ class Cache(NamedTuple):
     return cls(caches, jnp.zeros(batch_size, jnp.int32), beam_mask)
 
   def positions(self, tokens: Int[Array, "B M"]) -> Int[Array, "B M"]:
-    """Returns the positions of the next tokens, or of W alternatives of the next token.
+    """Returns the positions of the next tokens.
 
-    Padding has position -1, wherever it is: it takes a slot, but no position.
+    In beam search the tokens are alternatives, all at the next position. Padding has
+    position -1, wherever it is: it takes a slot, but no position.
     """
     mask = tokens != PAD
     before = 0 if self.beam_mask is not None else jnp.cumsum(mask, axis=1) - 1
@@ -167,7 +169,8 @@ class Cache(NamedTuple):
   ) -> tuple[Float[Array, "B M D"], "Cache"]:
     """Applies layers to M more tokens at positions [B, M].
 
-    Returns the output of the last layer, and the new cache.
+    `x` are the embedded tokens, and `memories` the encoder keys and values for each
+    layer. Returns the output of the last layer, and the new cache.
     """
     beam_mask = mask = None
     if self.beam_mask is not None:
@@ -184,7 +187,10 @@ class Cache(NamedTuple):
     return x, Cache(tuple(caches), next_position, beam_mask)
 
   def reorder(self, hypotheses: Int[Array, "B W"]) -> "Cache":
-    """Returns the cache for hypotheses that extend those at the beam indices [B, W]."""
+    """Returns the cache for new hypotheses: this is `reorder` for `beam_search`.
+
+    In sentence b, the new hypothesis w extends the old hypothesis `hypotheses[b, w]`.
+    """
     beams = hypotheses[:, :, None]
     beam_mask = jnp.take_along_axis(self.beam_mask, beams, axis=1)  # pyright: ignore
     return self._replace(beam_mask=beam_mask)
@@ -193,8 +199,8 @@ class Cache(NamedTuple):
 class Embedding(nnx.Module):
   """Embeds tokens, and maps vectors to logits by the same matrix.
 
-  The matrix is drawn from N(0, 1/D), and embeddings are multiplied by sqrt(D). The
-  config may add sinusoids.
+  The matrix is drawn from N(0, 1/D), and embeddings are multiplied by sqrt(D). If the
+  config says so, sinusoids are added.
   """
 
   def __init__(
@@ -364,8 +370,8 @@ def make_stack(
 def last_norm(config: LayersConfig, rngs: nnx.Rngs):
   """Creates the norm at the end of a stack: a layer norm, or the identity.
 
-  The last sum of pre-norm layers has had no norm, so they need one. Post-norm layers
-  end with their own norm, so `nnx.identity` comes back.
+  The output of pre-norm layers is a sum without a norm, so it needs one. Post-norm
+  layers already end with a norm, so this function returns `nnx.identity` for them.
   """
   if config.norm == "post":
     return nnx.identity

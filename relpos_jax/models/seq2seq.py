@@ -105,7 +105,7 @@ class Transformer(nnx.Module):
   ) -> tuple[Memory, ...]:
     """Encodes a source once, to decode any number of tokens.
 
-    Returns the encoder keys and values for each layer of the decoder.
+    Returns the encoder keys and values for each layer of the decoder, and their mask.
     """
     x = self.encode(source, rngs)
     mask = (source != PAD)[:, None, None]
@@ -125,17 +125,17 @@ class Transformer(nnx.Module):
   ) -> Cache:
     """Returns an empty cache for `num_slots` tokens, padding included.
 
-    With `beam_size` W, it has room for W alternatives of each token.
+    With `beam_size` W, it has W slots for each of these tokens, one per hypothesis.
     """
     return Cache.empty(self.decoder.layers, batch_size, num_slots, beam_size)
 
   def decode(
     self, tokens: Int[Array, "B M"], cache: Cache, memories: tuple[Memory, ...]
   ) -> tuple[Float[Array, "B M V"], Cache]:
-    """Reads M more target tokens, and returns the logits after each, and the cache.
+    """Reads M more target tokens; returns the logits after each, and the new cache.
 
-    Padding may be anywhere among the tokens. With a cache for beam search, the tokens
-    are the W alternatives of one token.
+    Padding may be anywhere among the tokens. With a cache for beam search, M is W: the
+    tokens are the W alternatives for the next position, one of each hypothesis.
     """
     positions = cache.positions(tokens)
     x = self.target_embedding(tokens, positions=positions)

@@ -23,15 +23,15 @@ FEWEST_SLOTS = 32  # the smallest part of a cache to attend to
 class KVCache(NamedTuple):
   """Stores the keys and values of one attention layer.
 
-  Every array has the batch first, so that a gather reorders rows. Each slot stores the
-  position of its token. Padding takes a slot with position -1, which is masked. So rows
-  may be padded on the left, on the right or in between.
+  The batch is the first axis of every array, so that a gather reorders sequences. Each
+  slot stores the position of its token. Padding takes a slot with position -1, which is
+  masked. So sequences may be padded on the left, on the right or in between.
 
   Attributes:
     key, value: the projections of the tokens read so far, in the layouts that products
       with them need.
     positions: the position of the token in each slot, -1 for empty slots and padding.
-    length: the number of slots taken in each row.
+    length: the number of slots taken by each sequence, padding included.
   """
 
   key: Float[Array, "B K H S"]
@@ -45,7 +45,7 @@ class KVCache(NamedTuple):
     value: Float[Array, "B M K H"],
     positions: Int[Array, "B M"],
   ) -> "KVCache":
-    """Writes M tokens into the next slots of every row.
+    """Writes M tokens into the next slots of every sequence.
 
     If the tokens do not fit and `length` is concrete, raises ValueError. Under `jit` it
     drops the tokens past the end, but counts them in `length`, so that `full` is True.
@@ -61,7 +61,7 @@ class KVCache(NamedTuple):
     return jax.vmap(KVCache._write)(self, key, value, positions)
 
   def _write(self, key_MKH, value_MKH, positions) -> "KVCache":
-    """Writes the tokens of one row, without a batch axis."""
+    """Writes the tokens of one sequence, without a batch axis."""
     num_new = len(positions)
     slots = self.length + jnp.arange(num_new)
     key_KHM = key_MKH.transpose(1, 2, 0)
@@ -73,7 +73,7 @@ class KVCache(NamedTuple):
 
   @property
   def full(self) -> Bool[Array, " B"]:
-    """Returns which rows have dropped tokens."""
+    """Returns for which sequences `append` dropped tokens: the cache was too small."""
     return self.length > self.positions.shape[1]
 
 
@@ -220,11 +220,12 @@ class MultiHeadAttention(nnx.Module):
     """Reads M more tokens into the cache, and attends causally from them.
 
     `positions` are absolute, and -1 for padding. Reading tokens at once or one by one
-    gives the same results as a full causal pass. Rows become NaN if the cache is too
-    small for them. A mask excludes slots, such as the tokens of other hypotheses.
+    gives the same results as a full causal pass. If the cache is too small for a
+    sequence, its results become NaN. A mask excludes slots, such as the tokens of other
+    hypotheses.
 
-    A rolling cache of W slots never becomes full. It gives the same as a full pass with
-    `is_causal=True, local_window_size=(W - 1, 0)`, and takes no mask:
+    A rolling cache of W slots never becomes full. Its results equal those of a full
+    pass with `is_causal=True, local_window_size=(W - 1, 0)`. It takes no mask:
 
     >>> layer = MultiHeadAttention(8, 2, rngs=nnx.Rngs(0))
     >>> cache = layer.init_rolling_cache(batch_size=1, window=4)
@@ -246,7 +247,7 @@ class MultiHeadAttention(nnx.Module):
     mask = is_token_B11S if mask is None else mask & is_token_B11S
     num_slots = is_token.shape[1]
     sizes = [num_slots]
-    # Only for few tokens, as in decoding, does it attend to a part of the cache. For a
+    # It attends to a part of the cache only for few tokens, as in decoding. For a
     # prompt, compiling a branch for each size would take longer than it saves.
     if x.shape[1] <= 8 and not self.sow_weights:
       sizes = _part_sizes(num_slots)

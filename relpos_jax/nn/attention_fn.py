@@ -24,23 +24,28 @@ class RelativeAttention(nnx.Module):
   existing tables or other positions, such as `T5Positions(num_heads, rngs=rngs)`, give
   `positions=` instead of `max_distance` and `head_width`.
 
-  In decoding with flax's cache, flax passes one query without its position. So set
-  `self_attention=True`, or give the position: as `input_positions` to the layer (flax
-  0.12.12), or by `nnx.view(model, query_positions=...)` to a complete model, which may
-  use `nnx.scan`. Slot j of the cache has position j, unless you give `key_positions` in
-  the same way. If there are as many queries as keys, both have positions 0, 1, 2, ...
-  by default.
+  If there are as many queries as keys, both have positions 0, 1, 2, ... by default. In
+  decoding with flax's cache, flax passes one query without its position. Then do one of
+  the following:
 
-  Unlike flax, dropout draws each weight independently and ignores `broadcast_dropout`.
-  Softmax is computed in float32, or float64 for float64 inputs, and a fully masked
-  query gets zero.
+  - Set `self_attention=True`.
+  - Pass `input_positions` to the layer (flax 0.12.12).
+  - Call `nnx.view(model, query_positions=...)` for a complete model, which may use
+    `nnx.scan`.
+
+  Slot j of the cache has position j, unless you pass `key_positions` to the layer or to
+  `nnx.view`.
+
+  Dropout differs from flax: it draws each weight independently and ignores
+  `broadcast_dropout`. Softmax is computed in float32, or float64 for float64 inputs,
+  and a fully masked query gets zero.
 
   Args:
     max_distance: k, the distance at which positions are clipped.
     head_width: H, `qkv_features / num_heads` of the layer.
-    self_attention: whether a single query with a cache has the position of the last key
-      that the mask allows, as flax's layers make it in decoding. Do not set it for
-      cross-attention.
+    self_attention: whether the position of a single query with a cache is the last one
+      that the mask allows. Flax's layers make such a mask in decoding. Do not set it
+      for cross-attention.
     logits_soft_cap, implementation: as in `dot_product_attention`.
     positions: existing tables, or other positions; None makes new tables.
     options: for `RelativePositionTables`: num_heads, keys, values, beyond, left,
@@ -127,9 +132,9 @@ class RelativeAttention(nnx.Module):
   ) -> Float[Array, "*B T N H"]:
     """Attends like `nnx.dot_product_attention`.
 
-    Bias and mask broadcast to [*B, N, T, S]. If `module` is given, it sows the weights
-    before dropout as the module's `attention_weights`. `attend_as_flax` has the other
-    options. Raises TypeError if a Linen layer calls it.
+    Bias and mask broadcast to [*B, N, T, S]. If `module` is given, the weights before
+    dropout are sown in it as `attention_weights`. The other options are those of
+    `attend_as_flax`. Raises TypeError if a Linen layer calls this method.
     """
     if qk_attn_weights_einsum is not ...:  # only Linen's layers have it
       raise TypeError(
@@ -154,7 +159,7 @@ class RelativeAttention(nnx.Module):
 class _Hook(Protocol):
   """Declares the attributes that `attend_as_flax` reads from a `RelativeAttention`.
 
-  NNX and Linen have a class of this name each, and both have these attributes.
+  Two classes have this name, one for NNX and one for Linen. Both have the attributes.
   """
 
   query_positions: Any
@@ -188,11 +193,11 @@ def attend_as_flax(
 ) -> Float[Array, "*B T N H"]:
   """Calls the operator with the arguments that flax passes to an `attention_fn`.
 
-  It casts query, key and value to `dtype`. A mask may hold numbers, where 0 masks.
-  `hook` is an NNX or Linen `RelativeAttention`. Its positions apply if flax passes
-  none. `arguments` is the method `Positions.arguments`. If there is a `module`, sows
-  the weights in its `collection`. Raises NotImplementedError for settings that the
-  operator lacks.
+  Casts query, key and value to `dtype`. A mask may hold numbers, where 0 masks. `hook`
+  is an NNX or Linen `RelativeAttention`; its positions apply if flax passes none.
+  `arguments` is the method `Positions.arguments` of its tables or other positions. If
+  there is a `module`, the weights are sown in this module's `collection`. Raises
+  NotImplementedError for settings that the operator lacks.
   """
   for name, setting in unsupported.items():
     if setting is not None:
@@ -226,7 +231,7 @@ def attend_as_flax(
 
 
 def _precision_name(precision: Any) -> str | None:
-  """Converts a precision as in flax to a name for JAX; None is JAX's default."""
+  """Converts a precision from flax to a name for JAX; None becomes JAX's default."""
   if isinstance(precision, tuple):
     (precision,) = {*precision}  # both operands must have the same
   if not precision:
@@ -246,8 +251,8 @@ def _positions(
 ) -> tuple[Array | None, Array | None, Array | None]:
   """Returns query positions, key positions and query offset for the operator.
 
-  They come from the call, or else from the hook. Without either, raises ValueError,
-  unless there are as many queries as keys.
+  Positions come from the call, or else from the hook. If neither gives query positions,
+  and there are not as many queries as keys, they come from `_position_in_cache`.
   """
   *batch, num_queries, _, _ = query.shape
   num_keys = key.shape[-3]
@@ -271,7 +276,8 @@ def _position_in_cache(
 ) -> Array:
   """Returns the position of the last key that the one query may attend to.
 
-  In cached decoding, flax's layers make a mask but pass no position.
+  In cached decoding, flax's layers make a mask but pass no position. Raises ValueError
+  without a mask, for several queries, or if `self_attention` is not set.
   """
   if hook.self_attention and num_queries == 1 and mask is not None:
     last_BN1 = num_keys - 1 - jnp.argmax(mask[..., ::-1], axis=-1)
@@ -286,7 +292,7 @@ def _position_in_cache(
 def _broadcast_positions(
   name: str, positions: ArrayLike | None, batch: list[int]
 ) -> Array | None:
-  """Broadcasts positions to the batch, or returns `[T]` if all rows share them."""
+  """Broadcasts positions to the batch, or returns `[T]` if all sequences share them."""
   if positions is None:
     return None
   positions = as_array(name, positions)

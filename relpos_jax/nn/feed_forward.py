@@ -89,8 +89,8 @@ def drop(
 ) -> Float[Array, "*B D"]:
   """Zeroes each number with probability `rate`, and divides the others by 1 - rate.
 
-  Without `rngs` it returns x. A hash of the index decides for each number, since on a
-  CPU the random bits of flax's dropout take 8 to 22% of a training step.
+  Without `rngs` it returns x. A hash of a number's index decides whether to drop it,
+  since on a CPU the random bits of flax's dropout take 8 to 22% of a training step.
   """
   if rngs is None or rate == 0:
     return x
@@ -107,9 +107,9 @@ def shard_leading(x: Array, letters: str) -> Array:
   """Shards the leading axes of x, named by `letters`, over the mesh in context.
 
   Layers call it on activations [B, T, D] ("BT") and embedding tables [V, D] ("N").
-  Otherwise the compiler might move activations between devices instead of parameters,
+  Without it, the compiler might move activations between devices instead of parameters,
   which are sharded over D. An axis that the mesh does not divide is replicated. Returns
-  x if there is no mesh in context, or if no axis would be left.
+  x unchanged if there is no mesh in context, or if `letters` name all axes of x.
   """
   shards = axes_in_context()
   if not any(shards.values()) or x.ndim <= len(letters):

@@ -12,8 +12,8 @@ class RollingCache(NamedTuple):
   """Stores the last W tokens of an attention layer that attends to W tokens.
 
   The token at position p is in slot p mod W, so the cache never fills. Positions are
-  stored, and distances stay exact. Every leaf has the batch first, so a gather reorders
-  rows. An empty slot has position -1.
+  stored, so that distances stay exact. The batch is the first axis of every array, so
+  that a gather reorders sequences. An empty slot has position -1.
   """
 
   key: Float[Array, "B W K H"]
@@ -31,9 +31,9 @@ class RollingCache(NamedTuple):
     value: Float[Array, "B M K H"],
     positions: Int[Array, "B M"],
   ) -> "RollingCache":
-    """Appends M new tokens to the slots, without writing them to slots.
+    """Returns the cached tokens followed by M new ones, without storing the new ones.
 
-    The result has W + M tokens: all that the new ones may attend to.
+    The new tokens may attend to these W + M tokens, and to no others.
     """
     new = RollingCache(key, value, positions)
     return jax.tree.map(lambda old, x: jnp.concatenate([old, x], 1), self, new)
@@ -44,9 +44,10 @@ class RollingCache(NamedTuple):
     value: Float[Array, "B M K H"],
     positions: Int[Array, "B M"],
   ) -> "RollingCache":
-    """Writes M tokens over the oldest slots. Padding, at position -1, is left out."""
+    """Writes M tokens to their slots; padding, at position -1, is left out."""
     newest = jnp.max(positions, axis=1, keepdims=True)
-    # Of more than W tokens only the last have a slot: two writes to one have no order.
+    # Of more than W tokens, only the last W are written: if two tokens were written to
+    # the same slot, either might stay.
     is_kept = (positions >= 0) & (positions > newest - self.window)
     slots = jnp.where(is_kept, positions % self.window, self.window)
     new = RollingCache(key, value, positions)

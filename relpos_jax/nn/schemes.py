@@ -1,4 +1,4 @@
-"""Published position schemes other than Shaw's, for a layer's `positions`."""
+"""Published relative and rotary positions other than Shaw's, for attention layers."""
 
 from typing import Any, Literal
 
@@ -29,8 +29,8 @@ from relpos_jax.typing import Array, ArrayLike, Float
 class T5Positions(Positions):
   """Owns T5's relative position biases by distance bucket, `[num_buckets, N]`.
 
-  Raffel et al. 2020, section 2.1. T5's layers share them. T5 has no scale: to load its
-  weights, multiply the query projection by H**0.5.
+  Raffel et al. 2020, section 2.1. In T5, all layers share one such table. T5 has no
+  scale: to load its weights, multiply the query projection by H**0.5.
 
   Args:
     num_heads: N.
@@ -128,7 +128,7 @@ class TransformerXLPositions(Positions):
 
   Dai et al. 2019, section 3.3: logits are q_i . k_j + q_i . r_ij + u . k_j + v . r_ij,
   all scaled, and r_ij is the projected sinusoid of the distance i - j. The paper does
-  not clip distances: for the same, give the longest length as `max_distance`.
+  not clip distances: to do the same, give the longest length as `max_distance`.
 
   Args:
     width: the width of the sinusoids, an even number.
@@ -180,12 +180,12 @@ class TransformerXLPositions(Positions):
 
 
 class ContentPositions(Positions):
-  """Owns a vector of low width for each distance, and projections of queries to it.
+  """Owns a vector of width P for each distance, and projects queries to width P.
 
-  It adds (q_i W) . w[j - i] to the logit, and nothing beyond the table. Each head has
-  its own W, [H, P]. All heads share the vectors w, of width P = `rank`. Inkling
-  (Thinking Machines 2026) has the same term, but projects the layer's input in place of
-  the query.
+  It adds (q_i W) . w[j - i] to the logit, and nothing for distances beyond the table.
+  Each head has its own matrix W, [H, P]. All heads share the vectors w. P is `rank`.
+  Inkling (Thinking Machines 2026) has the same term, but projects the layer's input in
+  place of the query.
 
   >>> bank = ContentPositions(4, 8, 16, rngs=nnx.Rngs(0))
   >>> q = k = jnp.ones((2, 5, 4, 8))
