@@ -74,8 +74,9 @@ def _weighted_sum(
 def attention_weights(inputs: Inputs, logits_of: Logits) -> tuple[Array, Array | None]:
   """Computes p_ij = softmax_j(logits), [B, N, T, S]; zero for a fully masked query.
 
-  If the call asks for it, also returns the residual [B, T, N]: the log-sum-exp of the
-  logits, sinks included, or -inf for a fully masked query.
+  With `weights="silu"`, p_ij = SiLU(logit) / n. If the call asks for it, also returns
+  the residual [B, T, N]: the log-sum-exp of the logits, sinks included, or -inf for a
+  fully masked query.
   """
   logits = _masked_logits(inputs, logits_of)
   if inputs.silu_divisor is not None:
