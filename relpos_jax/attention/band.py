@@ -137,9 +137,10 @@ def _has_vectors(inputs: Inputs, relation: ByDistance) -> bool:
 
 
 def _wide_tables(inputs: Inputs, plan: Plan) -> tuple[Tables, tuple[Array, ...]]:
-  """Returns the tables that tiles multiply, and the vectors for `Queries.others`.
+  """Returns the `Tables` that each tile multiplies, and the vectors `Queries.others`.
 
-  Both are empty if tables are not wide: see `_has_wide_tables`.
+  Tiles multiply tables only if these have more rows than a tile has distances: see
+  `_has_wide_tables`. Otherwise both results are empty.
   """
   if plan.first_distance is None:
     return Tables(), ()
@@ -299,8 +300,13 @@ def attend_on_devices(
 ) -> Any:
   """Computes attention with the queries of a sequence sharded over devices.
 
-  The mesh axes `names` shard the queries along their sequence. `names_of_keys` shard
-  the keys. Each device calls `attend` with the plan and its shards.
+  Calls `attend(plan, floats, marks)` on each device. `floats` and `marks` are the
+  device's shards of the arrays from `prepare`, and `attend` returns the `Results` for
+  the device's queries.
+
+  `names` are the mesh axes that shard the queries along their sequence, and
+  `names_of_keys` those that shard the keys. If `names_of_keys` is empty, every device
+  has all keys.
   """
   plan, floats, marks = prepare(inputs)
   batch_axes, head_axes = axes_of_heads(inputs.explicit, inputs.key.shape)

@@ -371,10 +371,11 @@ class _ProjectedKeys(KeyBias):
 
 
 def _deberta_table(buckets: ArrayLike, max_distance: int) -> Float[Array, "R ..."]:
-  """Returns a row for each distance j - i from -max_distance to max_distance.
+  """Makes a table with a row for each distance from -max_distance to max_distance.
 
-  The bucket of a row is the authors' `make_log_bucket_position` of i - j, clipped to
-  the rows of `buckets`.
+  Each row is a copy of a row of `buckets`. As in the authors' code, the row of distance
+  j - i has the index `make_log_bucket_position(i - j)` + len(buckets) / 2 in `buckets`,
+  clipped to the rows that exist.
   """
   buckets = jnp.asarray(buckets)
   num_rows, exact = len(buckets), len(buckets) // 4

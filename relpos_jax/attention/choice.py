@@ -41,7 +41,7 @@ class Implementation(NamedTuple):
   device: str | None = None
 
   def is_compiled(self) -> bool:
-    """Returns whether the target platform runs it compiled, not interpreted."""
+    """Returns whether it is compiled, not interpreted, on the target platform."""
     return self.device in (None, target_platform())
 
 
@@ -107,16 +107,18 @@ CUDNN = "cudnn"
 # passes. Little was timed on other devices: there the choice follows the costs that the
 # TPU compiler reports, results/tpu_costs.md.
 def _is_timed_on_gpu(inputs: Inputs) -> bool:
-  """Returns whether the kernel "pallas_gpu" was the fastest in calls like this one.
+  """Returns whether "pallas_gpu" was the fastest in timed calls like this one.
 
   The timed calls are causal self-attention in bfloat16 on one H200, with head width 64
   and 1,024 to 4,096 tokens. They have no relations, or relations with 18 table rows.
-  Longer sequences and more rows are accepted, too: up to one row per 16 tokens, if the
-  logits by row take at most 1 GiB.
+  Calls with longer sequences or more rows count, too, if they have at most one row per
+  16 tokens, and if their logits by row take at most 1 GiB.
 
-  Times of forward and backward passes, divided by the time of jax.nn without relations:
-  with relations 0.54 at 1,024 tokens and 0.40 at 4,096; without relations 0.29 and
-  0.27. See results/attention.md.
+  A forward and a backward pass of the kernel took this fraction of the time that jax.nn
+  took without relations (results/attention.md):
+
+  - with relations: 0.54 at 1,024 tokens and 0.40 at 4,096
+  - without relations: 0.29 at 1,024 tokens and 0.27 at 4,096
   """
   if target_device().device_kind != "NVIDIA H200" or num_target_devices() > 1:
     return False
@@ -135,10 +137,12 @@ def _is_timed_on_gpu(inputs: Inputs) -> bool:
 def _is_timed_with_cudnn(inputs: Inputs) -> bool:
   """Returns whether cuDNN was the fastest, in a call that `_is_timed_on_gpu` accepts.
 
-  It was from 2,048 tokens on, in calls without relations and with no option except
-  causality. Times of forward and backward passes, divided by the time of jax.nn: cuDNN
-  takes 0.25 at 2,048 tokens and 0.22 at 4,096, and the kernel takes 0.28 and 0.27. See
-  results/attention.md.
+  It was the fastest from 2,048 tokens on, without relations and with no option except
+  causality. A forward and a backward pass took this fraction of jax.nn's time
+  (results/attention.md):
+
+  - cuDNN: 0.25 at 2,048 tokens and 0.22 at 4,096
+  - the kernel: 0.28 at 2,048 tokens and 0.27 at 4,096
   """
   masks = inputs.mask, inputs.query_mask, inputs.key_mask, inputs.query_segment_ids
   options = *masks, inputs.bias, inputs.window
@@ -157,15 +161,20 @@ def _num_pairs(inputs: Inputs) -> int:
 def _is_long(inputs: Inputs) -> bool:
   """Returns whether there are enough keys to prefer `chunked`.
 
-  On a CPU, `chunked` is preferred from 64 keys on, or from 512 if queries are few. It
-  is slower than `per_position` at 32 tokens. At 64 tokens it takes 1 to 1.3 times as
-  long, depending on the processor, and half of the memory. At 512 it is faster:
-  results/attention.md. In calls without a band, `chunked` takes twice as long as with
-  one, so it is preferred only from 16 MiB of weights on.
+  On a CPU, `chunked` is preferred from 64 keys on, or from 512 if queries are few. Here
+  it is compared with `per_position` (results/attention.md):
 
-  On other devices, `chunked` is preferred from 1 GiB of weights per device on. With
-  fewer weights, `projected` moves the fewest bytes. It needs three times the memory of
-  the weights for temporary arrays: at 1 GiB, this is 3 of the 16 GB of a TPU v5e.
+  - At 32 tokens it is slower.
+  - At 64 tokens it takes half the memory, and 1 to 1.3 times as long, depending on the
+    processor.
+  - At 512 tokens it is also faster.
+
+  Without a band (band.py), `chunked` takes twice as long. In such calls on a CPU, it is
+  preferred only if the weights take 16 MiB or more.
+
+  On other devices, `chunked` is preferred if the weights take 1 GiB or more per device.
+  With fewer weights, `projected` moves the fewest bytes. Its temporary arrays take
+  three times the memory of the weights: for 1 GiB, 3 of the 16 GB of a TPU v5e.
   """
   if target_platform() == "cpu":
     if band.unsupported(inputs):
@@ -192,7 +201,7 @@ def _is_plain(inputs: Inputs) -> bool:
 
 
 def _has_small_gather(inputs: Inputs) -> bool:
-  """Returns whether `per_position` is preferred: it gathers a vector for each pair.
+  """Returns whether to prefer `per_position`, which gathers a vector for each pair.
 
   It is preferred on a CPU, with fewer than 64 keys and one `RelativePositions`, if the
   vectors take no more memory than the weights.

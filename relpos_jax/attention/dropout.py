@@ -28,11 +28,13 @@ def keep(seeds: Array, rows: Array, columns: Array, rate: float) -> Bool[Array, 
 
 
 def from_row(seeds: Array | None, first: int | Int[Array, "*#B"]) -> Array | None:
-  """Returns seeds [B, N] for rows that are counted from `first` instead of from 0.
+  """Shifts the numbers of rows by `first`; returns seeds [B, N] for `keep`.
 
-  With these seeds, `keep` drops the same weights as with `seeds` and rows from 0 on.
-  This lets a block of queries drop the same weights as the whole array. A block that
-  begins at row s of the array, and counts its own rows from 0, needs `first = -s`.
+  Row `first + i` under the new seeds drops the same weights as row i under `seeds`.
+
+  For example, a block of queries begins at row s of an array, and numbers its own rows
+  from 0. It passes `first=-s`. Then row i under the new seeds drops the same weights as
+  row s + i under `seeds`, so the block drops the same weights as the whole array.
   """
   if seeds is None or (isinstance(first, int) and first == 0):
     return seeds

@@ -1,4 +1,4 @@
-"""Relations by a function of each pair of query and key."""
+"""Relations defined by a function of each pair of query and key."""
 
 import dataclasses
 import functools
@@ -165,16 +165,16 @@ def _with_one_batch_axis(name: str, x: Array, batch: Shape, tokens: Shape) -> Ar
 
 
 class PairProgram:
-  """Wraps a traced function, so that functions with the same program are equal.
+  """Wraps a traced function; two wrappers with equal printed programs are equal.
 
-  JAX compares plain functions by identity. So a compiled call would keep the values
-  that the function closed over at its first call, such as the weights of a module. In a
-  `PairProgram`, arrays that the function closes over are arguments.
+  JAX compares plain functions by identity. Suppose that a function closes over arrays,
+  such as the weights of a module. Then a compiled call would keep the arrays of its
+  first call. In a `PairProgram` these arrays become arguments.
 
-  Two programs are equal if their texts are equal. The text does not show callbacks, nor
-  arrays that an inner `jax.jit` closes over, so these must be the same objects. If the
-  function uses `jax.custom_vjp` or `jax.custom_jvp`, its derivatives must have equal
-  texts, too.
+  A printed program shows neither callbacks nor the arrays that an inner `jax.jit`
+  closes over. So these must be the same objects in both programs. If the function uses
+  `jax.custom_vjp` or `jax.custom_jvp`, the printed programs of the derivatives must be
+  equal, too.
   """
 
   def __init__(
@@ -212,8 +212,8 @@ def _trace_derivative(
 ) -> core.ClosedJaxpr:
   """Traces a function's gradient with respect to the parameters and the data.
 
-  If the function uses `jax.custom_vjp` or `jax.custom_jvp`, the text of this program
-  shows their rules. The text of the function does not.
+  The rules of `jax.custom_vjp` and `jax.custom_jvp` show when this program is printed,
+  but not when the program of the function is printed.
   """
 
   def differentiate(params, i, j, *data):
@@ -248,7 +248,7 @@ def _primitives(jaxpr: core.Jaxpr) -> set[str]:
 
 
 def _hidden_in(jaxpr: core.Jaxpr) -> Iterator[Any]:
-  """Yields what the text of a program does not show: callbacks and inner constants."""
+  """Yields what a printed program does not show: callbacks and inner constants."""
   for equation in _equations(jaxpr):
     if "callback" in equation.primitive.name:
       yield equation.params

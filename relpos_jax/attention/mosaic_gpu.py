@@ -1,8 +1,8 @@
 """Attention by fused kernels for Hopper GPUs, in Pallas with Mosaic.
 
 This module pads the arrays to blocks, multiplies queries by the tables, and calls the
-kernels in mosaic_gpu_kernels.py for the output and for its derivative. The kernels were
-interpreted on a CPU, with checks for races, and never ran on a GPU.
+kernels in mosaic_gpu_kernels.py for the output and for its derivative. The kernels have
+been run only in interpret mode on a CPU, with race detection; never on a GPU.
 """
 
 import functools

@@ -1,8 +1,8 @@
 """The GPU kernels in Mosaic, for Hopper: one for the output, two for the gradients.
 
-They were interpreted on a CPU, with checks for races, and never ran on a GPU. The
-checks find a missing wait for a copy. They find neither a missing `commit_smem` nor a
-warp that overtakes another.
+They have been run only in interpret mode on a CPU, with race detection; never on a GPU.
+Race detection finds a missing wait for a copy. It finds neither a missing `commit_smem`
+nor a warp that overtakes another.
 
 A tile is a block of 64 queries and a block of 64 keys. It is *mixed* if it touches the
 band (band.py), where the relative term depends on the distance. All other tiles are
@@ -60,8 +60,8 @@ class KernelPlan(NamedTuple):
   is_causal: bool
   dropout_rate: float
   has_values: bool  # whether there is a value table
-  # Whether to run on a CPU with checks for races, without a GPU. The interpreter takes
-  # weights in shared memory only. A GPU multiplies them from registers.
+  # Whether to interpret the kernels on a CPU, with race detection. The interpreter
+  # takes weights in shared memory only. A GPU multiplies them from registers.
   interpret: bool
 
   @property
@@ -433,7 +433,11 @@ def _logits(operands: Arrays, buffers: Arrays, tile: _Tile) -> Float[Array, "Q S
 
 
 def _terms(operands: Arrays, name: str, tile: _Tile) -> Float[Array, "Q S"]:
-  """Loads a number for each pair of a mixed tile, or for each query of other tiles."""
+  """Loads the terms of a tile, one for each pair; `name` is "logit" or "d_weight".
+
+  A mixed tile has a different term for each pair. In any other tile, a query has one
+  term for all keys.
+  """
   if tile.side == "mixed":
     return tile.load(operands, f"{name}_tiles")
   return _column(tile.load(operands, f"{name}_{tile.side}"))

@@ -101,7 +101,7 @@ def dot_product_attention(
     key: `[B, S, K, H]`. N is a multiple of K: consecutive query heads share a key head.
     value: `[B, S, K, V]`, with any width V. Value tables have the same width.
     bias: floating numbers that are added to the scaled logits. Any rank that broadcasts
-      to `[B, N, T, S]`. Numbers below -1.2e38 mask.
+      to `[B, N, T, S]`. Entries below -1.2e38 mask the pair.
     mask: bool, True where a query attends to a key. Broadcasts like a bias.
     relations: `RelativePositions`, `EdgeLabels` or `EdgeFeatures`, which define a_ij.
       Or a term of the logits: `DistanceBias`, `LinearBias`, `ContentBias`, `KeyBias`,
@@ -125,15 +125,15 @@ def dot_product_attention(
       2**31; their distances are still right. If several sequences are packed into one,
       give segment ids, but no positions: packing does not change the distances within a
       segment.
-    key_positions: integers `[B, S]` or `[S]`, `arange(S)` by default. Mask the unused
-      slots of a cache.
+    key_positions: integers `[B, S]` or `[S]`, `arange(S)` by default. The caller must
+      mask unused slots of a cache.
     query_offset: an integer or integers `[B]`, instead of positions: queries are at
       query_offset, query_offset + 1, ..., keys at 0, 1, ... Every implementation
       supports it. So prefer it for chunked prefill, decoding with a cache, and shards
       of a sequence. Within `jax.jit` a Python int is static. The range is -2**30 to
       2**30; for traced offsets, distances must fit in 32 bits. Without an offset or
-      positions, a single query is at position 0, as in jax.nn. Under causality it then
-      attends to the first key alone; with relations, such a call warns.
+      positions, a single query is at position 0, as in jax.nn. With `is_causal` it then
+      attends only to the first key; if there are relations, a warning is issued.
     query_seq_lengths: integers `[B]`, or one for all. Queries past the length of their
       sequence get zero, as in jax.nn.
     key_value_seq_lengths: integers `[B]`, or one for all. Keys past the length of their
@@ -146,13 +146,14 @@ def dot_product_attention(
     dropout_key: `jax.random.key`, or an old `PRNGKey`. Needed if the rate is positive.
     implementation: a name, or None to choose one; `explain` says which one, and why.
 
-      None chooses "chunked" for long sequences. On CPUs, sequences are long from 64
-      keys on. None chooses a kernel or cuDNN only on one H200, for causal
-      self-attention in bfloat16 with head width 64. Then it chooses the kernel
-      "pallas_gpu" from 1,024 tokens on. From 2,048 tokens on, it chooses cuDNN through
-      jax.nn if the call has neither relations nor masks.
+      None chooses "chunked" for long sequences. On CPUs, 64 keys or more count as long.
 
-      The choice is for JAX's default device. If that is an H200 and the arrays are on
+      A kernel or cuDNN is chosen only on a single H200, for causal self-attention in
+      bfloat16 with head width 64. From 1,024 tokens on, it is the kernel "pallas_gpu".
+      From 2,048 tokens on, it is cuDNN through jax.nn if the call has neither relations
+      nor masks.
+
+      The choice is for JAX's default device. If that is an H200, but the arrays are on
       the CPU, name "projected" or "skew".
 
       Kernels and cuDNN have only first derivatives, in reverse mode. The same holds for
@@ -226,9 +227,9 @@ def attention_weights(
   Takes the same arguments, except `value` and `implementation`.
 
   Returns:
-    `[B, N, T, S]` (or `[N, T, S]`), float32, or float64 for float64 inputs. The weights
-    of a query sum to one, to less with `sinks`, and to zero if it is fully masked.
-    Weights of "silu" have any sum.
+    `[B, N, T, S]` (or `[N, T, S]`), float32, or float64 for float64 inputs. Each
+    query's weights sum to 1, to less than 1 with `sinks`, or to 0 if the query is fully
+    masked. With "silu" the sum is unconstrained.
 
   >>> q = k = jnp.ones((2, 4, 1, 8))
   >>> attention_weights(q, k, is_causal=True)[0, 0]

@@ -203,8 +203,8 @@ def axes_of_heads(
 def is_one_device() -> bool:
   """Returns whether traced code computes on the arrays of one device only.
 
-  It does if the mesh has one device, or if all axes of several devices are manual, as
-  within `jax.shard_map`.
+  It does if there is one device, or if every mesh axis with more than one device is
+  manual, as inside `jax.shard_map`.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:

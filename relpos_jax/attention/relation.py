@@ -83,7 +83,10 @@ class Relation:
     return self
 
   def logits(self, queries: Tokens, keys: Tokens) -> Float[Array, "#B #N T S"] | None:
-    """Computes the term of the logits, before the scale; None without a term."""
+    """Computes the relation's term of the logits, or None if it has none.
+
+    If `is_scaled`, the caller multiplies the term by the scale.
+    """
     return None
 
   def values(
@@ -95,9 +98,9 @@ class Relation:
   def gathered_logits(
     self, queries: Tokens, keys: Tokens
   ) -> Float[Array, "#B #N T S"] | None:
-    """Computes the same as `logits` in the simplest way; None without a term.
+    """Computes the same result as `logits`, in the simplest way.
 
-    It gathers the table row a_ij of every pair, if there are tables, and then
+    If there are tables, it gathers the table row a_ij of every pair, and then
     multiplies. The implementations "reference" and "per_position" call it.
     """
     return self.logits(queries, keys)
@@ -105,7 +108,7 @@ class Relation:
   def gathered_values(
     self, weights: Float[Array, "B N T S"], queries: Tokens, keys: Tokens
   ) -> Float[Array, "B T N V"] | None:
-    """Computes the same as `values` in the simplest way; None without a term.
+    """Computes the same result as `values`, in the simplest way.
 
     See `gathered_logits`.
     """

@@ -99,7 +99,10 @@ class Results(NamedTuple):
 
 
 class Sums(NamedTuple):
-  """Holds sums over keys of w = exp(logit - maximum) and of products with w."""
+  """Holds each query's sums over keys, as in an online softmax.
+
+  A pair has w = exp(logit - maximum). Its weight is w / total.
+  """
 
   maximum: Float[Array, "*B T"]  # the largest logit so far
   total: Float[Array, "*B T"]  # sums of w
@@ -408,10 +411,12 @@ def _band_of_tile(plan: Plan) -> Band:
 
 
 def _take(plan: Plan, sides: Sides, slices: Sides) -> Sides:
-  """Slices the sides that have slices, and moves heads before tokens.
+  """Slices the arrays of each side that has an entry in `slices`.
 
-  If a block has heads of one sequence, its axes of sequences are dropped, since XLA's
-  CPU compiler splits outer axes among its threads.
+  Other sides are returned as they are. In slices, the head axis comes before the token
+  axis; see `Sides` for pairs. If the heads of a block all belong to one sequence, its
+  two batch axes of size 1 are dropped, because XLA's CPU compiler splits outer axes
+  among its threads.
   """
 
   def take(x: Array, side_slices: Slices) -> Array:
@@ -428,7 +433,10 @@ def _take(plan: Plan, sides: Sides, slices: Sides) -> Sides:
 
 
 def _put(plan: Plan, sides: Sides, parts: Sides, slices: Sides) -> Sides:
-  """Writes parts, as returned by `_take`, to their slices of the sides."""
+  """Writes parts, as `_take` returns them, to their slices of the sides.
+
+  A side without an entry in `slices` is replaced by its part.
+  """
   axis = 0 if plan.heads else 2
 
   def put(x: Array, part: Array, side_slices: Slices) -> Array:

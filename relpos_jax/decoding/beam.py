@@ -219,10 +219,11 @@ def _final_scores(
 def _candidates(
   search: Search, decode: Decode, pad: int
 ) -> tuple[Hypotheses, Array, Array, PyTree]:
-  """Computes the 2W best extensions of live hypotheses by one token; 1 if W is 1.
+  """Finds the 2W best extensions of the live hypotheses by one token.
 
-  Returns the extended hypotheses, their last tokens [B, 2W], the indices [B, 2W] of the
-  hypotheses that they extend, and the new cache.
+  If W is 1, it finds only the best one. Returns the extended hypotheses, their last
+  tokens [B, 2W], the indices [B, 2W] of the live hypotheses that they extend, and the
+  new cache from `decode`.
   """
   tokens, scores = search.live
   position = search.length[:, None, None]

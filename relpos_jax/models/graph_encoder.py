@@ -68,7 +68,7 @@ class GraphEncoderConfig(LayersConfig):
 
   @property
   def num_table_rows(self) -> int:
-    """Returns the number of labels: of edges, reverse edges, and edges to oneself."""
+    """Returns the number of labels of edges, reverse edges and self-loops."""
     return self.num_edge_labels * self.num_directions + 1
 
 
@@ -155,7 +155,11 @@ class GraphEncoder(nnx.Module):
 
 
 class _NodeEmbedding(nnx.Module):
-  """Embeds nodes by their labels, features, and places in the pair to classify."""
+  """Embeds nodes by their labels and features.
+
+  For head "pair", it also adds one vector to the first node of the pair to classify,
+  and another vector to the second.
+  """
 
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
     embed = functools.partial(
@@ -269,12 +273,12 @@ class _Head(nnx.Module):
 def complete(
   graphs: GraphBatch, config: GraphEncoderConfig
 ) -> tuple[Array, Array, Array, Array]:
-  """Adds an edge from each node to itself and, if the config says so, reverse edges.
+  """Adds a self-loop to each node and, if the config says so, reverse edges.
 
   Returns the senders, receivers and labels of all edges, [B, X], and their features,
   [B, X, Y]. For M edges of T nodes with F features, X is M + T and Y is F. With reverse
   edges, X is 2 M + T and Y is 2 F. The label of a reverse edge is the label of the edge
-  plus `num_edge_labels`. Edges from a node to itself have the last label.
+  plus `num_edge_labels`. Self-loops have the last label.
 
   If several edges join the same pair, each of them gets the mean of their features. So
   the operator, which takes such a mean again, does not change it. With reverse edges

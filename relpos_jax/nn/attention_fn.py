@@ -130,11 +130,11 @@ class RelativeAttention(nnx.Module):
     qk_attn_weights_einsum: object = ...,
     **options,
   ) -> Float[Array, "*B T N H"]:
-    """Attends like `nnx.dot_product_attention`.
+    """Computes attention in place of `nnx.dot_product_attention`.
 
-    Bias and mask broadcast to [*B, N, T, S]. If `module` is given, the weights before
-    dropout are sown in it as `attention_weights`. The other options are those of
-    `attend_as_flax`. Raises TypeError if a Linen layer calls this method.
+    Bias and mask broadcast to [*B, N, T, S]. If `module` is given, its method `sow`
+    stores the weights before dropout in it, as `attention_weights`. `options` are other
+    arguments of `attend_as_flax`. Raises TypeError if a Linen layer calls this method.
     """
     if qk_attn_weights_einsum is not ...:  # only Linen's layers have it
       raise TypeError(
@@ -157,9 +157,9 @@ class RelativeAttention(nnx.Module):
 
 @runtime_checkable
 class _Hook(Protocol):
-  """Declares the attributes that `attend_as_flax` reads from a `RelativeAttention`.
+  """Declares the attributes of `RelativeAttention` that `attend_as_flax` reads.
 
-  Two classes have this name, one for NNX and one for Linen. Both have the attributes.
+  There is such a class in relpos_jax.nn, and another one in relpos_jax.linen.
   """
 
   query_positions: Any
@@ -196,7 +196,7 @@ def attend_as_flax(
   Casts query, key and value to `dtype`. A mask may hold numbers, where 0 masks. `hook`
   is an NNX or Linen `RelativeAttention`; its positions apply if flax passes none.
   `arguments` is the method `Positions.arguments` of its tables or other positions. If
-  there is a `module`, the weights are sown in this module's `collection`. Raises
+  there is a `module`, its method `sow` stores the weights in `collection`. Raises
   NotImplementedError for settings that the operator lacks.
   """
   for name, setting in unsupported.items():
