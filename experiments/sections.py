@@ -296,9 +296,12 @@ _ONLY = " only"  # ends the names of configurations with positions in one stack
 
 
 def _describe_lengths(sweep: str, records: Records, folder: pathlib.Path) -> str:
-  """Tabulates exact matches when validation reaches a level, and after training.
+  """Makes a section with three tables of exact matches, and a picture.
 
-  The matches after training are by length; a picture shows them, too.
+  The first table is for the step at which validation first reaches a level. The other
+  tables are for the end of training, by length: one for translations that are free to
+  end, and one for translations with the lengths of their references. The picture shows
+  the matches over length.
   """
   first = _first(records)
   source = first["config"]["data.source"]

@@ -43,8 +43,8 @@ class Schedule:
 
   Attributes:
     num_per_epoch: the number of batches in an epoch, the same in every epoch.
-    shapes: the rows of a batch and the boundary, for each bucket that is not empty. A
-      step is compiled once for each shape.
+    shapes: the number of rows of a batch and their padded size, for each bucket that is
+      not empty. A step is compiled once for each shape.
     buckets: the examples of each bucket, in the order of `shapes`.
     dropped: the number of examples that are left out, because they exceed the last
       boundary.
@@ -69,12 +69,13 @@ class Schedule:
         the larger size counts.
       boundaries: the size to which each bucket's examples are padded, in increasing
         order.
-      budget: the largest size of a batch, over all devices and microbatches, before it
-        is padded to the multiples below. So a step has the same examples on any number
-        of devices.
-      multiple_of: the rows of a batch are a multiple of this: devices times
-        microbatches.
-      length_multiple_of: lengths are a multiple of this: the devices that share a row.
+      budget: the largest number of tokens or nodes in a batch, over all devices and
+        microbatches: rows times boundary. Both are then rounded up to the multiples
+        below. So a step has the same examples on any number of devices.
+      multiple_of: the number of rows of a batch is rounded up to a multiple of this:
+        devices times microbatches.
+      length_multiple_of: the length of rows is rounded up to a multiple of this: the
+        number of devices that share a row.
       seed: determines the order. None keeps buckets and examples in order.
 
     Raises InputError if no example is small enough.

@@ -1,13 +1,13 @@
 """Trains vocabularies, and converts text to token ids and back.
 
-The kind "bpe" has subwords of bytes, so it represents any text without loss. Encoding
-adds a space before a line, and decoding removes it, so that a word has the same token
-at the start of a line and inside it. A token ends where letters are followed by digits,
-signs or white space. So text that spells a special token ("</s>") is split into
-ordinary tokens.
+There are two kinds of vocabulary. The kind "bpe" has subwords of bytes, so it
+represents any text without loss. Encoding adds a space before a line, and decoding
+removes it. So a word has the same tokens at the start of a line and inside it. A token
+ends where letters are followed by digits, signs or white space. So if a text has the
+characters "</s>", they become several ordinary tokens, not the special token.
 
-The kind "words" is for text in tokens that white space separates. Tokens are unknown if
-they are not in the vocabulary, or spell a special token.
+The kind "words" is for text that white space already divides into tokens. A token is
+unknown if it is not in the vocabulary, or if it is spelled like a special token.
 """
 
 import array

@@ -38,9 +38,10 @@ class Upstream(NamedTuple):
   """Describes a published data set: the address and the SHA-256 of each file.
 
   Attributes:
-    key: the data set's key in `config.data`; its `path` may be a folder with copies.
-    where: names the published folder in messages.
-    url: the address of that folder; a file's name completes it.
+    key: the data set's key in `config.data`. A user may have copies of the files in the
+      folder `config.data.KEY.path`.
+    where: names the published files in error messages.
+    url: the start of the files' addresses. The address of a file is `url` + its name.
     files: the SHA-256 of each file, by name.
   """
 

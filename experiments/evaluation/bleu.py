@@ -53,13 +53,15 @@ def corpus_chrf(
 def paper_bleu(
   hypotheses: _Lines, references: _Lines, language: str, *, tokenized: bool = False
 ) -> Score:
-  """Computes BLEU as Vaswani et al. 2017 did, for comparison with the paper alone.
+  """Computes BLEU as Vaswani et al. 2017 did, only for comparison with their paper.
 
-  The text is in Moses tokens and cased, hyphens are split, and nothing is smoothed. The
-  result equals get_ende_bleu.sh of tensor2tensor with multi-bleu.perl. Splitting
-  compounds raises the score slightly, so never compare it with sacreBLEU. `language`,
-  such as "de", chooses the Moses tokeniser. `tokenized` says that the text is already
-  in Moses tokens.
+  The text is divided into Moses tokens, and these are split at hyphens. Case matters,
+  and nothing is smoothed. The result equals that of tensor2tensor's get_ende_bleu.sh
+  with multi-bleu.perl. Splitting at hyphens raises the score slightly, so never compare
+  it with sacreBLEU.
+
+  `language`, such as "de", chooses the Moses tokeniser. `tokenized` says that the text
+  is already in Moses tokens.
 
   >>> hypothesis, reference = "Der saftig-grüne Rasen !", "Der saftig-grüne Rasen!"
   >>> score = paper_bleu([hypothesis], [reference], "de")
@@ -110,7 +112,13 @@ def sentence_statistics(
 
 
 def join_subwords(line: str, mark: str) -> str:
-  """Joins subwords into words: inside a word, they end in `mark`, such as "@@"."""
+  """Joins the subwords of a line into words.
+
+  A subword ends in `mark` if its word goes on. An empty mark changes nothing.
+
+  >>> join_subwords("ein Ras@@ en@@ mäher", "@@")
+  'ein Rasenmäher'
+  """
   return re.sub(rf"{re.escape(mark)}(?: |\Z)", "", line) if mark else line
 
 

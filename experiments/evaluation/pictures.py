@@ -98,18 +98,18 @@ def learning_curves(
   evaluated = [line["step"] for line in metrics if "valid_loss" in line]
   panels = []
   for measure, names in measures.items():
-    curves = {side: _average_segments(metrics, name) for side, name in names.items()}
+    curves = {side: _split_into_segments(metrics, name) for side, name in names.items()}
     if not panels or any(curves.values()):
       panels.append(SpreadPanel("step", measure, curves, ticks=evaluated))
   return spread_curves(panels, path, title)
 
 
-def _average_segments(
+def _split_into_segments(
   metrics: Sequence[Mapping[str, Any]], name: str
 ) -> dict[float, list[float]]:
-  """Divides the finite values of a metric, in order of steps, into up to 40 segments.
+  """Splits the finite values of a metric into up to 40 segments, in order of steps.
 
-  Returns the values of each segment, by the mean of their steps.
+  Returns a dict from the mean step of each segment to its values.
   """
   steps = np.array([line["step"] for line in metrics])
   values = np.array([line.get(name) for line in metrics], float)  # None becomes NaN

@@ -47,7 +47,8 @@ from experiments.files import read_content, replace_file
 # The version of the computation. Raise it when a change of the code alters the numbers
 # of a run. Version 1 had other dropout masks and another rule to end beam search.
 RECIPE = 2
-# Keys that do not affect a digest: names, and folders of data with verified checksums.
+# Keys that do not affect a digest: the config's name, and folders of data with verified
+# checksums.
 _UNVERSIONED = (
   "name",
   "data.multi30k.path",
@@ -66,8 +67,8 @@ def digest(changes: Mapping[str, Any], recipe: int = RECIPE) -> str:
   """Identifies a config by 12 hex digits of a SHA-256.
 
   `changes` are the values that differ from the defaults. So a new key does not alter
-  the digest of old records, if its default means the old behaviour. Names, the order of
-  keys, and folders of data with verified checksums have no effect.
+  the digest of old records, if its default means the old behaviour. The config's name,
+  the order of keys, and folders of data with verified checksums have no effect.
 
   >>> digest({"seed": 1, "model.rate": 0}) == digest({"model.rate": 0.0, "seed": 1})
   True
@@ -82,7 +83,11 @@ def digest(changes: Mapping[str, Any], recipe: int = RECIPE) -> str:
 
 
 def without_folders(changes: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the values of a config that a digest depends on."""
+  """Returns the values of a config without its name and without folders of data.
+
+  Only folders of data with verified checksums are dropped: the data are the same in any
+  folder, so digests must not depend on it.
+  """
   values = dict(changes)
   for key in _UNVERSIONED:
     values.pop(key, None)

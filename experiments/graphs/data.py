@@ -367,7 +367,10 @@ def _check_numbers(numbers: np.ndarray, dtype: type, file: Any) -> None:
 
 
 def _make_labels(numbers: np.ndarray, default: str | None = None) -> list:
-  """Makes a label from each line: a tuple of its integers, or `default` without any."""
+  """Makes a label from each line: a tuple of the line's integers.
+
+  The label is `default` if the lines have no integers, because their file is missing.
+  """
   return [tuple(line) or default for line in numbers.tolist()]
 
 

@@ -80,7 +80,7 @@ def encode(notes: Sequence[Note]) -> Int[np.ndarray, "L"]:
 
 
 def decode(tokens: Sequence[int] | np.ndarray) -> list[Note]:
-  """Decodes any stream to notes; inverts `encode`.
+  """Decodes any stream to notes; restores the notes that `encode` was given.
 
   A repeated note on ends the note before. A note without note off ends with the stream.
   A note off for a silent pitch, and notes of length zero, are skipped. The velocity is

@@ -40,7 +40,7 @@ def encode(grid: Integer[np.ndarray, "steps 4"]) -> Int[np.ndarray, "L"]:
 
 
 def decode(tokens: Sequence[int] | np.ndarray) -> Int[np.ndarray, "steps 4"]:
-  """Decodes tokens to a grid; inverts `encode`.
+  """Decodes the tokens that `encode` returns to a grid.
 
   Begin, end and padding around the piece are skipped, and so is an incomplete last
   step.
@@ -77,13 +77,16 @@ def score(grid: Integer[np.ndarray, "steps 4"]) -> Score:
 
 
 def round_to_grid(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]:
-  """Rounds a score of four parts to a grid; inverts `score` up to silence at the end.
+  """Converts a score of four parts to a grid, with times rounded to 16th notes.
 
-  If four parts are named after `VOICES`, they are these voices, and other parts are
-  ignored. If all parts have such names but there are fewer, the missing voices are
-  silent. Four parts with other names are ordered by mean pitch, the highest first. A
-  note lasts at least one step. Of two notes that sound together in a voice, the later
-  one counts.
+  It restores the grid from which the function `voices.score` made a score. Only silence
+  at the end of the grid is lost.
+
+  Parts with the names in `VOICES` become these voices. If there are all four, other
+  parts are ignored. If there are fewer, but no other parts, the missing voices are
+  silent. Four parts with other names are ordered by mean pitch, the highest first.
+
+  A note lasts at least one step. If two notes of a voice overlap, the later one counts.
 
   Raises InputError, with `name` in the message, for any other score.
   """

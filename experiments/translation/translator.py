@@ -258,7 +258,10 @@ class _Batch(NamedTuple):
 
 
 class _Sources(NamedTuple):
-  """Holds the sentences that wait for a row; entries without a sentence come last."""
+  """Holds the sentences that wait for a row of the batch, one in each entry.
+
+  Entries without a sentence come last; their number is -1.
+  """
 
   memories: tuple[Memory, ...]
   number: Int[Array, " B"]
@@ -266,7 +269,7 @@ class _Sources(NamedTuple):
 
 
 class _Progress(NamedTuple):
-  """Holds the batch, the number of sources taken into it, and the results so far.
+  """Holds the batch, the number of sources that got a row, and the results so far.
 
   `states` and `tokens` have an entry for each number that a sentence may have.
   """
