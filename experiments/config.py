@@ -11,7 +11,7 @@ from experiments.errors import InputError
 
 
 def defaults(config: Mapping[str, Any]) -> ConfigDict:
-  """Returns the default config of a config's task; without a task, translation."""
+  """Returns the default config for the task of `config`, by default translation."""
   task = config.get("task", "translation")
   tasks = list(default.TASKS)
   if task not in tasks:
@@ -30,9 +30,9 @@ def changes(config: ConfigDict, base: ConfigDict) -> dict[str, object]:
 
 
 def own_values(config: ConfigDict) -> dict[str, object]:
-  """Returns the values that define a run: all that differ from the defaults.
+  """Returns the values that define a run: all that differ from the task's defaults.
 
-  They include the task, unless it is translation.
+  The task itself is among them only if it is not translation.
   """
   values = changes(config, defaults(config))
   if config.get("task", "translation") == "translation":
@@ -64,7 +64,7 @@ def check_keys(keys: Iterable[str], config: ConfigDict) -> None:
 
 
 def check_form(values: Mapping[str, Any] | ConfigDict, config: ConfigDict) -> None:
-  """Raises InputError if a value is None, or stands in the place of a group."""
+  """Raises InputError if a value is None, or stands in place of a nested config."""
   known = flatten(config)
   for key, value in flatten(values).items():
     is_group = known.get(key, {}) == {}
@@ -77,7 +77,7 @@ def check_form(values: Mapping[str, Any] | ConfigDict, config: ConfigDict) -> No
 def flatten(
   config: Mapping[str, Any] | ConfigDict, prefix: str = ""
 ) -> dict[str, object]:
-  """Flattens a config to values by dotted key; an empty group has the value {}."""
+  """Flattens a config to values by dotted key; an empty nested config becomes {}."""
   flat = {}
   for key, value in config.items():
     if isinstance(value, dict | ConfigDict):

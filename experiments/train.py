@@ -15,15 +15,18 @@ r"""Trains a model, scores it and draws what it learned.
 The folder --workdir holds the whole run. If the training is stopped, the same command
 resumes it from the last checkpoint. While it runs, another command cannot train in the
 same folder. The folder may be in a bucket, gs://BUCKET/RUN or s3://BUCKET/RUN; s3://
-allows one process only. Data are downloaded unless FOLDER holds them.
+allows one process only.
+
+Data are downloaded, unless a value such as config.data.multi30k.path names a folder
+that holds them.
 
 A signal stops the training, which saves a checkpoint and exits. The status is 143 for
 SIGTERM, 130 for Ctrl-C and 129 for SIGHUP, which a closed terminal sends. A second
 Ctrl-C exits at once. If the output can no longer be written, as after `| head -1`, the
 training goes on.
 
-`tensorboard --logdir=FOLDER` shows the metrics, and with the package xprof also a
-profile.
+`tensorboard --logdir=runs/sinusoidal` shows the metrics of the run in that folder, and
+with the package xprof also a profile.
 
 To train in several processes, start this command in each, as srun and mpirun do. The
 scripts in experiments/launch/ do so on clusters. All processes need the same config,

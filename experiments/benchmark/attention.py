@@ -342,7 +342,11 @@ def time_pairs(
 
 
 def choose_pairs(names: Collection[str]) -> list[tuple[str, str]]:
-  """Pairs all functions with jax.nn, and blockwise ones also with alternatives."""
+  """Chooses the pairs of functions that are timed against each other.
+
+  All functions are paired with jax.nn. Blockwise implementations are also paired with
+  two alternatives: themselves without relations, and per_position.
+  """
   pairs = [(name, STOCK) for name in names if name != STOCK]
   for name in BLOCKWISE:
     pairs += [(name, f"{name} (no relations)"), (name, "per_position")]
@@ -354,7 +358,10 @@ def choose_pairs(names: Collection[str]) -> list[tuple[str, str]]:
 
 
 def draw_section(results: Record) -> str:
-  """Draws a picture next to the file of results; returns their section of the page."""
+  """Makes the page's section on a file of results, and draws a picture next to it.
+
+  Returns the section as Markdown.
+  """
   settings, contestants = results["settings"], results["contestants"]
   cases = sorted(results["cases"], key=lambda case: case["length"])
   kinds = defaultdict(list)

@@ -1,4 +1,9 @@
-"""Tells which claims hold on a device, from the results of first_device.sh."""
+"""Tells which claims hold on a device, from the results of first_device.sh.
+
+The claims in `CLAIMS` bound the time of one attention function by the time of another.
+Two more claims are that the temporary memory of kernels stays within `KERNEL_MEMORY`,
+and that the tests on the device pass.
+"""
 
 import json
 import math
@@ -17,7 +22,10 @@ KERNEL_MEMORY = 2.0  # times the bytes of the queries
 
 
 class Claim(NamedTuple):
-  """Bounds the time of one contestant by the time of another, at a length."""
+  """Claims that the time of `name` is at most `most` times the time of `against`.
+
+  The claim is for sequences of one length.
+  """
 
   name: str
   against: str
@@ -35,9 +43,10 @@ CLAIMS = (
 
 
 def print_claims(out: pathlib.Path, device: str) -> None:
-  """Prints a table of all claims that the results of a device decide.
+  """Prints a table: each claim, what was measured, and whether the claim holds.
 
-  The results are OUT/attention/DEVICE*.json and OUT/first_device/parity*.log.
+  The measurements are in OUT/attention/DEVICE*.json, and the output of the tests is in
+  OUT/first_device/parity*. Claims without results are left out.
   """
   rows = [*_judge_tests(out / "first_device")]
   for path in sorted((out / "attention").glob(f"{device}*.json")):

@@ -165,7 +165,10 @@ def _format_ratio(
 
 
 def write_pages(out: pathlib.Path) -> None:
-  """Writes the pages of all commands in the folder `out`, from the results there."""
+  """Writes the pages of all benchmarks again, from the results in the folder `out`.
+
+  For example, out/steps.md shows the results in the folder out/steps.
+  """
   timing.rewrite_page(out / "attention", attention.draw_section)
   for name, prefix in _PREFIXES.items():
     timing.rewrite_page(out / name, make_section, prefix)

@@ -93,9 +93,9 @@ class Checkpoints(contextlib.AbstractContextManager):
     Args:
       folder: holds the checkpoints of this run alone.
       keep: how many checkpoints to keep. Older ones are deleted after each save.
-      save_every: the interval of regular saves. A checkpoint between them, which a
-        signal caused, is marked, and deleted after the next regular save. So the kept
-        checkpoints do not depend on signals.
+      save_every: the number of steps between regular saves. A signal may cause another
+        save between two of them. Its checkpoint is marked, and deleted after the next
+        save. So signals do not change which checkpoints are kept.
       rename_damaged: renames damaged steps. Only the run that owns the folder may
         do so.
 
@@ -267,9 +267,9 @@ class Checkpoints(contextlib.AbstractContextManager):
 
   @contextlib.contextmanager
   def _check_disk(self) -> Iterator[None]:
-    """Raises InputError if the disk is full or read-only, or a bucket fails.
+    """Turns errors of the disk or the bucket within a `with` block into InputError.
 
-    Deletes the files of the failed save.
+    If the disk is full or read-only, deletes the files of the failed save first.
     """
     try:
       with explain_bucket_errors(self.folder):

@@ -59,8 +59,9 @@ def _list_shapes(batch: Any) -> tuple:
 class _PrintOnce(logging.Filter):
   """Prints each implementation of attention when it is first chosen, and the reason.
 
-  It filters the log messages of the choice. Messages below `level`, the logger's own,
-  are dropped after printing: handlers that other libraries install would log them.
+  It filters the log messages of the choice. `level` is the level that the logger had
+  before it was set to DEBUG. Messages below this level are dropped after printing;
+  otherwise handlers that other libraries install would log them, too.
   """
 
   def __init__(self, level: int):
@@ -79,7 +80,7 @@ class _PrintOnce(logging.Filter):
 
 @contextlib.contextmanager
 def announce_attention() -> Iterator[None]:
-  """Prints which implementations of attention are chosen in the block."""
+  """Prints which implementations of attention are chosen within the `with` block."""
   logger = choice.logger
   own_level, announcer = logger.level, _PrintOnce(logger.getEffectiveLevel())
   logger.addFilter(announcer)

@@ -106,8 +106,8 @@ class Reporter:
   def step(self, step: int, metrics: Mapping[str, float | int]) -> None:
     """Reports the metrics of a step, counted from 1: "loss", "num_tokens" and others.
 
-    About a thousand steps of a run are written, and all skipped steps. Speeds are means
-    over the last 100 timed steps.
+    About a thousand steps of a run are written. So is every step whose update was
+    skipped, and the last step. Speeds are means over the last 100 timed steps.
     """
     now = time.monotonic()
     if self._last is not None and now > self._last:
@@ -130,14 +130,14 @@ class Reporter:
     self._display.show(shown, step)
 
   def values(self, step: int, values: Mapping[str, float | int]) -> None:
-    """Reports and shows values, for example of an evaluation."""
+    """Writes and shows numbers by name, for example the scores of an evaluation."""
     self._write(step, values)
     parts = [f"step {step}", *(f"{name} {x:.4g}" for name, x in values.items())]
     self._display.print_text("  ".join(parts))
     self._last = None
 
   def text(self, step: int, tag: str, text: str) -> None:
-    """Reports and shows a text, for example sample translations."""
+    """Writes and shows a text, for example sample translations."""
     with open(self._folder / "samples.txt", "a", encoding="utf-8") as file:
       file.write(f"=== step {step}, {tag}\n{text}\n\n")
     # TensorBoard renders Markdown: indented lines appear unchanged.

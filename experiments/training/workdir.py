@@ -147,11 +147,11 @@ def write_run_files(workdir: Path, config: Mapping[str, Any], updates: int) -> N
 def data_digests(
   splits: Mapping[str, Any], files: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
-  """Returns the digests of all splits except train, by name.
+  """Returns a digest of each split except train.
 
-  `files` has the files of a user's own test sets, by split. The names of their digests
-  include the files. So a resumed run may have other files, but the content of a file
-  must not change.
+  The keys are "validation data" and, for test sets, "SPLIT data". `files` has the files
+  of a user's own test sets, by split. These are part of the key: "SPLIT data FILES". So
+  a resumed run may have other files, but the content of a file must not change.
   """
   digests = {}
   for split, examples in splits.items():
@@ -165,7 +165,7 @@ def data_digests(
 
 
 def training_digest(examples: PyTree) -> dict[str, str]:
-  """Returns the digest of the training examples, by name."""
+  """Returns the digest of the training examples, under the key "training data"."""
   return {"training data": _digest(jax.tree.leaves(examples))}
 
 
@@ -185,7 +185,7 @@ def check_unchanged(workdir: Path, digests: Mapping[str, str] | None = None) -> 
 
 
 def write_digests(workdir: Path, digests: Mapping[str, str]) -> None:
-  """Records the digests of inputs and tokenizer for `check_unchanged`."""
+  """Writes the digests of inputs and tokenizer for `check_unchanged`."""
   content = digests | _tokenizer_digest(workdir)
   write_whole(workdir / _DIGESTS, json.dumps(content, indent=2) + "\n")
 
