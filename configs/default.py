@@ -34,25 +34,25 @@ class Limited(NamedTuple):
 
 
 def one_of(default: str, *others: str) -> Limited:
-  """Allows the default and the other words."""
+  """Returns a limited value: the default, or one of the other words."""
   words = (default, *others)
   return Limited(default, words.__contains__, f"choose one of {', '.join(words)}")
 
 
 def number(default: float, least: float, most: float = LARGEST) -> Limited:
-  """Allows numbers from `least` to `most`."""
+  """Returns a limited value: a number from `least` to `most`."""
   remedy = f"give a number from {least} to {most:,}"
   return Limited(default, lambda x: least <= x <= most, remedy)
 
 
 def rate(default: float) -> Limited:
-  """Allows numbers from 0 to below 1."""
+  """Returns a limited value: a number from 0 to below 1."""
   remedy = "give a number from 0 to below 1"
   return Limited(default, lambda x: 0 <= x < 1, remedy)
 
 
 def positive(default: float, below: float = float("inf")) -> Limited:
-  """Allows numbers above 0 and below a limit."""
+  """Returns a limited value: a number above 0 and less than `below`."""
   limit = "" if below == float("inf") else f" and below {below}"
   return Limited(default, lambda x: 0 < x < below, f"give a number above 0{limit}")
 

@@ -11,23 +11,27 @@ r"""Models Bach's chorales with a decoder: Music Transformer (Huang et al. 2018)
 
 Arguments, separated by commas, are positions and a version. The positions are:
 
-- `relative`: tables per head on keys, no term beyond the last distance, and sinusoids.
-- `clipped`: tables on keys and values up to distance 16, as in Shaw et al. 2018.
-- `sinusoidal` and `none`.
+- `relative`: sinusoids, and relative positions on keys with a table per head. Pairs
+  beyond the last distance of the table get no relative term.
+- `clipped`: relative positions on keys and values, clipped at distance 16, as in Shaw
+  et al. 2018.
+- `sinusoidal`: sinusoids.
+- `none`: no positions.
 
 The versions are:
 
 - `brief`: a small model for CPUs. `sweep --parallel=4` uses four cores best.
-- `long`: the same with 8,000 updates in place of 3,000.
-- `published`: the baseline's 5 layers of width 256, for an accelerator.
+- `long`: the same model, trained for 8,000 updates in place of 3,000.
+- `published`: a model for an accelerator, with 5 layers of width 256 as in the
+  published baseline.
 
 All versions transpose training pieces by up to 5 semitones, and average the last
 checkpoints.
 
 The data are the JSB chorales in their published splits. The tokens are the four voices
-of each 16th note in turn. For a file on this machine, give
---config.data.chorales.path=FOLDER.
-A folder of MIDI files may have the sub-folders train, valid and test.
+of each 16th note in turn. The chorales are downloaded, unless
+--config.data.chorales.path=FOLDER names a folder that holds them. A folder of your own
+MIDI files, as in the last command, may have the sub-folders train, valid and test.
 """
 
 from configs import default

@@ -10,11 +10,12 @@ Arguments, separated by commas, are base or big; ende or enfr; relative or sinus
 v1 or v2. The batch is for eight accelerators with 4,096 tokens each.
 
 The paper does not say which of two versions of the code it used. v1 (September 2017)
-has post-norm, dropout on embeddings and sub-layers, warmup 4,000 and rate 1. v2
-(October 2017) has pre-norm, dropout also on attention weights and after the ReLU,
-warmup 8,000 and rate 2. The feed-forward width of base is 1,024 as printed; the code
-had 2,048. Big averages its last 20 checkpoints. In the paper they are 10 minutes apart:
-600 updates of one second each (Vaswani et al. 2017, section 5.2).
+has post-norm, dropout on embeddings and sub-layers, 4,000 warmup steps and a
+learning-rate factor of 1. v2 (October 2017) has pre-norm, dropout also on attention
+weights and after the ReLU, 8,000 warmup steps and a factor of 2. The feed-forward width
+of base is 1,024 as printed; the code had 2,048. Big averages its last 20 checkpoints.
+In the paper they are 10 minutes apart: 600 updates of one second each (Vaswani et al.
+2017, section 5.2).
 """
 
 from configs import default
