@@ -48,7 +48,9 @@ def _add_rows(
 
   The derivative is written by hand, since JAX's would add gradients one by one, slowly.
   """
-  left, *_, right = jnp.expand_dims(rows.T, 2 if by_key else 1)
+  left, right = rows[:, 0], rows[:, -1]
+  if by_key:
+    left, right = left[:, None], right[:, None]
 
   def add_all(x: Array) -> Array:
     if band.num_diagonals:

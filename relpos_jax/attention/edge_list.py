@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from relpos_jax.attention import masks
 from relpos_jax.attention.arrays import (
   accumulation_dtype,
   check_array,
@@ -97,7 +98,8 @@ class EdgeList(Relation):
       return None
     rows = self.terms.edge_rows(table)
     if vectors is None:
-      numbers_BMN = rows
+      # No NaN if a number is -inf, and its edge does not count.
+      numbers_BMN = jnp.maximum(rows, masks.LOWEST)
     else:
       query_BMNH = jax.vmap(take)(vectors, self.receivers).astype(rows.dtype)
       numbers_BMN = jnp.sum(query_BMNH * rows, axis=-1)

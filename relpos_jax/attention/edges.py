@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
+from relpos_jax.attention import masks
 from relpos_jax.attention.arrays import check_array, describe
 from relpos_jax.attention.edge_list import (
   EdgeTerms,
@@ -220,6 +221,7 @@ def _softmax(
   """
   constants = jax.lax.stop_gradient(logits)
   highest = jax.ops.segment_max(constants, receivers, num_queries)
+  highest = jnp.maximum(highest, masks.LOWEST)  # no NaN if all logits are -inf
   is_padding = receivers >= num_queries
   logits = logits - take(highest, receivers)
   powers = jnp.exp(jnp.where(is_padding[:, None], -jnp.inf, logits))

@@ -212,7 +212,7 @@ def gather_inputs(
   if inputs.relations:
     _warn(inputs, is_located=has_positions or query_offset is not None)
   inputs = align_manual_axes(inputs)  # before `explicit` gets names, which it rejects
-  return inputs._replace(explicit=explicit_axes(query))
+  return inputs._replace(explicit=explicit_axes(inputs.query))
 
 
 def is_symbolic(*arrays: Array) -> bool:

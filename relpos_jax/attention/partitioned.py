@@ -150,10 +150,10 @@ def with_automatic_axes(
   spec = dict(explicit_axes(query))
 
   def sharding(letters: str) -> NamedSharding:
+    if jnp.ndim(query) == 3:  # of `edge_attention`, without a batch
+      letters = letters.removeprefix("B")
     names = [spec.get(letter) or None for letter in letters]
-    return NamedSharding(
-      mesh, PartitionSpec(*names[jnp.ndim(query) == 3 :])
-    )  # [T, N, H]: no B
+    return NamedSharding(mesh, PartitionSpec(*names))
 
   out = jax.tree.map(sharding, result)
   return jax.sharding.auto_axes(automatic, axes=mesh.explicit_axes, out_sharding=out)(

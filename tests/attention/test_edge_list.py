@@ -99,3 +99,22 @@ def test_edges_out_of_range_are_named():
   relations = EdgeLabels.from_edges(*edges, normal(SENDERS + 1, 3), None)
   with pytest.raises(ValueError, match=r"senders go from 6 to 6; want 0 to 5"):
     attend(*TENSORS, relations=relations)
+
+
+def test_minus_infinity_in_a_table_masks_pairs_as_dense_labels_do():
+  """Two edges have the same label, and one has no label."""
+  senders, receivers, labels = np.array([[0, 1, 1, 2], [0, 0, 0, 1], [2, 1, 1, -1]])
+  pairs = np.full((NODES, SENDERS), -1)
+  pairs[receivers, senders] = labels
+  table = normal(3)
+  table[:2] = -np.inf
+
+  def by_list(*tensors):
+    batch = [np.stack([x, x]) for x in (senders, receivers, labels)]
+    return attend(*tensors, relations=LabelBias.from_edges(*batch, table))
+
+  def by_pairs(*tensors):
+    return attend(*tensors, relations=LabelBias(pairs, table))
+
+  wanted = run_with_gradients(by_pairs, *TENSORS)
+  assert_close(run_with_gradients(by_list, *TENSORS), wanted)

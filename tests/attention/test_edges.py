@@ -222,3 +222,22 @@ def test_memory_grows_with_the_edges_and_never_with_the_pairs():
 def test_no_edge_at_all_gives_zeros():
   tokens, none = np.ones((4, 2, 3)), np.zeros(0, int)
   assert (edge_attention(tokens, tokens, tokens, none, none) == 0).all()
+
+
+def test_a_bias_of_minus_infinity_masks_an_edge_as_it_masks_a_pair():
+  """Node 0 has a masked and a free edge, node 1 only a masked one."""
+  senders, receivers = np.array([1, 2, 1]), np.array([0, 0, 1])
+  tensors = make_tensors(3, 3)
+  numbers = np.array([-np.inf, 0.5, -np.inf])
+  bias = np.full((1, 3, 3), -np.inf)
+  bias[0, receivers, senders] = numbers
+
+  def by_list(tensors):
+    return edge_attention(*tensors, senders, receivers, bias=numbers[:, None])
+
+  def by_pairs(tensors):
+    options = {"bias": bias, "implementation": "reference"}
+    return dot_product_attention(*tensors, **options)
+
+  wanted = run_with_gradients(by_pairs, tensors)
+  assert_close(run_with_gradients(by_list, tensors), wanted)

@@ -254,3 +254,16 @@ def test_mesh_axes_have_usual_names_by_default_and_refuse_those_that_the_mesh_la
       assert axes == {"B": ("rows",), "N": ("tensor",), "T": ()}
     with mesh_axes(batch="row"), pytest.raises(ValueError, match=r"row.*rows"):
       dot_product_attention(x, x, x, implementation="chunked")
+
+
+@pytest.mark.parametrize("axis", ["batch", "heads"])
+def test_explicit_axes_may_shard_queries_with_two_axes_of_batch(axis):
+  mesh = jax.make_mesh((2,), ("rows",), (AxisType.Explicit,))
+  query = np.random.default_rng(0).normal(size=(2, 3, 8, 4, 16)).astype(np.float32)
+  relations = RelativePositions(np.ones((9, 16), np.float32), None)
+  wanted = dot_product_attention(query, query, query, relations=relations)
+  names = jax.P("rows") if axis == "batch" else jax.P(None, None, None, "rows")
+  with jax.set_mesh(mesh):
+    x = jax.device_put(query, jax.NamedSharding(mesh, names))
+    actual = dot_product_attention(x, x, x, relations=relations)
+  assert_close(actual, wanted, rtol=1e-5, atol=1e-5)

@@ -3,6 +3,7 @@
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import (
@@ -19,7 +20,7 @@ from attention_cases import (
 from calls import WIDTH, assert_exact, make_arrays, make_shapes, normal, set_tiles
 from compiling import compile_quickly, temporary_bytes
 
-from relpos_jax import DistanceBias, KeyBias
+from relpos_jax import DistanceBias, KeyBias, dot_product_attention
 from relpos_jax.attention import chunked
 from relpos_jax.attention.inputs import gather_inputs
 
@@ -125,3 +126,17 @@ def test_memory_is_linear_in_length(is_causal):
     return temporary_bytes(gradient, *arrays) / length
 
   assert bytes_per_token(65536) < 1.1 * bytes_per_token(4096)
+
+
+def test_the_program_is_no_longer_for_more_rows_of_a_table():
+  def count_lines(num_rows):
+    x = jax.ShapeDtypeStruct((1, 1024, 1, 8), jnp.float32)
+    table = jax.ShapeDtypeStruct((num_rows, 1), jnp.float32)
+
+    def attend(x, table):
+      options = {"relations": DistanceBias(table), "implementation": "chunked"}
+      return dot_product_attention(x, x, x, **options)
+
+    return jax.jit(attend).lower(x, table).as_text().count("\n")
+
+  assert count_lines(1025) < 1.1 * count_lines(9)
