@@ -89,8 +89,7 @@ def distances(inputs: Inputs) -> tuple[int, int]:
     high = min(high, max(inputs.key.shape[1] - offset, 0))
   if inputs.window is not None:  # drops distances that the window masks
     left, right = inputs.window
-    low = -left - 1 if low <= -left else low
-    high = right + 1 if high >= right else high
+    low, high = max(low, -left - 1), min(high, right + 1)
   if inputs.is_causal:  # distance 0 is on the band; later keys are masked
     high = 1
   return low, max(high, low + 1)

@@ -19,7 +19,6 @@ from relpos_jax.attention.relation import (
   TableRelation,
   Tokens,
   VectorRelation,
-  check_table,
   distances,
 )
 from relpos_jax.typing import Array, ArrayLike, Beyond, Float, Int, Leaf
@@ -59,12 +58,9 @@ class ByDistance(TableRelation):
       self, table=lookup.take_rows(self.table, labels), left=left
     )
 
-  def with_checked_distances(self, name: str):
-    """Checks `left` and `beyond`, and returns the relation.
-
-    Its tables must be checked already.
-    """
-    num_rows, left = self.num_rows, self.left
+  def checked(self, name: str, sizes: Sizes) -> Relation:
+    relation = self.with_checked_tables(name, sizes)
+    num_rows, left = relation.num_rows, self.left
     if left is None and num_rows % 2 == 0:
       raise ValueError(
         f"{name} has {num_rows} rows; want an odd number, 2k + 1, or give left="
@@ -76,7 +72,7 @@ class ByDistance(TableRelation):
       )
     if self.beyond not in ("clip", "zero"):
       raise ValueError(f'{name}.beyond is {self.beyond!r}; want "clip" or "zero"')
-    return self
+    return relation
 
 
 @jax.tree_util.register_dataclass
@@ -128,9 +124,6 @@ class RelativePositions(ByDistance, VectorRelation):
     Array([7., 7., 7., 6., 5., 4., 3., 2., 1., 1., 0.], dtype=float32)
     """
     return cls(_deberta_table(buckets, max_distance), None)
-
-  def checked(self, name: str, sizes: Sizes) -> Relation:
-    return self.with_checked_tables(name, sizes).with_checked_distances(name)
 
   def with_rows(self, labels: Int[Array, " M"], left: int):
     tables = self.key, self.value
@@ -198,10 +191,6 @@ class DistanceBias(ByDistance):
       return cls(buckets[before], left=max_distance)
     after = rows[1:] + number
     return cls(buckets[np.concatenate([before, after])], left=max_distance)
-
-  def checked(self, name: str, sizes: Sizes) -> Relation:
-    table = check_table(f"{name}.table", self.table, sizes)
-    return dataclasses.replace(self, table=table).with_checked_distances(name)
 
 
 @jax.tree_util.register_dataclass
@@ -281,17 +270,18 @@ class ContentBias(ByDistance):
   beyond: Beyond = dataclasses.field(default="clip", metadata={"static": True})
   left: int | None = dataclasses.field(default=None, metadata={"static": True})
 
+  def row_shape(self, sizes: Sizes) -> tuple[int, ...]:
+    return jnp.shape(self.query)[-1:]
+
   def checked(self, name: str, sizes: Sizes) -> Relation:
-    table = check_table(f"{name}.table", self.table, sizes, *jnp.shape(self.query)[-1:])
-    shape = (*sizes.batch, sizes.queries, sizes.heads, table.shape[-1])
+    relation = super().checked(name, sizes)
+    shape = (*sizes.batch, sizes.queries, sizes.heads, *self.row_shape(sizes))
     query = check_array(f"{name}.query", self.query, jnp.floating, shape)
     if query.dtype != sizes.dtype:
       raise ValueError(
         f"{name}.query has dtype {query.dtype}; want the query's, {sizes.dtype}"
       )
-    query = with_one_batch_axis(query, 3)
-    relation = dataclasses.replace(self, query=query, table=table)
-    return relation.with_checked_distances(name)
+    return dataclasses.replace(relation, query=with_one_batch_axis(query, 3))
 
   def block(self, start: Int[Array, ""], size: int) -> Relation:
     return dataclasses.replace(self, query=slice_queries(self.query, start, size))
@@ -339,9 +329,8 @@ class KeyBias(ByDistance):
   is_scaled = True
   is_by_key = True
 
-  def checked(self, name: str, sizes: Sizes) -> Relation:
-    table = check_table(f"{name}.table", self.table, sizes, sizes.width)
-    return dataclasses.replace(self, table=table).with_checked_distances(name)
+  def row_shape(self, sizes: Sizes) -> tuple[int, ...]:
+    return (sizes.width,)
 
   def content(
     self, queries: Tokens, keys: Tokens

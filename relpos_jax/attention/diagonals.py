@@ -48,9 +48,9 @@ def _add_rows(
 
   The derivative is written by hand, since JAX's would add gradients one by one, slowly.
   """
-  left, right = rows[:, 0], rows[:, -1]
-  if by_key:
-    left, right = left[:, None], right[:, None]
+  axis = 1 if by_key else 0
+  left = jnp.expand_dims(rows[:, 0], axis)
+  right = jnp.expand_dims(rows[:, -1], axis)
 
   def add_all(x: Array) -> Array:
     if band.num_diagonals:

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 
 from relpos_jax.attention import masks
 from relpos_jax.attention.arrays import (
+  Shape,
   accumulation_dtype,
   check_array,
   check_range,
@@ -26,8 +27,23 @@ _NOWHERE = 2**30  # an index that no array has: scattered nowhere, read as zero
 class EdgeTerms(TableRelation):
   """Defines a term for each of M edges. Its arrays have the axes [*B, M, ...]."""
 
+  def checked(self, name: str, sizes: Sizes) -> "EdgeTerms":
+    """Checks the tables, and an array `[*B, T, S, ...]` or `[T, S, ...]` of pairs."""
+    pairs = sizes.queries, sizes.keys
+    relation = self.with_checked_tables(name, sizes)
+    return relation.with_checked_array(name, sizes, (*sizes.batch, *pairs), pairs)
+
   def checked_edges(self, name: str, sizes: Sizes, num_edges: int) -> "EdgeTerms":
-    """Checks the tables and the arrays of edges, and returns the relation."""
+    """Checks the tables, and an array `[*B, M, ...]` of edges."""
+    relation = self.with_checked_tables(name, sizes)
+    return relation.with_checked_array(name, sizes, (*sizes.batch, num_edges))
+
+  def with_checked_array(self, name: str, sizes: Sizes, *shapes: Shape) -> "EdgeTerms":
+    """Checks the labels or features, and returns the relation.
+
+    They have one of the shapes; features have one more axis. The tables must be checked
+    already, since their rows say how many labels or features there are.
+    """
     raise NotImplementedError
 
   def shares(
@@ -78,14 +94,11 @@ class EdgeList(Relation):
   def checked(self, name: str, sizes: Sizes) -> "EdgeList":
     # Concrete edges are sorted now: XLA would take minutes to fold the sort.
     with jax.ensure_compile_time_eval():
-      return self._checked(name, sizes)
-
-  def _checked(self, name: str, sizes: Sizes) -> "EdgeList":
-    ends = self.senders, self.receivers
-    senders, receivers = check_ends(*ends, sizes, prefix=f"{name}.")
-    terms = self.terms.checked_edges(name, sizes, senders.shape[1])
-    shares = terms.shares(senders, receivers, sizes.accumulation_dtype)
-    return EdgeList(senders, receivers, terms, shares)
+      ends = self.senders, self.receivers
+      senders, receivers = check_ends(*ends, sizes, prefix=f"{name}.")
+      terms = self.terms.checked_edges(name, sizes, senders.shape[1])
+      shares = terms.shares(senders, receivers, sizes.accumulation_dtype)
+      return EdgeList(senders, receivers, terms, shares)
 
   def block(self, start: Int[Array, ""], size: int) -> "EdgeList":
     is_before = self.receivers < start

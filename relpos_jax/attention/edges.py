@@ -159,12 +159,13 @@ def _check_terms(
 ) -> list[EdgeTerms]:
   """Returns the relations that are not None, checked."""
   terms = []
-  if labels is not None:
-    _check_kind("labels", labels, EdgeLabels)
-    terms.append(labels.checked_edges("labels", sizes, num_edges))
-  if features is not None:
-    _check_kind("features", features, EdgeFeatures)
-    terms.append(features.checked_edges("features", sizes, num_edges))
+  kinds = ("labels", labels, EdgeLabels), ("features", features, EdgeFeatures)
+  for name, relation, kind in kinds:
+    if relation is None:
+      continue
+    if not isinstance(relation, kind):
+      raise ValueError(f"{name} is {describe(relation)}; want {kind.__name__} or None")
+    terms.append(relation.checked_edges(name, sizes, num_edges))
   return terms
 
 
@@ -229,11 +230,6 @@ def _softmax(
   totals = jax.ops.segment_sum(pair_powers, receivers, num_queries)
   totals = jnp.where(totals > 0, totals, 1)
   return powers / take(totals, receivers)
-
-
-def _check_kind(name: str, relation: object, kind: type) -> None:
-  if not isinstance(relation, kind):
-    raise ValueError(f"{name} is {describe(relation)}; want {kind.__name__} or None")
 
 
 def pair_features(

@@ -64,12 +64,6 @@ class EdgeFeatures(EdgeTerms, VectorRelation):
     """
     return EdgeList(senders, receivers, cls(features, key, value))
 
-  def checked_edges(self, name: str, sizes: Sizes, num_edges: int) -> EdgeTerms:
-    relation = self.with_checked_tables(name, sizes)
-    relation = relation.with_checked_features(name, (*sizes.batch, num_edges))
-    features = relation.features.astype(sizes.accumulation_dtype)
-    return dataclasses.replace(relation, features=with_one_batch_axis(features, 2))
-
   def shares(
     self, senders: Int[Array, "B M"], receivers: Int[Array, "B M"], dtype: DTypeLike
   ) -> Float[Array, "B M"]:
@@ -80,21 +74,13 @@ class EdgeFeatures(EdgeTerms, VectorRelation):
   def edge_rows(self, table: Float[Array, "R #N H"]) -> Float[Array, "B M #N H"]:
     return jnp.einsum("BMR,RNH->BMNH", self.features, table)
 
-  def checked(self, name: str, sizes: Sizes) -> Relation:
-    pairs = sizes.queries, sizes.keys
-    relation = self.with_checked_tables(name, sizes)
-    relation = relation.with_checked_features(name, (*sizes.batch, *pairs), pairs)
-    features = relation.features.astype(sizes.accumulation_dtype)
-    return dataclasses.replace(relation, features=with_one_batch_axis(features, 3))
-
-  def with_checked_features(self, name: str, *shapes: Shape):
-    """Returns the relation with checked features, which have one of the shapes.
-
-    Its matrices must be checked already, since their number of rows is F.
-    """
+  def with_checked_array(self, name: str, sizes: Sizes, *shapes: Shape):
+    """Checks the features, which multiply the rows, and returns the relation."""
     wanted = [(*shape, self.num_rows) for shape in shapes]
     features = check_array(f"{name}.features", self.features, jnp.floating, *wanted)
-    return dataclasses.replace(self, features=features)
+    features = features.astype(sizes.accumulation_dtype)
+    rank = len(wanted[0]) - len(sizes.batch)
+    return dataclasses.replace(self, features=with_one_batch_axis(features, rank))
 
   def block(self, start: Int[Array, ""], size: int) -> Relation:
     features = slice_queries(self.features, start, size)

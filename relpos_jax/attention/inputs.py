@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 from jax.core import Tracer
+from jax.typing import DTypeLike
 
 from relpos_jax.attention import dropout, masks
 from relpos_jax.attention.arrays import (
@@ -28,6 +29,9 @@ from relpos_jax.attention.relation import Relation, Relations, Sizes, Tokens
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int, WeightsName
 
 _MOST_HEADS = 64  # few published models have more
+# The dtypes of biases and masks, in errors.
+_BIASES = "floating numbers, or give mask="
+_MASKS = "bool, True where a query attends to a key"
 
 
 class AttentionOptions(TypedDict, total=False):
@@ -183,8 +187,8 @@ def gather_inputs(
     query=with_one_batch_axis(query, 3),
     key=with_one_batch_axis(key, 3),
     value=with_one_batch_axis(value, 3),
-    bias=_check_bias(bias, sizes),
-    mask=_check_mask(mask, sizes),
+    bias=_check_broadcast("bias", bias, jnp.floating, _BIASES, sizes),
+    mask=_check_broadcast("mask", mask, jnp.bool_, _MASKS, sizes),
     relations=_check_relations(relations, sizes),
     scale=sizes.width**-0.5 if scale is None else scale,
     soft_cap=logits_soft_cap,
@@ -332,34 +336,20 @@ def _check_divisor(
   return divisor
 
 
-def _check_bias(bias: ArrayLike | None, sizes: Sizes) -> Float[Array, "..."] | None:
-  if bias is None:
-    return None
-  bias = as_array("bias", bias)
-  if bias.dtype == bool:
-    raise ValueError("bias has dtype bool; give it as mask=")
-  if not jnp.issubdtype(bias.dtype, jnp.floating):
-    raise ValueError(f"bias has dtype {bias.dtype}; want floating numbers")
-  return _check_broadcast("bias", bias, sizes)
-
-
-def _check_mask(mask: ArrayLike | None, sizes: Sizes) -> Bool[Array, "..."] | None:
-  if mask is None:
-    return None
-  mask = as_array("mask", mask)
-  if mask.dtype != bool:
-    raise ValueError(
-      f"mask has dtype {mask.dtype}; want bool, True where a query attends to a key"
-    )
-  return _check_broadcast("mask", mask, sizes)
-
-
-def _check_broadcast(name: str, x: Array, sizes: Sizes) -> Array:
+def _check_broadcast(
+  name: str, x: ArrayLike | None, kind: DTypeLike, wanted: str, sizes: Sizes
+) -> Array | None:
   """Checks a bias or mask, and merges its batch axes into one.
 
-  The merged axis of a mask has size 1 or B. A bias first drops trailing batch axes of
-  size 1, so that a bias shared by many sequences is not copied.
+  `wanted` describes the dtypes of `kind` in the error for any other dtype. The merged
+  axis of a mask has size 1 or B. A bias first drops trailing batch axes of size 1, so
+  that a bias shared by many sequences is not copied.
   """
+  if x is None:
+    return None
+  x = as_array(name, x)
+  if not jnp.issubdtype(x.dtype, kind):
+    raise ValueError(f"{name} has dtype {x.dtype}; want {wanted}")
   logits = (*sizes.batch, sizes.heads, sizes.queries, sizes.keys)
   shape = (1,) * (len(logits) - x.ndim) + x.shape
   paired_sizes = zip(shape, logits, strict=False)
@@ -447,9 +437,7 @@ def _check_positions(
   """Returns checked positions; the default counts up from `first`."""
   if x is not None:
     return _check_integers(name, x, batch, length)
-  if isinstance(first, int):
-    return jnp.arange(first, first + length, dtype=jnp.int32).reshape(1, length)
-  return jnp.arange(length, dtype=jnp.int32)[None] + first[:, None]
+  return jnp.reshape(first, (-1, 1)) + jnp.arange(length, dtype=jnp.int32)[None]
 
 
 def _check_window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:

@@ -20,7 +20,6 @@ from relpos_jax.attention.relation import (
   Sizes,
   Tokens,
   VectorRelation,
-  check_table,
 )
 from relpos_jax.typing import Array, ArrayLike, Float, Int, Integer, Leaf
 
@@ -41,26 +40,16 @@ class ByLabel(EdgeTerms):
   def edge_rows(self, table: Float[Array, "R #N *H"]) -> Float[Array, "B M #N *H"]:
     return table[jnp.maximum(clamp(self.labels, self.num_rows), 0)]
 
-  def with_checked_edges(self, name: str, sizes: Sizes, num_edges: int):
-    """Returns the relation with checked labels, one for each edge.
-
-    Its tables must be checked already.
-    """
-    relation = self.with_checked_labels(name, (*sizes.batch, num_edges))
-    labels = with_one_batch_axis(relation.labels, 1)
-    return dataclasses.replace(relation, labels=labels)
-
   def rows(self, queries: Tokens, keys: Tokens) -> Int[Array, "#B T S"]:
     return clamp(self.labels, self.num_rows)
 
   def block(self, start: Int[Array, ""], size: int) -> Relation:
     return dataclasses.replace(self, labels=slice_queries(self.labels, start, size))
 
-  def with_checked_labels(self, name: str, *shapes: Shape):
-    """Returns the relation with checked labels, which have one of the shapes.
+  def with_checked_array(self, name: str, sizes: Sizes, *shapes: Shape):
+    """Checks the labels, which are indices of table rows, and returns the relation.
 
-    Its tables must be checked already, since labels are indices of their rows. Under
-    `jax.debug_nans`, the tables become NaN if traced labels are out of range.
+    Under `jax.debug_nans`, the tables become NaN if traced labels are out of range.
     """
     labels = check_array(f"{name}.labels", self.labels, jnp.integer, *shapes)
     check_range(f"{name}.labels", labels, self.num_rows)
@@ -68,14 +57,8 @@ class ByLabel(EdgeTerms):
       lambda table: nan_if_clamped(table, labels, self.num_rows),
       dataclasses.replace(self, labels=None),
     )
-    return dataclasses.replace(tables, labels=labels)
-
-  def with_checked_pairs(self, name: str, sizes: Sizes):
-    """Checks labels `[*B, T, S]` or `[T, S]`, and returns the relation."""
-    pairs = sizes.queries, sizes.keys
-    relation = self.with_checked_labels(name, (*sizes.batch, *pairs), pairs)
-    labels = with_one_batch_axis(relation.labels, 2)
-    return dataclasses.replace(relation, labels=labels)
+    rank = len(shapes[0]) - len(sizes.batch)
+    return dataclasses.replace(tables, labels=with_one_batch_axis(labels, rank))
 
 
 @jax.tree_util.register_dataclass
@@ -142,13 +125,6 @@ class EdgeLabels(ByLabel, VectorRelation):
     """
     return EdgeList(senders, receivers, cls(labels, key, value))
 
-  def checked(self, name: str, sizes: Sizes) -> Relation:
-    return self.with_checked_tables(name, sizes).with_checked_pairs(name, sizes)
-
-  def checked_edges(self, name: str, sizes: Sizes, num_edges: int) -> EdgeTerms:
-    relation = self.with_checked_tables(name, sizes)
-    return relation.with_checked_edges(name, sizes, num_edges)
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -186,18 +162,6 @@ class LabelBias(ByLabel):
     labels. A repeated label counts once.
     """
     return EdgeList(senders, receivers, cls(labels, table))
-
-  def with_checked_table(self, name: str, sizes: Sizes) -> "LabelBias":
-    """Returns the relation with its table checked."""
-    table = check_table(f"{name}.table", self.table, sizes)
-    return dataclasses.replace(self, table=table)
-
-  def checked(self, name: str, sizes: Sizes) -> Relation:
-    return self.with_checked_table(name, sizes).with_checked_pairs(name, sizes)
-
-  def checked_edges(self, name: str, sizes: Sizes, num_edges: int) -> EdgeTerms:
-    relation = self.with_checked_table(name, sizes)
-    return relation.with_checked_edges(name, sizes, num_edges)
 
 
 def clamp(labels: Integer[Array, "..."], num_rows: int) -> Int[Array, "..."]:

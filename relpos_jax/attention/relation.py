@@ -141,6 +141,16 @@ class TableRelation(Relation):
   def num_rows(self) -> int:
     return len(self.table)
 
+  def row_shape(self, sizes: Sizes) -> tuple[int, ...]:
+    """Returns the shape of a row of `table`: () for a number."""
+    return ()
+
+  def with_checked_tables(self, name: str, sizes: Sizes):
+    """Returns the relation with its table checked, [R, 1 or N, *row]."""
+    row = self.row_shape(sizes)
+    table = check_table(f"{name}.table", self.table, sizes, *row)
+    return dataclasses.replace(self, table=table)
+
   def rows(self, queries: Tokens, keys: Tokens) -> Int[Array, "#B T S"]:
     """Returns the index of each pair's table row; -1 stands for the zero vector."""
     raise NotImplementedError

@@ -150,7 +150,11 @@ def test_a_wrong_relation_is_named(relations, message):
       RELATIONS,
       "bias is of type RelativePositions; want an array: give relations=",
     ),
-    ("bias", PAIRS.astype(bool), "bias has dtype bool; give it as mask="),
+    (
+      "bias",
+      PAIRS.astype(bool),
+      "bias has dtype bool; want floating numbers, or give mask=",
+    ),
     ("bias", PAIRS.astype(int), "bias has dtype int32; want floating numbers"),
     ("mask", PAIRS.astype(int), "mask has dtype int32; want bool"),
     ("mask", jax.random.key(0), "mask has dtype key<fry>; want bool"),
