@@ -2,7 +2,10 @@
 
   python -m experiments.train --config=configs/quickstart.py
 
-The corpus is embedded: nothing is downloaded.
+The corpus is embedded: nothing is downloaded. Expect about 90 BLEU on `test`, and 40 on
+`long`, which has longer sentences than training. Then translate lines of your own:
+
+  python -m experiments.translate --workdir=runs/quickstart
 """
 
 from configs import default

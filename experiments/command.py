@@ -4,6 +4,7 @@ import ast
 import contextlib
 import ctypes
 import importlib.util
+import inspect
 import io
 import math
 import os
@@ -86,6 +87,7 @@ def run(
   main: Callable[..., None],
   flags: Mapping[str, Flag],
   argv: Sequence[str] | None = None,
+  about: str = "",
 ) -> None:
   """Calls `main` with the values of `flags` by name, and exits.
 
@@ -93,9 +95,10 @@ def run(
   line, with status 2. The status is 130 after Ctrl-C, and 141 if the reader of stdout,
   such as `head`, has closed it. Other exceptions keep their traceback.
 
-  `--help` prints the docstring of `main`'s module, and the flags. `main` receives a
-  `ConfigDict` for `CONFIG` and a `ConfigFile` for `SWEEP`. Most commands import JAX
-  within `main`, so that a wrong flag is reported without waiting for the import.
+  `--help` prints `about`, by default the docstring of `main`'s module, and the flags.
+  `main` receives a `ConfigDict` for `CONFIG` and a `ConfigFile` for `SWEEP`. Most
+  commands import JAX within `main`, so that a wrong flag is reported without waiting
+  for the import.
   """
   argv = list(sys.argv[1:] if argv is None else argv)
   absl_flags.FLAGS.mark_as_parsed()  # libraries read the global flags
@@ -105,17 +108,17 @@ def run(
       # complete.
       stream.reconfigure(encoding="utf-8", line_buffering=True)
   with contextlib.redirect_stderr(sys.stderr and DisplayStream(sys.stderr)):
-    sys.exit(_run(main, flags, argv))
+    sys.exit(_run(main, flags, argv, about or main.__globals__["__doc__"] or ""))
 
 
 def _run(
-  main: Callable[..., None], flags: Mapping[str, Flag], argv: Sequence[str]
+  main: Callable[..., None], flags: Mapping[str, Flag], argv: Sequence[str], about: str
 ) -> int:
   """Calls `main` with its flags, or prints help; returns the exit status."""
   try:
     with signals.raise_interrupts():
       if {"--help", "-help", "-h"} & {*argv}:
-        print(_help(main, flags))
+        print(_help(about, flags))
       else:
         values = parse(flags, argv)
         _enable_compilation_cache()
@@ -277,10 +280,15 @@ def _read_config_file(argv: list[str], flag: Flag) -> tuple[ConfigFile, list[str
     raise InputError(f"missing --config: {flag.help}: there are {known}")
   path, _, argument = name.value.partition(":")
   if not pathlib.Path(path).is_file():
-    raise InputError(f"no config file {path!r}: there are {known}")
+    remedy = f"there are {known}"
+    if path in _configs():
+      remedy = f"start the command in the folder {_CONFIGS.parent}"
+    raise InputError(f"no config file {path!r}: {remedy}")
   spec = importlib.util.spec_from_file_location("config_file", path)
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
+  if argument and not inspect.signature(module.get_config).parameters:
+    raise InputError(f"{path} takes no argument: leave out :{argument}")
   try:
     config = module.get_config(argument) if argument else module.get_config()
   except (TypeError, ValueError) as error:  # an unknown argument
@@ -355,8 +363,8 @@ def _configs() -> dict[str, str]:
   return lines
 
 
-def _help(main: Callable[..., None], flags: Mapping[str, Flag]) -> str:
-  lines = [(main.__globals__["__doc__"] or "").strip(), "", "Flags:"]
+def _help(about: str, flags: Mapping[str, Flag]) -> str:
+  lines = [about.strip(), "", "Flags:"]
   for name, flag in flags.items():
     default = "" if flag.default in (None, "") else f" (default: {flag.default})"
     lines.append(f"  --{name:12} {flag.help}{default}")

@@ -4,10 +4,18 @@ r"""Exports a trained translator for CTranslate2, which runs in C++ on CPUs and 
   python -m experiments.train --config=configs/quickstart.py --workdir=runs/shared \
       --config.model.tables_per_head=False
   python -m experiments.export --workdir=runs/shared --out=translator
-  ct2-translator --model translator --beam_size 4 < tokens.en > tokens.de
 
-The exported model contains the vocabulary. Its input is a line in tokens: split it with
-the run's tokenizer.json, and append </s>.
+The exported model contains the vocabulary. In Python it translates by:
+
+  import ctranslate2
+  import tokenizers
+
+  tokenizer = tokenizers.Tokenizer.from_file("runs/shared/tokenizer.json")
+  translator = ctranslate2.Translator("translator")
+  source = tokenizer.encode("The old teacher reads a book.").tokens  # ends in </s>
+  (result,) = translator.translate_batch([source])
+  target = [tokenizer.token_to_id(token) for token in result.hypotheses[0]]
+  print(tokenizer.decode(target))
 
 CTranslate2's relative positions are clipped at one distance on both sides, and all
 heads share a table: train with --config.model.tables_per_head=False. Greedy

@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Sequence
 
 from experiments import command, sweep
+from experiments.errors import InputError
 from experiments.evaluation.records import Record, Records, group_records, read_records
 
 FLAGS = dict(
@@ -42,6 +43,12 @@ _COLUMNS = (
 def main(scheme: str, seeds: int, parallel: int, out: pathlib.Path) -> None:
   """Trains a scheme with each seed; prints its score and rewrites the table."""
   values = command.parse(dict(config=command.SWEEP), [f"--config={SWEEP}"])
+  known = [name for name, _ in values["config"].module.sweep()]
+  if scheme not in known:
+    raise InputError(
+      f"--scheme={scheme}: give one of {', '.join(known)}, or write "
+      f"{FOLDER}/{scheme}.py with a class Scheme"
+    )
   sweep.main(values["config"], seeds, scheme, out, FOLDER, parallel, dry_run=False)
   # Imported here because it loads JAX.
   from experiments.evaluation.tables import mean_and_interval, rewrite_sections

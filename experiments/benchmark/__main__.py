@@ -4,24 +4,13 @@ r"""Measures attention and training steps.
   python -m experiments.benchmark step --config=configs/multi30k.py --length=16
   python -m experiments.benchmark positions --config=configs/positions.py:chorales \
       --length=512
-  python -m experiments.benchmark claims --out=results --device=nvidia-h200
+  python -m experiments.benchmark claims --device=nvidia-h200
   python -m experiments.benchmark pages --out=results
 
 Competing programs take turns in one process, and their order changes from round to
 round. All times are written to a folder OUT, and the pages in OUT show them in tables.
 `pages` measures nothing and only writes the pages again.
-`python -m experiments.benchmark COMMAND --help` shows the flags of a command.
-
-`attention` times every implementation, and attention of other libraries, and compares
-them with jax.nn.dot_product_attention without relations. With --schemes it also times
-published schemes of positions, each in the implementation that is its default. A
-function that cannot do a call, or needs more memory than is free, is left out, and the
-page gives the reason. torch_sdpa needs the extra `benchmark`.
-
-`step` compares relative positions with sinusoids in the same model, on the same batch,
-with random parameters. `positions` compares all configurations of configs/positions.py.
-
-`claims` measures nothing: it prints which claims on kernels the results decide.
+`python -m experiments.benchmark COMMAND --help` explains a command and its flags.
 """
 
 import importlib
@@ -29,6 +18,38 @@ import sys
 
 from experiments import command
 
+_ABOUT = dict(
+  attention="""Times attention, and writes OUT/attention.md.
+
+  python -m experiments.benchmark attention --lengths=512,1024 --implementations=chunked
+  python -m experiments.benchmark attention --implementations=none --schemes=all
+
+Each implementation, attention of other libraries and, with --schemes, published schemes
+of positions are compared with jax.nn.dot_product_attention without relations. A scheme
+runs in the implementation that is its default. What cannot do a call, or needs more
+memory than is free, is left out, and the page gives the reason. torch_sdpa needs the
+extra `benchmark`.""",
+  step="""Times training steps with relative positions and with sinusoids.
+
+  python -m experiments.benchmark step --config=configs/multi30k.py --length=16
+
+Both models have random parameters and get the same batch.""",
+  positions="""Times training steps with each configuration of configs/positions.py.
+
+  python -m experiments.benchmark positions --config=configs/positions.py:chorales \\
+      --length=512""",
+  claims="""Prints which claims on a device its times confirm or refute.
+
+  python -m experiments.benchmark claims --device=nvidia-h200
+
+The claims are goals for the kernels, in experiments/benchmark/claims.py. A time is
+divided by the time of another function, and the temporary memory of a kernel by the
+bytes of the queries. `attention` and the tests of experiments/first_device.sh make the
+results.""",
+  pages="""Writes the pages in OUT again, from the results there.
+
+  python -m experiments.benchmark pages --out=results""",
+)
 FLAGS = dict(
   out=command.Flag("results", "the folder of measurements and pages", is_path=True)
 )
@@ -37,12 +58,18 @@ _ATTENTION = dict(
     "32,128,512,1024,4096", "tokens of a sequence, separated by commas"
   ),
   implementations=command.Flag(
-    "usual", "all, none, usual (all but reference), or some"
+    "usual",
+    "all, none, usual (all but reference), or some of reference, per_position, skew, "
+    "projected, chunked, pallas_gpu, mosaic_gpu",
   ),
   schemes=command.Flag(
-    "none", "all, none, or some of the schemes of positions, such as t5,deberta"
+    "none",
+    "all, none, or some of shaw, shaw_keys, t5, alibi, rotary, xl, content, deberta, "
+    "labels, kerple",
   ),
-  peers=command.Flag("all", "all, none, or some, such as cudnn,torch_sdpa"),
+  peers=command.Flag(
+    "all", "all, none, or some of dense_bias, cudnn, cudnn_dense_bias, torch_sdpa"
+  ),
   masks=command.Flag("all", "all, bidirectional or causal"),
   dtype=command.Flag(
     "", "bfloat16 or float32; by default float32 on CPUs and bfloat16 elsewhere"
@@ -87,6 +114,7 @@ _MODULES = dict(attention="attention", claims="claims")  # others are in models.
 def run(argv: list[str]) -> None:
   """Runs the command that the first argument names; other arguments are its flags."""
   name, *flags = argv or ["--help"]
+  about = _ABOUT.get(name, "")
   if name in ("--help", "-h"):
     name, flags = "pages", ["--help"]
   if name not in COMMANDS:
@@ -97,7 +125,7 @@ def run(argv: list[str]) -> None:
     module = _MODULES.get(name, "models")
     importlib.import_module(f"experiments.benchmark.{module}").MAINS[name](**values)
 
-  command.run(main, COMMANDS[name], flags)
+  command.run(main, COMMANDS[name], flags, about)
 
 
 if __name__ == "__main__":

@@ -80,13 +80,16 @@ def main(**values: Any) -> None:
   for name, contestant in contestants.items():
     results["contestants"][name] = {"relations": contestant.relations}
   for case in cases:
-    print(f"T = {case.length:,}, {describe_case(case._asdict())}", file=sys.stderr)
+    title = f"T = {case.length:,}, {describe_case(case._asdict())}"
+    print(title, file=sys.stderr)
     rows, functions = prepare(case, contestants)
     pairs = time_pairs(functions, choose_pairs(functions), values["repetitions"])
     measured = {**case._asdict(), "contestants": rows, "pairs": pairs}
     results["cases"].append(measured)
     write_whole(path, json.dumps(results) + "\n")
+    print(column_table("", {title: _format_times(measured)}), end="\n\n")
   timing.rewrite_page(folder, draw_section)
+  print(f"wrote {folder.with_suffix('.md')}")
 
 
 def _make_cases(values: Mapping[str, Any]) -> list[Case]:

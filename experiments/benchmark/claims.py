@@ -15,6 +15,7 @@ from typing import NamedTuple
 from experiments.benchmark import attention
 from experiments.benchmark.schemes import SCHEMES
 from experiments.benchmark.timing import Record
+from experiments.errors import InputError
 from experiments.evaluation.tables import markdown_table
 
 COLUMNS = "claim", "asked", "measured", "holds"
@@ -50,8 +51,14 @@ def print_claims(out: pathlib.Path, device: str) -> None:
   """
   rows = [*_judge_tests(out / "first_device")]
   for path in sorted((out / "attention").glob(f"{device}*.json")):
-    for case in json.loads(path.read_text("utf-8"))["cases"]:
+    cases = json.loads(path.read_text("utf-8"))["cases"]
+    for case in sorted(cases, key=lambda case: case["length"]):
       rows += _judge_case(case)
+  if not rows:
+    raise InputError(
+      f"no results of {device or 'any device'} in {out} decide a claim: run "
+      f"`experiments/first_device.sh --out={out}`, or benchmark attention"
+    )
   print(markdown_table(COLUMNS, rows))
 
 
@@ -60,7 +67,7 @@ def _judge_tests(folder: pathlib.Path) -> Iterator[list[str]]:
     summaries = re.findall(r"\d+ (?:passed|failed).*? in [\d.]+s", path.read_text())
     measured = summaries[-1] if summaries else "not finished"
     holds = path.suffix == ".log"
-    yield [f"tests {path.stem}", "all pass", measured, _answer(holds)]
+    yield [f"tests {path.stem}", "none fails", measured, _answer(holds)]
 
 
 def _judge_case(case: Record) -> Iterator[list[str]]:

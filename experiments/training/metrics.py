@@ -107,7 +107,8 @@ class Reporter:
     """Reports the metrics of a step, counted from 1: "loss", "num_tokens" and others.
 
     About a thousand steps of a run are written. So is every step whose update was
-    skipped, and the last step. Speeds are means over the last 100 timed steps.
+    skipped, and the last step. Speeds are means over the last 100 steps since
+    anything was compiled.
     """
     now = time.monotonic()
     if self._last is not None and now > self._last:
@@ -153,8 +154,9 @@ class Reporter:
       self._last = None  # do not time the next step, which includes the upload
 
   def _listen(self, event: str, seconds: float, fun_name: str = "", **_) -> None:
-    if event == _COMPILED:
+    if event == _COMPILED:  # steps before it may have waited for it
       self._last = None
+      self._timed.clear()
     elif event == _LOWERED and seconds > 0.1:  # shorter lowering means short compiling
       self._display.show(f"compiling {fun_name}", at_once=True)
 
@@ -283,14 +285,17 @@ def track(items: Iterable, total: int, what: str) -> Iterator:
 
   If stderr is not a terminal, a line is printed every five seconds.
   """
-  start = time.monotonic()
+  # The first items wait for compilation.
+  start, first = time.monotonic(), 0
   with _Display(total) as display:
     for done, item in enumerate(items, 1):
       yield item
-      speed = done / max(time.monotonic() - start, 1e-9)
-      shown = f"{done}/{total} {what}, {speed:,.1f} a second"
-      if done >= _FEW:
-        shown += f", {_format_time((total - done) / speed)} left"
+      if done == _FEW:
+        start, first = time.monotonic(), done
+      shown = f"{done}/{total} {what}"
+      if done > _FEW:
+        speed = (done - first) / max(time.monotonic() - start, 1e-9)
+        shown += f", {speed:,.1f} a second, {_format_time((total - done) / speed)} left"
       display.show(shown, done)
 
 

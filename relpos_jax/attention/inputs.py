@@ -353,10 +353,10 @@ def _check_broadcast(
   logits = (*sizes.batch, sizes.heads, sizes.queries, sizes.keys)
   shape = (1,) * (len(logits) - x.ndim) + x.shape
   paired_sizes = zip(shape, logits, strict=False)
-  is_broadcast = all(size in (1, wanted) for size, wanted in paired_sizes)
+  is_broadcast = all(size in (1, full) for size, full in paired_sizes)
   if len(shape) > len(logits) or not is_broadcast:
     raise ValueError(
-      f"{name} has shape {x.shape}; want one that broadcasts to {logits}"
+      f"{name} has shape {x.shape}; want one that broadcasts to {logits}, [*B, N, T, S]"
     )
   # Counts the batch axes up to the last one of size above 1.
   num_batch_axes = len(sizes.batch)

@@ -43,7 +43,10 @@ def rotate(
   """
   *batch, length, _, width = x.shape
   if width % 2:
-    raise ValueError(f"x has shape {x.shape}; want heads of an even width")
+    raise ValueError(
+      f"heads have width {width}, as x has shape {x.shape}; rotary positions want an "
+      "even width"
+    )
   shapes = (*batch, length), (length,)
   positions = check_array("positions", positions, jnp.number, *shapes)
   dtype = accumulation_dtype(x.dtype)

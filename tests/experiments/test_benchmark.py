@@ -95,6 +95,17 @@ def test_claims_are_judged_by_the_results_of_a_device(call):
   assert row in answer.out.splitlines()
 
 
+def test_claims_without_results_are_refused(call, tmp_path):
+  answer = call("benchmark.__main__", "claims", f"--out={tmp_path}")
+  answer.assert_refused(f"{tmp_path} first_device.sh")
+
+
+def test_help_names_all_contestants(call):
+  answer = call("benchmark.__main__", "attention", "--help")
+  contestants = *attention.IMPLEMENTATIONS, *SCHEMES, *attention.PEERS
+  assert all(name in answer.out for name in contestants)
+
+
 @pytest.mark.parametrize(
   "flag, words",
   [

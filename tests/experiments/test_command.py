@@ -191,6 +191,22 @@ def test_a_mistake_is_one_line_and_status_2(capsys, config_file, arguments, word
 
 
 @pytest.mark.parametrize(
+  "folder, name, words",
+  [
+    ("/", "quickstart.py", f"no config file start folder {ROOT}"),
+    (ROOT, "quickstart.py:huge", "configs/quickstart.py takes no argument :huge"),
+  ],
+)
+def test_a_config_is_named_as_the_clone_has_it(
+  capsys, monkeypatch, folder, name, words
+):
+  monkeypatch.chdir(folder)
+  status, _, err = run(capsys, never, f"--config=configs/{name}")
+  assert (status, err.count("\n")) == (2, 1)
+  assert all(word in err for word in words.split())
+
+
+@pytest.mark.parametrize(
   "error, status, err",
   [
     (InputError("empty file train.en"), 2, "error: empty file train.en\n"),

@@ -44,4 +44,5 @@ def test_a_file_is_a_scheme(folder, monkeypatch):
 
 
 def test_a_scheme_without_a_file_is_refused(folder, call):
-  call("ten_minutes", "--scheme=none_such").assert_refused("give a configuration of")
+  answer = call("ten_minutes", "--scheme=mine")
+  answer.assert_refused("--scheme=mine relative mine.py Scheme")

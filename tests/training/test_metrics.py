@@ -5,13 +5,14 @@ import re
 import resource
 import types
 
+import jax
 import pytest
 import rich.console
 from tensorboardX.proto.event_pb2 import Event
 
 from experiments.errors import InputError
 from experiments.training import metrics
-from experiments.training.metrics import Reporter, read_metrics
+from experiments.training.metrics import Reporter, read_metrics, track
 
 
 @pytest.fixture
@@ -115,3 +116,24 @@ def test_a_terminal_gets_a_bar_and_a_file_a_line_now_and_then_and_the_last(
   assert ("━" in shown) == terminal
   steps = re.findall("^step (\\d+)/", shown, re.MULTILINE)
   assert steps == ([] if terminal else ["12", "23", "27"])
+
+
+def test_steps_before_a_compilation_say_nothing_about_the_time_left(tmp_path, clock):
+  console = rich.console.Console(file=io.StringIO(), width=100)
+  with Reporter(tmp_path, 0, 100, console=console) as reporter:
+    for step in range(1, 21):
+      reporter.step(step, dict(loss=2.0, num_tokens=500))
+      clock.now += 60 if step < 10 else 0.5
+      if step == 10:
+        jax.jit(lambda x: x + 1).lower(1.0).compile()
+  assert (
+    "step 20/100  loss 2.000  1,000 tokens/s  0:00:40 left" in console.file.getvalue()
+  )
+
+
+def test_the_first_items_say_nothing_about_the_time_left(clock, capsys):
+  for item in track(range(100), 100, "lines"):
+    clock.now += 60 if item < 5 else 0.1
+  shown = capsys.readouterr().err
+  assert "lines, 10.0 a second" in shown
+  assert not re.search(r"[1-9]:\d\d left", shown)
