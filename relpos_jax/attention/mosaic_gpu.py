@@ -26,7 +26,8 @@ from relpos_jax.attention.pallas_calls import Arrays, pad, sum_over_groups
 from relpos_jax.attention.partitioned import target_device, target_platform
 from relpos_jax.typing import Array, Float
 
-_OLDEST_JAX = (0, 12)  # the oldest whose interpreter runs the kernels
+# The oldest versions that compile the kernels for a GPU, and that interpret them.
+_OLDEST_COMPILER, _OLDEST_INTERPRETER = (0, 11, 2), (0, 12)
 _MAX_WIDTH = 128  # the largest head width for which sums fit in registers
 
 
@@ -43,12 +44,14 @@ def _unsupported_kind(inputs: Inputs) -> str | None:
       return f"{name} has width {width}; it needs {_MAX_WIDTH} or less"
   if inputs.query.dtype not in (jnp.bfloat16, jnp.float16):
     return f"query is {inputs.query.dtype}; it needs bfloat16 or float16"
-  if jax.__version_info__ < _OLDEST_JAX:
-    oldest = ".".join(map(str, _OLDEST_JAX))
-    return f"jax is {jax.__version__}; it needs {oldest} or newer"
+  is_compiled = target_platform() == "gpu"
+  oldest = _OLDEST_COMPILER if is_compiled else _OLDEST_INTERPRETER
+  if jax.__version_info__ < oldest:
+    needed = ".".join(map(str, oldest))
+    return f"jax is {jax.__version__}; it needs {needed} or newer"
   # Descriptions of devices have no compute capability.
   capability = getattr(target_device(), "compute_capability", "9.0")
-  if target_platform() == "gpu" and not capability.startswith("9."):
+  if is_compiled and not capability.startswith("9."):
     return f"the GPU has compute capability {capability}; it needs 9, Hopper"
   return None
 

@@ -372,7 +372,11 @@ class _Tile(NamedTuple):
 
   def store(self, arrays: Arrays, name: str, x: Array) -> None:
     reference = self.at(arrays, name)
-    plgpu.store(reference, x.astype(reference.dtype), optimized=False)
+    x = x.astype(reference.dtype)
+    if hasattr(plgpu, "store"):
+      plgpu.store(reference, x, optimized=False)
+    else:  # before jax 0.12 every store may be slow
+      reference[...] = x
 
   @property
   def rows(self) -> Array:
