@@ -54,5 +54,6 @@ def test_ctranslate2_translates_as_the_model_that_was_exported(
     options = dict(beam_size=1, max_decoding_length=len(tokens), min_decoding_length=0)
     options["suppress_sequences"] = [["<pad>"]]
     (found,) = translator.translate_batch([tokens], **options)
-    assert " ".join(found.hypotheses[0]).removesuffix(" </s>") == expected
+    words = [word for word in found.hypotheses[0] if word not in ("<s>", "</s>")]
+    assert " ".join(words) == expected
   assert len({*ours}) > 3
