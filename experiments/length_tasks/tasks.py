@@ -185,6 +185,7 @@ class TaskBatches:
     lengths: Sequence[int],
     *,
     rows: int,
+    padded_rows: int | None = None,
     num_shapes: int,
     drawn_from: int,
     seed: int | None,
@@ -194,6 +195,8 @@ class TaskBatches:
     Args:
       lengths: the lengths of inputs. Each batch draws one of them.
       rows: the number of inputs in a batch.
+      padded_rows: the number of rows in a batch, by default `rows`. The others are
+        padding, so a step has the same inputs on any number of devices.
       num_shapes: the number of lengths, evenly spaced, to which inputs are padded.
       drawn_from: the positions are a sorted sample of 0 to `drawn_from` - 1, without
         replacement. With 0 they are 0, 1, 2, ...
@@ -201,6 +204,7 @@ class TaskBatches:
     """
     self.lengths = lengths
     self._task, self._rows = task, rows
+    self._padded_rows = padded_rows or rows
     self._multiple = -(-max(lengths) // num_shapes)
     self._drawn_from, self._seed = drawn_from, seed
     self.num_per_epoch = len(lengths)
@@ -210,13 +214,15 @@ class TaskBatches:
     inputs, outputs = self._task.draw(random, self._rows, length)
     num_inputs, num_outputs = inputs.shape[1], outputs.shape[1]
     num_tokens = num_inputs + num_outputs
-    batch = empty_batch((self._rows, self._num_padded(length)))
-    batch.tokens[:, :num_inputs] = inputs + 1
-    batch.tokens[:, num_inputs:num_tokens] = self._task.num_symbols + 1
-    batch.targets[:, num_inputs:num_tokens] = outputs
+    batch = empty_batch((self._padded_rows, self._num_padded(length)))
+    at_inputs = slice(self._rows), slice(num_inputs)
+    at_blanks = slice(self._rows), slice(num_inputs, num_tokens)
+    batch.tokens[at_inputs] = inputs + 1
+    batch.tokens[at_blanks] = self._task.num_symbols + 1
+    batch.targets[at_blanks] = outputs
     is_last = outputs == self._task.last
     is_over = np.cumsum(is_last, axis=1) > is_last
-    batch.counts[:, num_inputs:num_tokens] = ~is_over
+    batch.counts[at_blanks] = ~is_over
     if self._drawn_from:
       drawn = random.choice(self._drawn_from, num_tokens, replace=False)
       batch.positions[:, :num_tokens] = np.sort(drawn)

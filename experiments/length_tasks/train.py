@@ -23,6 +23,7 @@ from experiments.length_tasks.tasks import (
 )
 from experiments.length_tasks.tasks import empty_batch as empty_batch  # for commands
 from experiments.training import loop, processes, results, start
+from experiments.training.batches import longest_shape
 from experiments.training.loss import Loss, cross_entropy
 from experiments.training.model import model_values
 from experiments.training.run import Run, load_average, load_trained
@@ -47,7 +48,7 @@ def train(
   with jax.set_mesh(mesh):
     steps = build(config, task, mesh)
     run = Run(config, task, mesh, steps.graphdef, steps.shapes.params)
-    batches, valid_batches = make_batches(config, task)
+    batches, valid_batches = make_batches(config, task, mesh)
     start.print_sizes(run, batches, valid_batches)
     num_steps = start.count_steps(config.training, batches.num_per_epoch)
     start.check_inputs(workdir, {})
@@ -76,11 +77,15 @@ def train(
 
 
 def check(config: ConfigDict) -> None:
-  """Raises InputError for wrong options of positions.
+  """Raises InputError for a wrong mesh or wrong options of positions.
 
   The range of random positions must not be smaller than the number of tokens in the
   longest test. `table_stddev` needs positions with tables.
   """
+  if config.mesh.sequence != 1:
+    raise InputError(
+      f"config.mesh.sequence is {config.mesh.sequence}: give 1 for length_tasks"
+    )
   longest = choose_task(config).num_tokens(config.evaluation.longest)
   drawn_from = config.model.random_positions
   if 0 < drawn_from < longest:
@@ -104,14 +109,18 @@ def choose_task(config: ConfigDict) -> Task:
 mock_vocabulary = choose_task
 
 
-def make_batches(config: ConfigDict, task: Task) -> tuple[TaskBatches, TaskBatches]:
+def make_batches(
+  config: ConfigDict, task: Task, mesh: AnyMesh
+) -> tuple[TaskBatches, TaskBatches]:
   """Makes training batches of random lengths, and a validation batch of each length."""
   settings = config.batches
+  padded_rows, _ = longest_shape(config, mesh.shape)
   make = functools.partial(
     TaskBatches,
     task,
     range(1, settings.max_length + 1),
     rows=settings.tokens // settings.max_length,
+    padded_rows=padded_rows,
     num_shapes=settings.num_shapes,
     drawn_from=config.model.random_positions,
   )

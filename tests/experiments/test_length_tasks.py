@@ -62,11 +62,22 @@ def test_a_trained_model_is_scored_again(run, call):
   assert (workdir / "results.json").read_text() == before
 
 
+def test_any_number_of_devices_and_microbatches_scores_all_lengths(train_task, finish):
+  # 3 devices with 2 microbatches do not divide a batch of 8 rows.
+  flags = ("--config.mesh.data=3", "--config.training.num_microbatches=2")
+  workdir, _ = finish(train_task, *flags)
+  record = read_json(workdir / "record.json")
+  lengths = {split: [n for n, _ in rows] for split, rows in record["sentences"].items()}
+  assert lengths == {"within": [*range(1, 9)], "longer": [9, 18, 27, 36]}
+
+
 @pytest.mark.parametrize(
   "changes, words",
   [
     (["model.random_positions=40"], "random_positions is 40 41 tokens"),
     (["model.table_stddev=1"], "table_stddev is 1.0 'sinusoidal' give 0"),
+    (["mesh.sequence=2"], "config.mesh.sequence is 2 give 1"),
+    (["mesh.data=1", "mesh.sequence=-1"], "config.mesh.sequence is -1 give 1"),
     (["data.source=sort"], "config.data.source is 'sort' reverse_string"),
   ],
 )

@@ -168,6 +168,17 @@ def test_batches_without_a_seed_take_the_lengths_in_turn():
   assert lengths == 2 * [*range(1, 11)]
 
 
+def test_rows_that_devices_need_are_padding():
+  batch, padded = make()[5], make(padded_rows=8)[5]
+  for x, y in zip(batch, padded, strict=True):
+    assert y.shape[0] == 8
+    np.testing.assert_array_equal(x, y[:6])
+  assert (padded.positions[6:] == padded.positions[0]).all()
+  assert (padded.tokens[6:] == PAD).all()
+  assert (padded.targets[6:] == NO_TARGET).all()
+  assert not padded.counts[6:].any()
+
+
 def test_each_shape_has_its_first_step():
   batches = make("reverse_string")
   steps = batches.first_steps(3, 1000)
