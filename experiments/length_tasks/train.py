@@ -77,16 +77,23 @@ def train(
 
 
 def check(config: ConfigDict) -> None:
-  """Raises InputError for a wrong mesh or wrong options of positions.
+  """Raises InputError for a wrong mesh, tests or options of positions.
 
-  The range of random positions must not be smaller than the number of tokens in the
-  longest test. `table_stddev` needs positions with tables.
+  The tests must have longer inputs than training. The range of random positions must
+  not be smaller than the number of tokens in the longest test. `table_stddev` needs
+  positions with tables.
   """
   if config.mesh.sequence != 1:
     raise InputError(
       f"config.mesh.sequence is {config.mesh.sequence}: give 1 for length_tasks"
     )
-  longest = choose_task(config).num_tokens(config.evaluation.longest)
+  longest_input, longest_trained = config.evaluation.longest, config.batches.max_length
+  if longest_input <= longest_trained:
+    raise InputError(
+      f"config.evaluation.longest is {longest_input}, but training has inputs of up to "
+      f"config.batches.max_length {longest_trained}: give {longest_trained + 1} or more"
+    )
+  longest = choose_task(config).num_tokens(longest_input)
   drawn_from = config.model.random_positions
   if 0 < drawn_from < longest:
     raise InputError(
