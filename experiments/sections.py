@@ -535,7 +535,7 @@ def _describe_folds(sweep: str, records: Records, _: pathlib.Path) -> str:
 # --------------------------------------------------------------------------------------
 
 _RANDOM = ", random"  # ends the names of configurations with random positions
-_BANDS = (41, 101, 201, 501)  # first lengths of the columns, and the end
+_BANDS = (101, 201)  # lengths at which columns begin, after the first longer ones
 _LONGER = "longer"  # the split of all tests
 
 
@@ -544,24 +544,29 @@ def compare_tasks(sweeps: Mapping[str, Records]) -> str:
   table = {}
   for sweep, records in sweeps.items():
     table[sweep] = _average(records, _score(_LONGER, "accuracy"), 1)
-  return column_table("accuracy (%), lengths 41 to 500", table)
+  return column_table("accuracy (%), longer than in training", table)
 
 
 def _describe_task(sweep: str, records: Records, folder: pathlib.Path) -> str:
   """Tabulates accuracy by length, and the effect of random positions."""
+  config = _first(records)["config"]
+  longest_trained, longest = config["batches.max_length"], config["evaluation.longest"]
   table = _begin_table(records)
-  table["1 to 40"] = _average(records, _score("within", "accuracy"), 1)
+  table[f"1 to {longest_trained}"] = _average(records, _score("within", "accuracy"), 1)
   lengths = _join_sentences(_first(records), [_LONGER])[:, 0]
-  for first, end in itertools.pairwise(_BANDS):
+  starts = [start for start in _BANDS if longest_trained + 1 < start <= longest]
+  bounds = [longest_trained + 1, *starts, longest + 1]
+  for first, end in itertools.pairwise(bounds):
     band = (first <= lengths) & (lengths < end)
-    column = _average(records, _accuracy([_LONGER], band), 1)
-    table[f"{first} to {end - 1}"] = column
-  table["41 to 500"] = _average(records, _score(_LONGER, "accuracy"), 1)
+    if band.any():
+      column = _average(records, _accuracy([_LONGER], band), 1)
+      table[f"{first} to {end - 1}"] = column
+  longer = _average(records, _score(_LONGER, "accuracy"), 1)
+  table[f"{longest_trained + 1} to {longest}"] = longer
   table["random - plain"] = _compare_random(records)
   parts = [column_table(f"{sweep}: accuracy (%)", table)]
   parts.append(_draw_tasks(records, folder / f"{sweep}.png"))
-  facts = {"task": _first(records)["config"]["data.source"]}
-  return _join_parts(records, parts, facts)
+  return _join_parts(records, parts, {"task": config["data.source"]})
 
 
 def _compare_random(records: Records) -> Column:
@@ -580,9 +585,12 @@ def _draw_tasks(records: Records, picture: pathlib.Path) -> str:
   splits = "within", _LONGER
   lengths = _join_sentences(_first(records), splits)[:, 0]
   scores = {}
-  for part in np.array_split(np.unique(lengths), 18):  # about five lengths each
+  lengths_in_order = np.unique(lengths)
+  num_parts = min(18, len(lengths_in_order))  # 18 have about five lengths each
+  for part in np.array_split(lengths_in_order, num_parts):
     scores[float(part.mean())] = _accuracy(splits, np.isin(lengths, part))
-  mark = 40.5, "longest in training"
+  longest_trained = _first(records)["config"]["batches.max_length"]
+  mark = longest_trained + 0.5, "longest in training"
   panels = []
   for title in ("plain", "random"):
     shown = {}

@@ -18,8 +18,8 @@ from experiments.training.run import Run
 from experiments.training.sharding import multiples
 from relpos_jax.typing import PyTree
 
-# The longer inputs: every ninth length from 41 to 500, so that even and odd ones take
-# turns. Ruoss et al. score each length.
+# The longer inputs: every ninth length, from 41 to 500 by default, so that even and odd
+# ones take turns. Ruoss et al. score each length.
 _STEP = 9
 _ROWS = 8  # inputs of a batch: at 1,001 tokens their attention weights take 256 MB
 
