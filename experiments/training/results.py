@@ -44,7 +44,7 @@ def report(evaluation: Evaluation | None, run: Run, workdir: Path, score: str) -
   if evaluation is None:
     return
   num_averaged = run.config.decoding.average_checkpoints
-  own_config = flatten(defaults(run.config)) | flatten(read_config(workdir))
+  own_config = flatten(defaults(run.config)) | read_config(workdir)
   own_number = own_config["decoding.average_checkpoints"]
   if num_averaged != own_number:
     print(f"\n{evaluation.text}\n")
