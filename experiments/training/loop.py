@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from experiments.data.batching import first_steps
 from experiments.files import Path
 from experiments.training import processes
 from experiments.training.batches import load_batches
@@ -145,7 +146,7 @@ def _open_reporter(
 
 def _first_batches(batches: Any, run: Run, start: int, stop: int) -> Iterator[Any]:
   """Yields the first batch of each shape, sharded over the devices."""
-  for step in batches.first_steps(start, stop):
+  for step in first_steps(batches, start, stop):
     yield put_batch(batches[step], run.mesh)
 
 

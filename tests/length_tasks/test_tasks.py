@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from experiments.data.batching import first_steps
 from experiments.length_tasks.tasks import NO_TARGET, PAD, TASKS, TaskBatches
 
 ACTIONS = "01POI"  # bits, POP, PUSH 0, PUSH 1
@@ -181,9 +182,9 @@ def test_rows_that_devices_need_are_padding():
 
 def test_each_shape_has_its_first_step():
   batches = make("reverse_string")
-  steps = batches.first_steps(3, 1000)
+  steps = first_steps(batches, 3, 1000)
   shapes = [batches[step].tokens.shape for step in steps]
-  assert {*shapes} == {(6, 10), (6, 20)}
+  assert {*shapes} == batches.shapes == {(6, 10), (6, 20)}
   assert len(shapes) == 2
   for step in range(3, max(steps)):
     assert batches[step].tokens.shape in shapes
