@@ -72,7 +72,6 @@ def train(
       state = start.restore(checkpoints, steps.shapes, workdir)
       save = functools.partial(save_names, names, workdir)
       start.write_start(run, workdir, num_steps, digests, save)
-      checkpoints.prepare()
       loop.train(
         run,
         steps,

@@ -56,7 +56,6 @@ def train(
     with start.open_checkpoints(config.training, workdir) as checkpoints:
       state = start.restore(checkpoints, steps.shapes, workdir)
       start.write_start(run, workdir, num_steps, {})
-      checkpoints.prepare()
       loop.train(
         run,
         steps,

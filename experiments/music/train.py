@@ -74,7 +74,6 @@ def train(
       start.write_start(run, workdir, num_steps, digests)
       if processes.is_first():
         write_skipped(data.bad_files, workdir)
-      checkpoints.prepare()
       loop.train(
         run,
         steps,

@@ -70,6 +70,7 @@ def train(
   lacks_evaluation = _lacks_evaluation(workdir, start, num_steps, settings.eval_every)
   if start >= num_steps and not lacks_evaluation:
     return state
+  checkpoints.prepare()
   stop.deferred = True
   on_devices = load_batches(batches, run.mesh, start, num_steps)
   if profile_steps:
