@@ -59,10 +59,8 @@ class _Policy(NamedTuple):
   def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
     """Returns whether to keep each checkpoint; implements a policy of Orbax."""
     steps = [checkpoint.step for checkpoint in checkpoints]
-    chosen, is_kept = self.choose(steps), []
-    for step in steps:
-      is_kept.append(step in chosen)
-    return is_kept
+    chosen = self.choose(steps)
+    return [step in chosen for step in steps]
 
 
 class Checkpoints(contextlib.AbstractContextManager):
