@@ -244,7 +244,8 @@ class Checkpoints(contextlib.AbstractContextManager):
     """Adds digests to a checkpoint just before Orbax makes it final."""
     step = str(self._saving)
     # On a disk the folder is renamed at the end. In gs:// it has its final name.
-    new, *_ = *self._orbax_folder.glob(f"{step}.*"), self._orbax_folder / step
+    temporary = iter(self._orbax_folder.glob(f"{step}.*"))
+    new = next(temporary, self._orbax_folder / step)
     write_digests(new)
     if self._saving % self._save_every:
       (new / TEMPORARY).write_text("deleted after the next save\n")

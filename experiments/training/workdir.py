@@ -92,8 +92,10 @@ def check_shared(workdir: Path) -> None:
   processes.wait_for_all("written")
   file, until = workdir / "config.json", time.monotonic() + _SHARED_SECONDS
   # Listing the folder asks the file server. Looking up a file may use an old cache.
-  while not (is_shared := file in list_folder(workdir)) and time.monotonic() < until:
+  is_shared = file in list_folder(workdir)
+  while not is_shared and time.monotonic() < until:
     time.sleep(0.1)
+    is_shared = file in list_folder(workdir)
   if processes.any_process(not is_shared):
     raise InputError(
       f"{workdir} is not one folder for all processes: give a --workdir that they share"
