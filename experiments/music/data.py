@@ -64,9 +64,7 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
   Raises InputError if the folder is missing, if it has no readable file for training or
   for validation, or if more than half of its files are unreadable.
   """
-  folder = pathlib.Path(path).expanduser()
-  if not path or not folder.is_dir():
-    raise InputError(f"no folder of MIDI files {path!r}: give --config.data.midi.path")
+  folder = _check_folder(path)
   files = find_midi_files(folder)
   _check_splits(files, folder)  # before reading, which may take minutes
   tokens, skipped = _read(files, CODECS[codec], path)
@@ -95,6 +93,14 @@ def write_skipped(lines: Sequence[str], workdir: Path) -> None:
   (workdir / _SKIPPED).unlink(missing_ok=True)  # left by an earlier start of the run
   if lines:
     write_lines(workdir / _SKIPPED, lines)
+
+
+def _check_folder(path: str) -> pathlib.Path:
+  """Returns the folder; raises InputError if there is none."""
+  folder = pathlib.Path(path).expanduser()
+  if not path or not folder.is_dir():
+    raise InputError(f"no folder of MIDI files {path!r}: give --config.data.midi.path")
+  return folder
 
 
 class MidiFile(NamedTuple):
