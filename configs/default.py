@@ -51,10 +51,9 @@ def rate(default: float) -> Limited:
   return Limited(default, lambda x: 0 <= x < 1, remedy)
 
 
-def positive(default: float, below: float = float("inf")) -> Limited:
-  """Returns a limited value: a number above 0 and less than `below`."""
-  limit = "" if below == float("inf") else f" and below {below}"
-  return Limited(default, lambda x: 0 < x < below, f"give a number above 0{limit}")
+def positive(default: float) -> Limited:
+  """Returns a limited value: a finite number above 0."""
+  return Limited(default, lambda x: 0 < x < float("inf"), "give a number above 0")
 
 
 def choose(argument: str, *groups: Collection[str]) -> list[str]:
@@ -265,7 +264,7 @@ _GRAPHS = dict(
     source=one_of("clutrr", "tu"),  # each with its own options below
     clutrr=dict(
       path="",  # a folder of the kinship graphs' file; empty: download it
-      valid_share=positive(0.1, below=1),  # share of the distinct training graphs
+      valid_share=number(0.1, 0.001, 0.999),  # share of the distinct training graphs
     ),
     tu=dict(
       name="MUTAG",  # or Mutagenicity, or the prefix of the files in `path`, or ""

@@ -25,11 +25,9 @@ def get_config(argument: str = ""):
   config.name = f"lengths-{data}"
   config.batches.max_length = 17
   if data == "scan":
-    config.data.source, config.vocabulary.kind, config.evaluation.tokenize = (
-      "scan",
-      "words",
-      "none",
-    )
+    config.data.source = "scan"
+    config.vocabulary.kind = "words"
+    config.evaluation.tokenize = "none"
     config.batches.update(tokens=1024, max_length=23)
     config.model.update(embedding_dropout_rate=0.1, dropout_rate=0.1)
     config.training.update(

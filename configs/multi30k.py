@@ -33,8 +33,11 @@ _VERSIONS = dict(
     batches=dict(tokens=8192),
     model=dict(embedding_dropout_rate=0.3, dropout_rate=0.3),
     training=dict(
-      **dict(learning_rate=0.005, warmup_steps=2000, num_steps=8000),
-      **dict(save_every=64, keep_checkpoints=10),  # an epoch
+      learning_rate=0.005,
+      warmup_steps=2000,
+      num_steps=8000,
+      save_every=64,  # an epoch
+      keep_checkpoints=10,
     ),
     decoding=dict(average_checkpoints=10),
   ),

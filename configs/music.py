@@ -48,16 +48,26 @@ _BRIEF = dict(
   mesh=dict(data=1),
   batches=dict(tokens=2304),
   model=dict(
-    **dict(num_layers=3, width=128, num_heads=4, feed_forward=512, max_distance=256),
-    **dict(default.NO_DROPOUT, implementation="chunked"),
+    num_layers=3,
+    width=128,
+    num_heads=4,
+    feed_forward=512,
+    max_distance=256,
+    implementation="chunked",
+    **default.NO_DROPOUT,
   ),
   training=dict(learning_rate=0.004, warmup_steps=400, num_steps=3000, save_every=50),
 )
 _PUBLISHED = dict(
   batches=dict(tokens=16_896),
   model=dict(
-    **dict(num_layers=5, width=256, num_heads=8, feed_forward=1024, max_distance=1024),
-    **dict(embedding_dropout_rate=0.2, dropout_rate=0.2),
+    num_layers=5,
+    width=256,
+    num_heads=8,
+    feed_forward=1024,
+    max_distance=1024,
+    embedding_dropout_rate=0.2,
+    dropout_rate=0.2,
   ),
   training=dict(learning_rate=0.001, warmup_steps=1000, num_steps=6000, save_every=100),
 )

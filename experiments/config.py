@@ -19,25 +19,17 @@ def defaults(config: Mapping[str, Any]) -> ConfigDict:
   return default.get_config(task).lock()
 
 
-def changes(config: ConfigDict, base: ConfigDict) -> dict[str, object]:
-  """Returns the values of `config` that differ from `base`, by dotted key."""
-  values_before = flatten(base)
-  changed = {}
-  for key, value in flatten(config).items():
-    if key not in values_before or value != values_before[key]:
-      changed[key] = value
-  return changed
-
-
 def own_values(config: ConfigDict) -> dict[str, object]:
   """Returns the values that define a run: all that differ from the task's defaults.
 
   The task itself is among them only if it is not translation.
   """
-  values = changes(config, defaults(config))
-  if config.get("task", "translation") == "translation":
-    return values
-  return {"task": config.task} | values
+  base = flatten(defaults(config)) | {"task": "translation"}
+  own = {}
+  for key, value in flatten(config).items():
+    if key not in base or value != base[key]:
+      own[key] = value
+  return own
 
 
 def check_values(config: ConfigDict) -> None:
@@ -63,25 +55,21 @@ def check_keys(keys: Iterable[str], config: ConfigDict) -> None:
     raise InputError(f"unknown config.{key}: {hint}")
 
 
-def check_form(values: Mapping[str, Any] | ConfigDict, config: ConfigDict) -> None:
-  """Raises InputError if a value is None, or stands in place of a nested config."""
-  known = flatten(config)
-  for key, value in flatten(values).items():
-    is_group = known.get(key, {}) == {}
-    if value is None or (is_group and value != {}):
-      wanted = "a group of values" if is_group else "a value"
-      remedy = f"give {wanted}, as in configs/default.py"
-      raise InputError(f"config.{key} is {value!r}: {remedy}")
+def check_form(values: Mapping[str, Any]) -> None:
+  """Raises InputError if a value is None, which a config would accept."""
+  for key, value in values.items():
+    if value is None:
+      raise InputError(f"config.{key} is None: give a value, as in configs/default.py")
 
 
 def flatten(
   config: Mapping[str, Any] | ConfigDict, prefix: str = ""
 ) -> dict[str, object]:
-  """Flattens a config to values by dotted key; an empty nested config becomes {}."""
+  """Flattens a config to values by dotted key; leaves out empty nested configs."""
   flat = {}
   for key, value in config.items():
     if isinstance(value, dict | ConfigDict):
-      flat |= flatten(value, f"{prefix}{key}.") or {f"{prefix}{key}": {}}
+      flat |= flatten(value, f"{prefix}{key}.")
     else:
       flat[prefix + key] = value
   return flat

@@ -291,7 +291,7 @@ def _join_sentences(run: Record, splits: Sequence[str]) -> np.ndarray:
 # Schemes are compared when their exact matches on validation (%) first reach this
 # level, by source of the data: at equal quality on short sequences, longer ones tell
 # them apart.
-_LEVELS = {"scan": 90, "embedded": 50}
+_LEVELS, _OTHER_LEVEL = {"scan": 90}, 50
 _ONLY = " only"  # ends the names of configurations with positions in one stack
 
 
@@ -314,7 +314,7 @@ def _describe_lengths(sweep: str, records: Records, folder: pathlib.Path) -> str
       splits["EOS free"].append(split)
       facts[f"sentences of {split}"] = f"{len(first['sentences'][split]):,}"
   facts["data"] = source
-  parts = [_compare_at_level(sweep, records, _LEVELS[source])]
+  parts = [_compare_at_level(sweep, records, _LEVELS.get(source, _OTHER_LEVEL))]
   for end, end_splits in splits.items():
     parts.append(_tabulate_lengths(f"{sweep}: {end}", records, end_splits))
   parts.append(_draw_exact(records, splits, folder / f"{sweep}.png"))
@@ -357,7 +357,10 @@ def _tabulate_lengths(title: str, records: Records, splits: Sequence[str]) -> st
   """Tabulates the exact matches (%) after training, by length in tokens."""
   table = {"valid": _average(records, lambda run: run["exact"]["valid"][-1][1], 1)}
   lengths, masks = _bin_lengths(records, splits, num_trained=1, num_longer=4)
-  for mask in (*masks, ~masks[0]):
+  is_longer = _exceeds_training(records, lengths)
+  if is_longer.any():
+    masks.append(is_longer)
+  for mask in masks:
     binned = lengths[mask]
     name = f"{binned.min()} to {binned.max()} ({len(binned):,})"
     table[name] = _average(records, _accuracy(splits, mask), 1)
@@ -371,18 +374,24 @@ def _bin_lengths(
 
   The first bins, at most `num_trained`, hold the lengths that occur in training. The
   others, at most `num_longer`, hold longer ones. Bins of each kind have about the same
-  number of sentences.
+  number of sentences. A kind without sentences has no bins.
   """
-  first, masks = _first(records), []
-  lengths = _join_sentences(first, splits)[:, 0]
-  # The maximum includes EOS.
-  is_longer = lengths >= first["config"]["batches.max_length"]
+  masks = []
+  lengths = _join_sentences(_first(records), splits)[:, 0]
+  is_longer = _exceeds_training(records, lengths)
   for side, num_bins in ((~is_longer, num_trained), (is_longer, num_longer)):
+    if not side.any():
+      continue
     shares = np.arange(1, num_bins + 1) / num_bins
     ends = np.unique(np.quantile(lengths[side], shares, method="lower"))
     bin_index = np.searchsorted(ends, lengths)
     masks += [side & (bin_index == number) for number in range(len(ends))]
   return lengths, masks
+
+
+def _exceeds_training(records: Records, lengths: np.ndarray) -> np.ndarray:
+  """Returns whether each length, not counting EOS, is longer than in training."""
+  return lengths >= _first(records)["config"]["batches.max_length"]
 
 
 def _accuracy(splits: Sequence[str], mask: Any = ...) -> Callable[[Record], float]:
@@ -526,7 +535,7 @@ def _describe_folds(sweep: str, records: Records, _: pathlib.Path) -> str:
 # --------------------------------------------------------------------------------------
 
 _RANDOM = ", random"  # ends the names of configurations with random positions
-_BANDS = (41, 101, 201, 501)  # first lengths of the columns, and the end
+_BANDS = (101, 201)  # lengths at which columns begin, after the first longer ones
 _LONGER = "longer"  # the split of all tests
 
 
@@ -535,24 +544,29 @@ def compare_tasks(sweeps: Mapping[str, Records]) -> str:
   table = {}
   for sweep, records in sweeps.items():
     table[sweep] = _average(records, _score(_LONGER, "accuracy"), 1)
-  return column_table("accuracy (%), lengths 41 to 500", table)
+  return column_table("accuracy (%), longer than in training", table)
 
 
 def _describe_task(sweep: str, records: Records, folder: pathlib.Path) -> str:
   """Tabulates accuracy by length, and the effect of random positions."""
+  config = _first(records)["config"]
+  longest_trained, longest = config["batches.max_length"], config["evaluation.longest"]
   table = _begin_table(records)
-  table["1 to 40"] = _average(records, _score("within", "accuracy"), 1)
+  table[f"1 to {longest_trained}"] = _average(records, _score("within", "accuracy"), 1)
   lengths = _join_sentences(_first(records), [_LONGER])[:, 0]
-  for first, end in itertools.pairwise(_BANDS):
+  starts = [start for start in _BANDS if longest_trained + 1 < start <= longest]
+  bounds = [longest_trained + 1, *starts, longest + 1]
+  for first, end in itertools.pairwise(bounds):
     band = (first <= lengths) & (lengths < end)
-    column = _average(records, _accuracy([_LONGER], band), 1)
-    table[f"{first} to {end - 1}"] = column
-  table["41 to 500"] = _average(records, _score(_LONGER, "accuracy"), 1)
+    if band.any():
+      column = _average(records, _accuracy([_LONGER], band), 1)
+      table[f"{first} to {end - 1}"] = column
+  longer = _average(records, _score(_LONGER, "accuracy"), 1)
+  table[f"{longest_trained + 1} to {longest}"] = longer
   table["random - plain"] = _compare_random(records)
   parts = [column_table(f"{sweep}: accuracy (%)", table)]
   parts.append(_draw_tasks(records, folder / f"{sweep}.png"))
-  facts = {"task": _first(records)["config"]["data.source"]}
-  return _join_parts(records, parts, facts)
+  return _join_parts(records, parts, {"task": config["data.source"]})
 
 
 def _compare_random(records: Records) -> Column:
@@ -571,9 +585,12 @@ def _draw_tasks(records: Records, picture: pathlib.Path) -> str:
   splits = "within", _LONGER
   lengths = _join_sentences(_first(records), splits)[:, 0]
   scores = {}
-  for part in np.array_split(np.unique(lengths), 18):  # about five lengths each
+  lengths_in_order = np.unique(lengths)
+  num_parts = min(18, len(lengths_in_order))  # 18 have about five lengths each
+  for part in np.array_split(lengths_in_order, num_parts):
     scores[float(part.mean())] = _accuracy(splits, np.isin(lengths, part))
-  mark = 40.5, "longest in training"
+  longest_trained = _first(records)["config"]["batches.max_length"]
+  mark = longest_trained + 0.5, "longest in training"
   panels = []
   for title in ("plain", "random"):
     shown = {}

@@ -109,9 +109,6 @@ def main(
   runs = plan_runs(config, seeds, out)
   chosen = _choose(runs, only, config.name)
   folder = runs_folder(results)
-  misplaced = record_files(results).get(sweep)
-  if misplaced:
-    raise InputError(f"records are in {folder}: move {misplaced} into {folder}")
   path = record_files(folder).get(sweep, folder / f"{sweep}.jsonl")
   if dry_run:
     waiting = _find_waiting(chosen, find_records(path, runs))

@@ -53,11 +53,11 @@ def parse_config(
   Raises InputError, which names the first wrong value and the remedy.
   """
   config = defaults(values).copy_and_resolve_references()
-  check_keys(flatten(values), config)
-  check_form(values, config)
+  values = flatten(values) | (changes or {})
+  check_keys(values, config)
+  check_form(values)
   try:
-    config.update(values)
-    config.update_from_flattened_dict(changes or {})
+    config.update_from_flattened_dict(values)
   except TypeError as error:
     raise InputError(f"config: {' '.join(str(error).split())}") from error
   check_values(config)

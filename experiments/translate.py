@@ -47,7 +47,7 @@ def main(
   from experiments.systems import load_config
   from experiments.training.metrics import track
   from experiments.translation.corpus import read_lines
-  from experiments.translation.data import normalize_lines
+  from experiments.translation.data import normalize_line
   from experiments.translation.scores import join
   from experiments.translation.train import load_run
   from experiments.translation.translator import make_translator
@@ -64,8 +64,9 @@ def main(
   number = 1
   while chunk := list(itertools.islice(lines, size)):
     texts = []
-    for i, line in enumerate(normalize_lines(config.data, chunk), number):
-      texts.append(_read(line, i, run.vocabulary, max_source_length))
+    for i, line in enumerate(chunk, number):
+      text = normalize_line(config.data, line)
+      texts.append(_read(text, i, run.vocabulary, max_source_length))
     print(*join(translate(texts), mark), sep="\n", flush=True)
     number += len(chunk)
 

@@ -61,8 +61,9 @@ def _time_models(config, models, length: int, repetitions: int, out: str, kind: 
   is written.
   """
   parse_config(config)
-  if config.task == "graphs":
-    raise InputError("--config is of graphs: give one of translation or music")
+  if config.task not in ("translation", "music"):
+    wanted = "give one of translation or music"
+    raise InputError(f"--config is of {config.task}: {wanted}")
   tokens = config.batches.tokens
   if not 1 <= length <= tokens:
     raise InputError(f"--length={length}: give 1 to {tokens}, config.batches.tokens")

@@ -1,6 +1,7 @@
 """Makes the positions of published schemes, of the sizes of a call to measure."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,16 +9,8 @@ from flax import nnx
 
 from experiments.length_tasks.model import Kerple
 from relpos_jax import EdgeLabels
-from relpos_jax.nn import (
-  AlibiPositions,
-  ContentPositions,
-  DebertaPositions,
-  Positions,
-  RelativePositionTables,
-  RotaryPositions,
-  T5Positions,
-  TransformerXLPositions,
-)
+from relpos_jax.models.layers import LayersConfig, make_positions
+from relpos_jax.nn import Positions
 
 CLIP = 16  # Shaw et al. 2018
 LONGEST = 128  # the distance from which on the other schemes make no difference
@@ -36,24 +29,25 @@ class Labels(Positions):
     return EdgeLabels(labels, self.table[...], None)
 
 
+Make = Callable[[int, int, int, nnx.Rngs], Positions]
+
+
+def _layers(**options: Any) -> Make:
+  """Returns a function that makes the positions of layers with these options."""
+
+  def make(_: int, heads: int, width: int, rngs: nnx.Rngs) -> Positions:
+    config = LayersConfig(width=heads * width, num_heads=heads, **options)
+    return make_positions(config, is_causal=False, rngs=rngs)
+
+  return make
+
+
+_SHAW = dict(positions="relative", max_distance=CLIP, tables_per_head=False)
 # By name, functions of a call's length, heads, width, and random numbers.
-SCHEMES: dict[str, Callable[[int, int, int, nnx.Rngs], Positions]] = dict(
-  shaw=lambda _, heads, width, rngs: RelativePositionTables(CLIP, width, rngs=rngs),
-  shaw_keys=lambda _, heads, width, rngs: RelativePositionTables(
-    CLIP, width, values=False, rngs=rngs
-  ),
-  t5=lambda _, heads, width, rngs: T5Positions(heads, LONGEST, rngs=rngs),
-  alibi=lambda _, heads, width, rngs: AlibiPositions(heads),
-  rotary=lambda _, heads, width, rngs: RotaryPositions(),
-  xl=lambda _, heads, width, rngs: TransformerXLPositions(
-    heads * width, heads, width, LONGEST, rngs=rngs
-  ),
-  content=lambda _, heads, width, rngs: ContentPositions(
-    heads, width, LONGEST, rngs=rngs
-  ),
-  deberta=lambda _, heads, width, rngs: DebertaPositions(
-    heads, width, LONGEST, rngs=rngs
-  ),
-  labels=lambda length, heads, width, rngs: Labels(length, width, rngs=rngs),
-  kerple=lambda _, heads, width, rngs: Kerple(heads),
+SCHEMES: dict[str, Make] = dict(
+  shaw=_layers(**_SHAW), shaw_keys=_layers(**_SHAW, relative_values=False)
 )
+for _name in ("t5", "alibi", "rotary", "xl", "content", "deberta"):
+  SCHEMES[_name] = _layers(positions=_name, max_distance=LONGEST)
+SCHEMES["labels"] = lambda length, _, width, rngs: Labels(length, width, rngs=rngs)
+SCHEMES["kerple"] = _layers(positions=Kerple)

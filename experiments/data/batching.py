@@ -117,15 +117,9 @@ class Schedule:
     bucket, part = self._batches[order[index]]
     return examples[bucket][part], bucket
 
-  def first_steps(self, start: int, stop: int) -> list[int]:
-    """Returns the first step with each shape, from `start` to `stop` - 1."""
-    steps: dict[int, int] = {}
-    for step in range(start, min(stop, start + 2 * self.num_per_epoch)):
-      _, bucket = self.choose(step)
-      steps.setdefault(bucket, step)
-      if len(steps) == len(self.shapes):
-        break
-    return [*steps.values()]
+  def shape(self, step: SupportsIndex) -> tuple[int, ...]:
+    """Returns the shape of a step's batch, one of `shapes`."""
+    return self.shapes[self.choose(step)[1]]
 
   def _shuffle(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
     """Shuffles an epoch; returns each bucket's examples, and the order of batches."""
@@ -181,6 +175,16 @@ class Batches(Schedule):
       rows = side.in_epoch(0)
       arrays += [rows.values, rows.offsets]
     return arrays
+
+
+def first_steps(batches: Any, start: int, stop: int) -> list[int]:
+  """Returns the first step with each shape, from `start` to `stop` - 1."""
+  steps, num_shapes = {}, len({*batches.shapes})
+  for step in range(start, stop):
+    if len(steps) == num_shapes:
+      break
+    steps.setdefault(batches.shape(step), step)
+  return list(steps.values())
 
 
 def round_up(number: int, multiple_of: int) -> int:

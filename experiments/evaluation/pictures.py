@@ -242,7 +242,9 @@ def _format_axes(ax: Any, panel: SpreadPanel) -> None:
 
 def _thin_ticks(ticks: Sequence[Any]) -> Sequence[Any]:
   """Returns about five of the ticks, including the last."""
-  return ticks[:: -math.ceil(len(ticks) / 5)][::-1]
+  every = math.ceil(len(ticks) / 5)
+  first = (len(ticks) - 1) % every
+  return ticks[first::every]
 
 
 def _name_kind(name: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.errors import InputError
+from experiments.files import write_whole
 from relpos_jax.typing import Float
 
 _Values = Sequence[float] | Float[np.ndarray, "_"]
@@ -127,8 +128,8 @@ def rewrite_sections(page: pathlib.Path, sections: Mapping[str, str]) -> None:
   """Replaces generated sections of a Markdown page; keeps everything else.
 
   A section is between the lines `<!-- begin NAME -->` and `<!-- end NAME -->`. Sections
-  that the page lacks are appended, and a missing page is created. Raises InputError if
-  a section has no end.
+  that the page lacks are appended, and a missing page is created. The page is written
+  atomically. Raises InputError if a section has no end.
   """
   text = page.read_text(encoding="utf-8") if page.exists() else ""
   for name, content in sections.items():
@@ -141,4 +142,4 @@ def rewrite_sections(page: pathlib.Path, sections: Mapping[str, str]) -> None:
       remedy = f"add the line {end.strip()}"
       raise InputError(f"{page}: section {name!r} does not end: {remedy}")
     text = f"{before}{begin}{content.strip()}\n{end}{after}"
-  page.write_text(text, encoding="utf-8")
+  write_whole(page, text)

@@ -11,15 +11,13 @@ _NAMES_FILE = "graphs.json"
 
 
 def learn_names(data: GraphData, workdir: Path) -> GraphNames:
-  """Returns a run's names of labels and classes, or the data's if it has none yet.
+  """Returns the names of labels and classes.
 
   Raises InputError if the data have other names than the run.
   """
-  if not (workdir / _NAMES_FILE).exists():
-    return data.names
-  names = load_names(workdir)
-  check_names(names, data)
-  return names
+  if (workdir / _NAMES_FILE).exists():
+    check_names(load_names(workdir), data)
+  return data.names
 
 
 def check_names(names: GraphNames, data: GraphData) -> None:
@@ -41,7 +39,5 @@ def load_names(workdir: Path) -> GraphNames:
 
 
 def save_names(names: GraphNames, workdir: Path) -> None:
-  """Writes the names of labels and classes into a run directory, if there are none."""
-  path = workdir / _NAMES_FILE
-  if not path.exists():
-    write_whole(path, json.dumps(names._asdict(), indent=2) + "\n")
+  """Writes the names of labels and classes into a run directory."""
+  write_whole(workdir / _NAMES_FILE, json.dumps(names._asdict(), indent=2) + "\n")

@@ -72,7 +72,6 @@ def train(
       state = start.restore(checkpoints, steps.shapes, workdir)
       save = functools.partial(save_names, names, workdir)
       start.write_start(run, workdir, num_steps, digests, save)
-      checkpoints.prepare()
       loop.train(
         run,
         steps,
@@ -98,7 +97,7 @@ def check(config: ConfigDict) -> None:
   if folds.fold >= folds.num_folds:
     wanted = f"0 to {folds.num_folds - 1}, or -1 for the seed"
     raise InputError(f"config.data.tu.fold is {folds.fold}: give {wanted}")
-  if config.mesh.sequence > 1:
+  if config.mesh.sequence != 1:
     raise InputError(
       f"config.mesh.sequence is {config.mesh.sequence}: give 1 for graphs"
     )

@@ -8,16 +8,18 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
+from experiments.data.batching import round_up
 from experiments.evaluation.tables import text_table
-from experiments.length_tasks.tasks import Task, TaskBatch, TaskBatches
+from experiments.length_tasks.tasks import TaskBatch, TaskBatches
 from experiments.training.batches import load_batches
 from experiments.training.processes import is_first
 from experiments.training.results import Evaluation
 from experiments.training.run import Run
+from experiments.training.sharding import multiples
 from relpos_jax.typing import PyTree
 
-# The longer inputs: every ninth length from 41 to 500, so that even and odd ones take
-# turns. Ruoss et al. score each length.
+# The longer inputs: every ninth length, from 41 to 500 by default, so that even and odd
+# ones take turns. Ruoss et al. score each length.
 _STEP = 9
 _ROWS = 8  # inputs of a batch: at 1,001 tokens their attention weights take 256 MB
 
@@ -63,7 +65,7 @@ def evaluate(run: Run) -> Evaluation | None:
   count = _make_count(run)
   scores, results, rows = {}, {}, {}
   for split, lengths in choose_lengths(run.config).items():
-    batches = make_test_batches(run.config, run.vocabulary, lengths)
+    batches = make_test_batches(run, lengths)
     shares = _score_batches(count, run.params, run, batches)
     rows[split] = [list(row) for row in zip(batches.lengths, shares, strict=True)]
     scores[split] = dict(accuracy=100 * statistics.fmean(shares))
@@ -83,18 +85,19 @@ def choose_lengths(config: ConfigDict) -> Mapping[str, Sequence[int]]:
   return dict(longer=longer, within=range(1, longest_trained + 1))
 
 
-def make_test_batches(
-  config: ConfigDict, task: Task, lengths: Sequence[int]
-) -> TaskBatches:
+def make_test_batches(run: Run, lengths: Sequence[int]) -> TaskBatches:
   """Makes batches in order of length, with the same number of inputs of each length.
 
   The number is `evaluation.num_inputs`, rounded up to full batches.
   """
+  config = run.config
   num_batches = -(-config.evaluation.num_inputs // _ROWS)
+  num_devices, _ = multiples(run.mesh.shape, config.mesh.ring)
   return TaskBatches(
-    task,
+    run.vocabulary,
     sorted([*lengths] * num_batches),
     rows=_ROWS,
+    padded_rows=round_up(_ROWS, num_devices),
     num_shapes=config.batches.num_shapes,
     drawn_from=config.model.random_positions,
     seed=None,

@@ -177,6 +177,7 @@ class TaskBatches:
   Attributes:
     lengths: the input lengths from which batches choose.
     num_per_epoch: the number of lengths.
+    shapes: the number of rows and tokens of batches. A step is compiled once for each.
   """
 
   def __init__(
@@ -185,6 +186,7 @@ class TaskBatches:
     lengths: Sequence[int],
     *,
     rows: int,
+    padded_rows: int | None = None,
     num_shapes: int,
     drawn_from: int,
     seed: int | None,
@@ -194,6 +196,8 @@ class TaskBatches:
     Args:
       lengths: the lengths of inputs. Each batch draws one of them.
       rows: the number of inputs in a batch.
+      padded_rows: the number of rows in a batch, by default `rows`. The others are
+        padding, so a step has the same inputs on any number of devices.
       num_shapes: the number of lengths, evenly spaced, to which inputs are padded.
       drawn_from: the positions are a sorted sample of 0 to `drawn_from` - 1, without
         replacement. With 0 they are 0, 1, 2, ...
@@ -201,35 +205,36 @@ class TaskBatches:
     """
     self.lengths = lengths
     self._task, self._rows = task, rows
+    self._padded_rows = padded_rows or rows
     self._multiple = -(-max(lengths) // num_shapes)
     self._drawn_from, self._seed = drawn_from, seed
     self.num_per_epoch = len(lengths)
+    self.shapes = {self._padded_shape(length) for length in lengths}
 
   def __getitem__(self, step: SupportsIndex) -> TaskBatch:
     random, length = self._start(step)
     inputs, outputs = self._task.draw(random, self._rows, length)
     num_inputs, num_outputs = inputs.shape[1], outputs.shape[1]
     num_tokens = num_inputs + num_outputs
-    batch = empty_batch((self._rows, self._num_padded(length)))
-    batch.tokens[:, :num_inputs] = inputs + 1
-    batch.tokens[:, num_inputs:num_tokens] = self._task.num_symbols + 1
-    batch.targets[:, num_inputs:num_tokens] = outputs
+    batch = empty_batch(self._padded_shape(length))
+    at_inputs = slice(self._rows), slice(num_inputs)
+    at_blanks = slice(self._rows), slice(num_inputs, num_tokens)
+    batch.tokens[at_inputs] = inputs + 1
+    batch.tokens[at_blanks] = self._task.num_symbols + 1
+    batch.targets[at_blanks] = outputs
     is_last = outputs == self._task.last
     is_over = np.cumsum(is_last, axis=1) > is_last
-    batch.counts[:, num_inputs:num_tokens] = ~is_over
+    batch.counts[at_blanks] = ~is_over
     if self._drawn_from:
       drawn = random.choice(self._drawn_from, num_tokens, replace=False)
       batch.positions[:, :num_tokens] = np.sort(drawn)
       batch.positions[:, num_tokens:] += self._drawn_from - num_tokens
     return batch
 
-  def first_steps(self, start: int, stop: int) -> list[int]:
-    """Returns the first step with each shape, from `start` to `stop` - 1."""
-    steps: dict[int, int] = {}
-    for step in range(start, min(stop, start + 20 * self.num_per_epoch)):
-      _, length = self._start(step)
-      steps.setdefault(self._num_padded(length), step)
-    return [*steps.values()]
+  def shape(self, step: SupportsIndex) -> tuple[int, int]:
+    """Returns the shape of a step's batch, one of `shapes`."""
+    _, length = self._start(step)
+    return self._padded_shape(length)
 
   def _start(self, step: SupportsIndex) -> tuple[np.random.Generator, int]:
     """Returns a step's random generator, and the length of its inputs."""
@@ -241,8 +246,9 @@ class TaskBatches:
       return random, self.lengths[step % self.num_per_epoch]
     return random, int(random.choice(self.lengths))
 
-  def _num_padded(self, length: int) -> int:
-    return self._task.num_tokens(round_up(length, self._multiple))
+  def _padded_shape(self, length: int) -> tuple[int, int]:
+    num_tokens = self._task.num_tokens(round_up(length, self._multiple))
+    return self._padded_rows, num_tokens
 
   def __str__(self) -> str:
     shortest, longest = min(self.lengths), max(self.lengths)

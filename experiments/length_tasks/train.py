@@ -23,6 +23,7 @@ from experiments.length_tasks.tasks import (
 )
 from experiments.length_tasks.tasks import empty_batch as empty_batch  # for commands
 from experiments.training import loop, processes, results, start
+from experiments.training.batches import longest_shape
 from experiments.training.loss import Loss, cross_entropy
 from experiments.training.model import model_values
 from experiments.training.run import Run, load_average, load_trained
@@ -47,7 +48,7 @@ def train(
   with jax.set_mesh(mesh):
     steps = build(config, task, mesh)
     run = Run(config, task, mesh, steps.graphdef, steps.shapes.params)
-    batches, valid_batches = make_batches(config, task)
+    batches, valid_batches = make_batches(config, task, mesh)
     start.print_sizes(run, batches, valid_batches)
     num_steps = start.count_steps(config.training, batches.num_per_epoch)
     start.check_inputs(workdir, {})
@@ -55,7 +56,6 @@ def train(
     with start.open_checkpoints(config.training, workdir) as checkpoints:
       state = start.restore(checkpoints, steps.shapes, workdir)
       start.write_start(run, workdir, num_steps, {})
-      checkpoints.prepare()
       loop.train(
         run,
         steps,
@@ -76,12 +76,23 @@ def train(
 
 
 def check(config: ConfigDict) -> None:
-  """Raises InputError for wrong options of positions.
+  """Raises InputError for a wrong mesh, tests or options of positions.
 
-  The range of random positions must not be smaller than the number of tokens in the
-  longest test. `table_stddev` needs positions with tables.
+  The tests must have longer inputs than training. The range of random positions must
+  not be smaller than the number of tokens in the longest test. `table_stddev` needs
+  positions with tables.
   """
-  longest = choose_task(config).num_tokens(config.evaluation.longest)
+  if config.mesh.sequence != 1:
+    raise InputError(
+      f"config.mesh.sequence is {config.mesh.sequence}: give 1 for length_tasks"
+    )
+  longest_input, longest_trained = config.evaluation.longest, config.batches.max_length
+  if longest_input <= longest_trained:
+    raise InputError(
+      f"config.evaluation.longest is {longest_input}, but training has inputs of up to "
+      f"config.batches.max_length {longest_trained}: give {longest_trained + 1} or more"
+    )
+  longest = choose_task(config).num_tokens(longest_input)
   drawn_from = config.model.random_positions
   if 0 < drawn_from < longest:
     raise InputError(
@@ -104,14 +115,18 @@ def choose_task(config: ConfigDict) -> Task:
 mock_vocabulary = choose_task
 
 
-def make_batches(config: ConfigDict, task: Task) -> tuple[TaskBatches, TaskBatches]:
+def make_batches(
+  config: ConfigDict, task: Task, mesh: AnyMesh
+) -> tuple[TaskBatches, TaskBatches]:
   """Makes training batches of random lengths, and a validation batch of each length."""
   settings = config.batches
+  padded_rows, _ = longest_shape(config, mesh.shape)
   make = functools.partial(
     TaskBatches,
     task,
     range(1, settings.max_length + 1),
     rows=settings.tokens // settings.max_length,
+    padded_rows=padded_rows,
     num_shapes=settings.num_shapes,
     drawn_from=config.model.random_positions,
   )

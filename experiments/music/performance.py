@@ -88,10 +88,8 @@ def decode(tokens: Sequence[int] | np.ndarray) -> list[Note]:
   """
   notes: list[Note] = []
   sounding: dict[int, tuple[int, int]] = {}
-
   now, velocity = 0, 62
-  ends = range(NOTE_OFF, TIME_SHIFT)  # end the notes that still sound
-  for token in [*strip_special(tokens).tolist(), *ends]:
+  for token in strip_special(tokens).tolist():
     if token >= VELOCITY:
       velocity = 4 * (token - VELOCITY) + 2
     elif token >= TIME_SHIFT:
@@ -103,6 +101,9 @@ def decode(tokens: Sequence[int] | np.ndarray) -> list[Note]:
         notes.append(Note(start, now, pitch, last_velocity))
       if token < NOTE_OFF:
         sounding[pitch] = now, velocity
+  for pitch, (start, last_velocity) in sounding.items():
+    if start < now:
+      notes.append(Note(start, now, pitch, last_velocity))
   return sorted(notes)
 
 

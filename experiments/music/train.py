@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from experiments.data.batching import Batches, Tokens
 from experiments.data.tokenizer import BOS
 from experiments.data.upstream import Corpus
+from experiments.errors import InputError
 from experiments.files import Path
 from experiments.music import scores, voices
 from experiments.music.data import (
@@ -73,7 +74,6 @@ def train(
       start.write_start(run, workdir, num_steps, digests)
       if processes.is_first():
         write_skipped(data.bad_files, workdir)
-      checkpoints.prepare()
       loop.train(
         run,
         steps,
@@ -93,7 +93,13 @@ def train(
 
 
 def check(config: ConfigDict) -> None:
-  """Checks nothing: the limits in `configs/default.py` suffice."""
+  """Raises InputError if a row has no room for a token of each voice."""
+  longest, alignment = config.batches.max_length, choose_codec(config).alignment
+  if longest < alignment:
+    raise InputError(
+      f"config.batches.max_length is {longest}: give {alignment} or more, because "
+      f"music is cut at multiples of {alignment} tokens"
+    )
 
 
 def load_data(config: ConfigDict) -> Corpus:

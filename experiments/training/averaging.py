@@ -51,23 +51,41 @@ def average_last(
   folder = checkpoints.folder
   newest = checkpoints.steps()[-1:]
   steps = sorted({*list_regular(folder), *newest}, reverse=True)
-  average = key = None
-  if keep:
-    kinds = {name: describe(array) for name, array in name_leaves(like).items()}
-    key = json.dumps([read_digests(folder, steps), kinds, num, part, since])
-    average = read_average(keep, key, like)
-  if average is None:
-    average, is_whole = _average_good(checkpoints, steps, num, like, part, since)
-    if keep and is_whole:
-      write_average(keep, key, *average)
-  _, averaged = average
+  average, averaged = _read_or_average(checkpoints, steps, num, like, part, since, keep)
   if len(averaged) < num:
     names = ", ".join(map(str, averaged))
     processes.print_once(
       f"averages {names} alone: {folder} has fewer than {num} good checkpoints in the "
       f"last {part:.0%} of the steps, after the warmup"
     )
-  return average
+  return average, averaged
+
+
+def _read_or_average(
+  checkpoints: Checkpoints,
+  steps: Sequence[int],
+  num: int,
+  like: PyTree,
+  part: float,
+  since: int,
+  keep: pathlib.Path | None,
+) -> tuple[PyTree, list[int]]:
+  """Reads the cached average and its steps, or computes and caches them."""
+  if not keep:
+    average, averaged, _ = _average_good(checkpoints, steps, num, like, part, since)
+    return average, averaged
+  digests = read_digests(checkpoints.folder, steps)
+  kinds = {name: describe(array) for name, array in name_leaves(like).items()}
+  key = json.dumps([digests, kinds, num, part, since])
+  cached = read_average(keep, key, like)
+  if cached:
+    return cached
+  average, averaged, is_whole = _average_good(
+    checkpoints, steps, num, like, part, since
+  )
+  if is_whole:
+    write_average(keep, key, average, averaged)
+  return average, averaged
 
 
 def _average_good(
@@ -77,10 +95,10 @@ def _average_good(
   like: PyTree,
   part: float,
   since: int,
-) -> tuple[tuple[PyTree, list[int]], bool]:
+) -> tuple[PyTree, list[int], bool]:
   """Averages the first good checkpoints of `steps`, which begin with the newest.
 
-  Returns the average with its steps, and whether no checkpoint was damaged.
+  Returns the average, its steps, and whether no checkpoint was damaged.
   """
   averaged, first, is_whole = [], 0, True
   for step in steps:
@@ -97,7 +115,8 @@ def _average_good(
     averaged.append(step)
   if not averaged:
     raise explain_missing(checkpoints.folder)
-  return (_divide(total, len(averaged), like), averaged[::-1]), is_whole
+  averaged.reverse()
+  return _divide(total, len(averaged), like), averaged, is_whole
 
 
 @jax.jit

@@ -59,10 +59,8 @@ class _Policy(NamedTuple):
   def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
     """Returns whether to keep each checkpoint; implements a policy of Orbax."""
     steps = [checkpoint.step for checkpoint in checkpoints]
-    chosen, is_kept = self.choose(steps), []
-    for step in steps:
-      is_kept.append(step in chosen)
-    return is_kept
+    chosen = self.choose(steps)
+    return [step in chosen for step in steps]
 
 
 class Checkpoints(contextlib.AbstractContextManager):
@@ -246,7 +244,8 @@ class Checkpoints(contextlib.AbstractContextManager):
     """Adds digests to a checkpoint just before Orbax makes it final."""
     step = str(self._saving)
     # On a disk the folder is renamed at the end. In gs:// it has its final name.
-    new, *_ = *self._orbax_folder.glob(f"{step}.*"), self._orbax_folder / step
+    temporary = iter(self._orbax_folder.glob(f"{step}.*"))
+    new = next(temporary, self._orbax_folder / step)
     write_digests(new)
     if self._saving % self._save_every:
       (new / TEMPORARY).write_text("deleted after the next save\n")

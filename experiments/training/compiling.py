@@ -56,37 +56,28 @@ def _list_shapes(batch: Any) -> tuple:
   return tuple(x.shape for x in jax.tree.leaves(batch))
 
 
-class _PrintOnce(logging.Filter):
-  """Prints each implementation of attention when it is first chosen, and the reason.
-
-  It filters the log messages of the choice. `level` is the level that the logger had
-  before it was set to DEBUG. Messages below this level are dropped after printing;
-  otherwise handlers that other libraries install would log them, too.
-  """
-
-  def __init__(self, level: int):
-    super().__init__()
-    self._level = level
-    self._printed = set()
-
-  def filter(self, record: logging.LogRecord) -> bool:
-    implementation, reason = record.args
-    if implementation not in self._printed:
-      self._printed.add(implementation)
-      reason = reason.replace("implementation=", "config.model.implementation")
-      print(f"attention: {implementation}, because {reason}")
-    return record.levelno >= self._level
-
-
 @contextlib.contextmanager
 def announce_attention() -> Iterator[None]:
-  """Prints which implementations of attention are chosen within the `with` block."""
-  logger = choice.logger
-  own_level, announcer = logger.level, _PrintOnce(logger.getEffectiveLevel())
-  logger.addFilter(announcer)
+  """Prints each implementation of attention that is chosen in the block, and why.
+
+  Messages below the logger's own level are dropped after printing; otherwise handlers
+  that other libraries install would log them, too.
+  """
+  logger, printed = choice.logger, set()
+  level, own_level = logger.getEffectiveLevel(), logger.level
+
+  def announce(record: logging.LogRecord) -> bool:
+    implementation, reason = record.args
+    if implementation not in printed:
+      printed.add(implementation)
+      reason = reason.replace("implementation=", "config.model.implementation")
+      print(f"attention: {implementation}, because {reason}")
+    return record.levelno >= level
+
+  logger.addFilter(announce)
   logger.setLevel(logging.DEBUG)
   try:
     yield
   finally:
     logger.setLevel(own_level)
-    logger.removeFilter(announcer)
+    logger.removeFilter(announce)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from experiments.data.batching import first_steps
 from experiments.files import Path
 from experiments.training import processes
 from experiments.training.batches import load_batches
@@ -69,6 +70,7 @@ def train(
   lacks_evaluation = _lacks_evaluation(workdir, start, num_steps, settings.eval_every)
   if start >= num_steps and not lacks_evaluation:
     return state
+  checkpoints.prepare()
   stop.deferred = True
   on_devices = load_batches(batches, run.mesh, start, num_steps)
   if profile_steps:
@@ -145,7 +147,7 @@ def _open_reporter(
 
 def _first_batches(batches: Any, run: Run, start: int, stop: int) -> Iterator[Any]:
   """Yields the first batch of each shape, sharded over the devices."""
-  for step in batches.first_steps(start, stop):
+  for step in first_steps(batches, start, stop):
     yield put_batch(batches[step], run.mesh)
 
 

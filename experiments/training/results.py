@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.config import own_values
+from experiments.config import defaults, flatten, own_values
 from experiments.evaluation.pictures import learning_curves
 from experiments.evaluation.records import (
   RECIPE,
@@ -19,7 +19,7 @@ from experiments.evaluation.records import (
 from experiments.files import Path, write_whole
 from experiments.training.metrics import read_metrics
 from experiments.training.run import Run
-from experiments.training.workdir import read_json
+from experiments.training.workdir import read_config, read_json
 
 Metrics = Sequence[Mapping[str, Any]]  # the lines of metrics.jsonl
 
@@ -38,10 +38,20 @@ def report(evaluation: Evaluation | None, run: Run, workdir: Path, score: str) -
   """Prints scores, draws the learning curves, and writes the results and the record.
 
   `score` names the main score, such as BLEU; its metric during training is then
-  `valid_bleu`. Nothing happens if `evaluation` is None, as in all processes except the
-  first.
+  `valid_bleu`. The scores of another average than the run's own are only printed.
+  Nothing happens if `evaluation` is None, as in all processes except the first.
   """
   if evaluation is None:
+    return
+  num_averaged = run.config.decoding.average_checkpoints
+  own_config = flatten(defaults(run.config)) | read_config(workdir)
+  own_number = own_config["decoding.average_checkpoints"]
+  if num_averaged != own_number:
+    print(f"\n{evaluation.text}\n")
+    print(
+      f"config.decoding.average_checkpoints is {num_averaged}, and the run's own "
+      f"{own_number}: results.json and record.json are unchanged"
+    )
     return
   metrics = read_metrics(workdir)
   title = f"{run.config.data.source}, seed {run.config.seed}"

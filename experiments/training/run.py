@@ -48,11 +48,8 @@ def load_average(run: Run, workdir: Path) -> Run:
   command.
   """
   config = run.config
-  sharding_of_all = sharding.replicated(run.mesh)
-  shapes = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_of_all),
-    run.params,
-  )
+  place = sharding.replicated(run.mesh)
+  shapes = jax.tree.map(lambda x: x.update(sharding=place), run.params)
   file = workdir / "average.npz"
   if in_bucket(workdir) or jax.process_count() > 1:
     file = None

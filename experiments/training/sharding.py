@@ -181,11 +181,8 @@ def _partition(
 
 def shard_shapes(mesh: AnyMesh, tree: PyTree) -> PyTree:
   """Adds the shardings of `RULES` to the shapes of parameters or a training state."""
-
-  def struct(x, sharding):
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-  return jax.tree.map(struct, tree, parameter_sharding(tree, mesh))
+  shardings = parameter_sharding(tree, mesh)
+  return jax.tree.map(lambda x, place: x.update(sharding=place), tree, shardings)
 
 
 def constrain_sharding(tree: PyTree) -> PyTree:

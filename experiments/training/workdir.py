@@ -30,10 +30,10 @@ MAY_CHANGE += ("training.num_samples", "training.max_skipped")
 # Keys that were removed. A run with the value here can still be read; with another
 # value, the key is refused as unknown.
 _REMOVED_KEYS = {
-  ("batches", "packed"): False,
-  ("model", "layers_shared"): False,
-  ("training", "prng"): "threefry2x32",
-  ("vocabulary", "joint"): True,
+  "batches.packed": False,
+  "model.layers_shared": False,
+  "training.prng": "threefry2x32",
+  "vocabulary.joint": True,
 }
 
 _DIGESTS = "digests.json"
@@ -56,7 +56,7 @@ def claim_workdir(
         f"{workdir} holds {files[0]!r} but no run: give --workdir a new or empty folder"
       )
     return
-  old = defaults | flatten(read_config(workdir))
+  old = defaults | read_config(workdir)
   for name in config | old:
     before = json.dumps(old[name]) if name in old else "absent"
     now = json.dumps(config[name]) if name in config else "absent"
@@ -92,8 +92,10 @@ def check_shared(workdir: Path) -> None:
   processes.wait_for_all("written")
   file, until = workdir / "config.json", time.monotonic() + _SHARED_SECONDS
   # Listing the folder asks the file server. Looking up a file may use an old cache.
-  while not (is_shared := file in list_folder(workdir)) and time.monotonic() < until:
+  is_shared = file in list_folder(workdir)
+  while not is_shared and time.monotonic() < until:
     time.sleep(0.1)
+    is_shared = file in list_folder(workdir)
   if processes.any_process(not is_shared):
     raise InputError(
       f"{workdir} is not one folder for all processes: give a --workdir that they share"
@@ -101,27 +103,22 @@ def check_shared(workdir: Path) -> None:
 
 
 def read_config(workdir: Path) -> dict[str, Any]:
-  """Reads the config of a run; converts one of an older version."""
-  config = read_json(workdir / "config.json")
-  for (name, key), value in _REMOVED_KEYS.items():
-    group = _find_group(config, name)
-    if group.get(key) == value:
-      del group[key]
-  pairs = _find_group(config, "data", "pairs")
-  tests = pairs.get("test")
-  if isinstance(tests, dict):  # by name
-    pairs["test"] = ";".join(f"{name}={files}" for name, files in tests.items())
-  decoding = _find_group(config, "decoding")
-  if "beam_size" in decoding:
-    decoding.setdefault("stop", "bound")  # the only rule before there was a choice
+  """Reads the values of a run's config, by dotted key; converts an older config."""
+  config = flatten(read_json(workdir / "config.json"))
+  for key, value in _REMOVED_KEYS.items():
+    if config.get(key) == value:
+      del config[key]
+  prefix = "data.pairs.test."  # test sets by name
+  tests = []
+  for key in list(config):
+    if key.startswith(prefix):
+      tests.append(f"{key.removeprefix(prefix)}={config.pop(key)}")
+  if tests:
+    config["data.pairs.test"] = ";".join(tests)
+  if "decoding.beam_size" in config:
+    # The only rule before there was a choice.
+    config.setdefault("decoding.stop", "bound")
   return config
-
-
-def _find_group(config: Any, *names: str) -> dict[str, Any]:
-  """Returns the group of a config at the keys `names`, or {} if there is no group."""
-  for name in names:
-    config = config.get(name) if isinstance(config, dict) else None
-  return config if isinstance(config, dict) else {}
 
 
 def read_json(path: Path) -> dict[str, Any]:

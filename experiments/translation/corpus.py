@@ -8,7 +8,7 @@ import hashlib
 import io
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.data.upstream import Corpus, Upstream
@@ -240,31 +240,27 @@ def read_lines(path: pathlib.Path) -> list[str]:
   return [line.removesuffix("\r") for line in lines] if text else []
 
 
-def normalize_lines(
-  lines: Iterable[str], language: str, *, moses: bool = True, lowercase: bool = False
-) -> list[str]:
-  """Normalises and tokenises lines as the Perl scripts of Moses do (Koehn et al. 2007).
+def normalize_line(
+  line: str, language: str, *, moses: bool = True, lowercase: bool = False
+) -> str:
+  """Normalises and tokenises a line as the Perl scripts of Moses do.
 
-  Applies normalize-punctuation.perl and then tokenizer.perl, in sacremoses' versions
-  and without XML escapes. For the English and German captions of Multi30k, the result
-  equals upstream's "lc.norm.tok" files without their XML escapes. Processes about 7,000
-  lines per second.
+  Koehn et al. 2007. Applies normalize-punctuation.perl and then tokenizer.perl, in
+  sacremoses' versions and without XML escapes. For the English and German captions of
+  Multi30k, the result equals upstream's "lc.norm.tok" files without their XML escapes.
+  Processes about 7,000 lines per second.
 
   `language` is a two-letter code. As in Moses, unknown languages get English
   abbreviations. `lowercase` first converts to lower case. Without `moses`, punctuation
   and tokens stay as they are.
   """
   if lowercase:
-    lines = map(str.lower, lines)
+    line = line.lower()
   if not moses:
-    return list(lines)
+    return line
   normalise, tokenise = _moses(language)
-  normalised = []
-  for line in lines:
-    # With a newline, which some rules match, such as the one for '."' at a line's end.
-    line = normalise(f"{line}\n")
-    normalised.append(tokenise(line, return_str=True, escape=False))
-  return normalised
+  # With a newline, which some rules match, such as the one for '."' at a line's end.
+  return tokenise(normalise(f"{line}\n"), return_str=True, escape=False)
 
 
 @functools.cache

@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from collections.abc import Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -100,9 +99,7 @@ def normalize(settings: ConfigDict, data: Corpus) -> Corpus:
 
   def normalize_pair(pair: tuple[str, str]) -> tuple[str, str]:
     source, target = pair
-    (source,) = normalize_lines(settings, [source], side=0)
-    (target,) = normalize_lines(settings, [target], side=1)
-    return source, target
+    return normalize_line(settings, source), normalize_line(settings, target, side=1)
 
   splits = {}
   for split, pairs in data.splits.items():
@@ -113,13 +110,11 @@ def normalize(settings: ConfigDict, data: Corpus) -> Corpus:
   return data._replace(splits=splits)
 
 
-def normalize_lines(
-  settings: ConfigDict, lines: Sequence[str], side: int = 0
-) -> list[str]:
-  """Normalises lines in the source language (side 0) or target language (side 1)."""
+def normalize_line(settings: ConfigDict, line: str, side: int = 0) -> str:
+  """Normalises a line in the source language (side 0) or target language (side 1)."""
   language = settings.languages.split("-")[side]
   options = dict(moses=settings.moses, lowercase=settings.lowercase)
-  return corpora.normalize_lines(lines, language, **options)
+  return corpora.normalize_line(line, language, **options)
 
 
 def learn_vocabulary(config: ConfigDict, data: Corpus, workdir: Path) -> Tokenizer:

@@ -68,7 +68,6 @@ def train(
       state = start.restore(checkpoints, steps.shapes, workdir)
       save = functools.partial(tok.save_tokenizer, vocabulary, workdir)
       start.write_start(run, workdir, num_steps, digests, save)
-      checkpoints.prepare()
       loop.train(
         run,
         steps,

@@ -290,17 +290,17 @@ def _compile(rules: _Rules, mesh: Mesh, key: str) -> tuple[Callable, Callable]:
     jax.shard_map, mesh=mesh, out_specs=by_row, check_vma=False
   )
   specs = everywhere, by_row
-  make_empty = on_devices(functools.partial(_make_empty, rules), in_specs=specs)
+  sharded = on_devices(functools.partial(_make_empty, rules), in_specs=specs)
+  make_empty = jax.jit(sharded)
   specs = everywhere, by_row, by_row, by_row, by_row, everywhere
-  advance = on_devices(functools.partial(_advance, rules), in_specs=specs)
-  make_empty = jax.jit(make_empty)
-  advance = jax.jit(advance, out_shardings=(None, on_host, on_host), donate_argnums=1)
-  if key:
-    cache = functools.partial(cache_programs, devices=mesh.devices.ravel().tolist())
-    key = f"{key} {rules} {mesh}"
-    make_empty = cache(make_empty, f"make_empty {key}")
-    advance = cache(advance, f"advance {key}")
-  return make_empty, advance
+  sharded = on_devices(functools.partial(_advance, rules), in_specs=specs)
+  results = None, on_host, on_host
+  advance = jax.jit(sharded, out_shardings=results, donate_argnums=1)
+  if not key:
+    return make_empty, advance
+  cache = functools.partial(cache_programs, devices=mesh.devices.ravel().tolist())
+  name = f"{key} {rules} {mesh}"
+  return cache(make_empty, f"make_empty {name}"), cache(advance, f"advance {name}")
 
 
 def _make_empty(rules: _Rules, params: PyTree, source: Int[Array, "B S"]) -> _Batch:

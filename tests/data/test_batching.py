@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.data.batching import Batches, bucket_boundaries, prefetch
+from experiments.data.batching import (
+  Batches,
+  bucket_boundaries,
+  first_steps,
+  prefetch,
+)
 from experiments.data.tokenizer import Ragged
 from experiments.errors import InputError
 
@@ -154,3 +159,13 @@ def test_boundaries_are_multiples_that_hold_every_pair_in_reach(
   assert not any(boundary % multiple_of for boundary in boundaries)
   last = max(length for length in lengths if length <= reach)
   assert last <= boundaries[-1] < last + multiple_of
+
+
+def test_the_first_step_with_each_shape_is_found():
+  pairs = random_corpus(40)
+  for multiple in (1, 4, 8):  # with 8, all batches have one shape
+    batches = make(pairs, multiple_of=8, length_multiple_of=multiple)
+    shapes = [batches[step].source.shape for step in range(5, 60)]
+    steps = first_steps(batches, 5, 10**9)
+    assert steps == [5 + shapes.index(shape) for shape in dict.fromkeys(shapes)]
+    assert first_steps(batches, 5, 6) == [5]

@@ -49,6 +49,7 @@ NO_FOLDER = "data.source=multi30k data.multi30k.path=/no"
     ("data.source=wmt15", f"config.data.source 'wmt15' {SOURCES}"),
     ("vocabulary.size=100", "vocabulary size 100 at least 260"),
     ("model.positions=rotory", f"config.model.positions 'rotory' {POSITIONS}"),
+    ("model.norm=middle", "config.model.norm 'middle' pre, post"),
     ("model.num_heads=3", "config.model width is 16 multiple num_heads, 3"),
     ("model.num_heads=32", "config.model width is 16 multiple num_heads, 32"),
     ("model.dropout_rate=nan", "config.model.dropout_rate is nan from 0"),

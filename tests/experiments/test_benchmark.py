@@ -120,6 +120,15 @@ def test_a_mistake_is_one_line_before_anything_is_compiled(call, tmp_path, flag,
   answer.assert_refused(words)
 
 
+@pytest.mark.parametrize(
+  "config", ["configs/graph.py", "configs/length_tasks.py:reverse_string,relative"]
+)
+def test_steps_of_other_tasks_are_refused(call, tmp_path, config):
+  flags = f"--config={RESULTS.parent / config}", f"--out={tmp_path}"
+  answer = call("benchmark.__main__", "step", *flags)
+  answer.assert_refused("--config is of give one of translation or music")
+
+
 def fail():
   raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory\nat length")
 

@@ -7,8 +7,7 @@ import pytest
 from ml_collections import ConfigDict
 from run_files import read_json, results
 
-from configs import default
-from experiments.config import changes
+from experiments.config import own_values
 from experiments.evaluation.records import digest
 
 SCORES = ("results.json", "record.json", "*.translations.txt", "*.png")
@@ -35,7 +34,7 @@ def test_the_record_says_what_the_other_files_of_the_run_say(workdir):
     for name in ("record", "config", "environment", "results")
   )
   assert (record["sweep"], record["row"], record["seed"]) == ("", "tiny", 0)
-  assert record["digest"] == digest(changes(ConfigDict(config), default.get_config()))
+  assert record["digest"] == digest(own_values(ConfigDict(config)))
   assert record["config"]["model.width"] == 16
   assert not {"name", "model.norm"} & record["config"].keys()
   assert record["commit"] == environment["git_commit"]
@@ -53,19 +52,31 @@ def test_results_and_record_say_which_checkpoints_were_scored(longer, call, tmp_
   def scored(*flags):
     answer = call("evaluate", f"--workdir={copy}", *flags)
     (row,) = read_json(copy / "results.json").values()
-    return row["checkpoints"], read_json(copy / "record.json"), answer.err
+    return row["checkpoints"], read_json(copy / "record.json"), answer
 
   steps, record, _ = scored()
   assert steps == record["checkpoints"] == [12, 15]
-  steps, last, _ = scored("--average_checkpoints=1")
-  assert steps == last["checkpoints"] == [15]
-  assert last["digest"] != record["digest"]
 
   (copy / "checkpoints" / "15" / "manifest" / "metadata").write_text("{}")
   (copy / "average.npz").unlink()
-  steps, kept, err = scored()
-  assert (steps, kept) == ([12], last)
-  assert "scored step 12, not the last, 15" in err
+  steps, kept, answer = scored()
+  assert (steps, kept) == ([12], record)
+  assert "scored step 12, not the last, 15" in answer.err
+
+
+def test_scores_of_another_average_are_printed_but_not_recorded(longer, call, tmp_path):
+  # A sweep finds the record of a run by the digest of the run's own config.
+  copy = shutil.copytree(longer, tmp_path / "run")
+  names = "record.json", "results.json", "learning_curves.png"
+  before = [(copy / name).read_bytes() for name in names]
+  answer = call("evaluate", f"--workdir={copy}", "--average_checkpoints=1")
+  assert answer.status == 0, answer.err
+  assert re.search(r"^test +6 ", answer.out, re.MULTILINE)
+  assert "average_checkpoints is 1, and the run's own 3" in answer.out
+  assert "results.json and record.json are unchanged" in answer.out
+  assert [(copy / name).read_bytes() for name in names] == before
+  call("evaluate", f"--workdir={copy}", "--average_checkpoints=3")  # the run's own
+  assert (copy / "record.json").read_bytes() == before[0]
 
 
 def test_only_a_finished_run_has_a_record(call, run_copy):

@@ -111,6 +111,7 @@ def test_predictions_are_in_the_order_of_the_graphs(run):
     ("data.tu.path=", "unknown 'RINGS' MUTAG"),
     ("data.tu.fold=4", "config.data.tu.fold is 4 0 to 3"),
     ("mesh.sequence=2", "config.mesh.sequence is 2 graphs"),
+    ("mesh.sequence=-1", "config.mesh.sequence is -1 graphs"),
     ("model.sees=nobody", "config.model sees 'nobody' neighbours, all"),
   ],
 )

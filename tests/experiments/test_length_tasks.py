@@ -1,5 +1,7 @@
 """Generated tasks are trained, scored and collected by the common commands."""
 
+import re
+
 import pytest
 from run_files import read_json
 
@@ -62,11 +64,23 @@ def test_a_trained_model_is_scored_again(run, call):
   assert (workdir / "results.json").read_text() == before
 
 
+def test_any_number_of_devices_and_microbatches_scores_all_lengths(train_task, finish):
+  # 3 devices with 2 microbatches do not divide a batch of 8 rows.
+  flags = ("--config.mesh.data=3", "--config.training.num_microbatches=2")
+  workdir, _ = finish(train_task, *flags)
+  record = read_json(workdir / "record.json")
+  lengths = {split: [n for n, _ in rows] for split, rows in record["sentences"].items()}
+  assert lengths == {"within": [*range(1, 9)], "longer": [9, 18, 27, 36]}
+
+
 @pytest.mark.parametrize(
   "changes, words",
   [
     (["model.random_positions=40"], "random_positions is 40 41 tokens"),
     (["model.table_stddev=1"], "table_stddev is 1.0 'sinusoidal' give 0"),
+    (["evaluation.longest=8"], "evaluation.longest is 8 batches.max_length 8 give 9"),
+    (["mesh.sequence=2"], "config.mesh.sequence is 2 give 1"),
+    (["mesh.data=1", "mesh.sequence=-1"], "config.mesh.sequence is -1 give 1"),
     (["data.source=sort"], "config.data.source is 'sort' reverse_string"),
   ],
 )
@@ -79,6 +93,7 @@ def test_mistakes_are_one_line(train_task, tmp_path, changes, words):
 def test_a_page_compares_plain_with_random_positions(run, tmp_path, call):
   # Three seeds and two tasks; a difference has an interval by Welch's t.
   record = read_json(run[0] / "record.json")
+  record["config"] |= {"batches.max_length": 40, "evaluation.longest": 500}
   accuracy = {"xl": 60.0, "xl, random": 80.0, "fire": 50.0}
   longer = [[n, 0.75 if n > 200 else 0.5] for n in range(41, 501, 9)]
   sentences = {"longer": longer, "within": [[n, 1.0] for n in range(1, 41)]}
@@ -102,3 +117,14 @@ def test_a_page_compares_plain_with_random_positions(run, tmp_path, call):
     "| 50.0 ± 0.0 | 50.0 ± 0.0 | 75.0 ± 0.0 | 81.0 ± 2.5 | **+20.0 ± 2.3** |" in page
   )
   assert (tmp_path / "length_tasks" / "tasks-a.png").exists()
+
+
+def test_a_page_has_the_lengths_of_the_config(run, tmp_path, call):
+  record = read_json(run[0] / "record.json")
+  (tmp_path / "runs").mkdir()
+  (tmp_path / "runs" / "tasks-a.jsonl").write_text(to_line(record))
+  answer = call("report", f"--results={tmp_path}")
+  assert (answer.status, answer.err) == (0, "")
+  page = (tmp_path / "length_tasks.md").read_text()
+  assert "| valid loss | 1 to 8 | 9 to 40 | random - plain |" in page
+  assert not re.search(r"\b(40|41|500) ", page.replace("to 40 ", ""))

@@ -137,6 +137,12 @@ def test_a_sample_that_cannot_be_drawn_is_refused(run, call, tmp_path, flags, wo
   assert not (tmp_path / "new.mid").exists()
 
 
+def test_rows_that_have_no_room_for_four_voices_are_refused(train_music, tmp_path):
+  answer = train_music(tmp_path / "run", "--config.batches.max_length=3")
+  answer.assert_refused("config.batches.max_length is 3 give 4")
+  assert not (tmp_path / "run").exists()
+
+
 def test_runs_of_other_tasks_are_refused(run, call, workdir, tmp_path):
   out = f"--out={tmp_path}/new.mid"
   call("sample", f"--workdir={workdir}", out).assert_refused("translation music")

@@ -154,6 +154,24 @@ def test_exact_matches_are_compared_at_a_level():
     assert table[row]["test"] == (interval(reached, 1) if reached else "-")
 
 
+@pytest.mark.parametrize("max_length", [2, 17, 500])
+def test_pictures_and_tables_of_lengths_are_made_for_any_pairs(tmp_path, max_length):
+  # All test pairs are longer than in training, or some of them, or none.
+  records = copy.deepcopy(committed("lengths-embedded"))
+  for record in records:
+    record["config"] |= {"data.source": "pairs", "batches.max_length": max_length}
+  (page,) = report.main(write_runs(tmp_path, "lengths-own", records))
+  tables = tables_of(page, "lengths-own")
+  assert "lengths-own: valid first at 50%" in tables
+  table = next(iter(tables["lengths-own: EOS free"].values()))
+  shown = [[int(x) for x in re.findall(r"\d+", name)[:2]] for name in table][1:]
+  lengths = [
+    n for split in ("test", "long") for n, *_ in records[0]["sentences"][split]
+  ]
+  assert min(first for first, _ in shown) == min(lengths)
+  assert max(last for _, last in shown) == max(lengths)
+
+
 def test_likelihoods_of_music_are_those_of_the_seeds_that_did_not_diverge(tmp_path):
   records = copy.deepcopy(committed("music"))
   nats = of_rows("music", lambda run: run["scores"]["valid"]["nll"])

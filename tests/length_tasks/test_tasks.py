@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from experiments.data.batching import first_steps
 from experiments.length_tasks.tasks import NO_TARGET, PAD, TASKS, TaskBatches
 
 ACTIONS = "01POI"  # bits, POP, PUSH 0, PUSH 1
@@ -168,11 +169,22 @@ def test_batches_without_a_seed_take_the_lengths_in_turn():
   assert lengths == 2 * [*range(1, 11)]
 
 
+def test_rows_that_devices_need_are_padding():
+  batch, padded = make()[5], make(padded_rows=8)[5]
+  for x, y in zip(batch, padded, strict=True):
+    assert y.shape[0] == 8
+    np.testing.assert_array_equal(x, y[:6])
+  assert (padded.positions[6:] == padded.positions[0]).all()
+  assert (padded.tokens[6:] == PAD).all()
+  assert (padded.targets[6:] == NO_TARGET).all()
+  assert not padded.counts[6:].any()
+
+
 def test_each_shape_has_its_first_step():
   batches = make("reverse_string")
-  steps = batches.first_steps(3, 1000)
+  steps = first_steps(batches, 3, 1000)
   shapes = [batches[step].tokens.shape for step in steps]
-  assert {*shapes} == {(6, 10), (6, 20)}
+  assert {*shapes} == batches.shapes == {(6, 10), (6, 20)}
   assert len(shapes) == 2
   for step in range(3, max(steps)):
     assert batches[step].tokens.shape in shapes
