@@ -45,9 +45,14 @@ def _layers(**options: Any) -> Make:
 _SHAW = dict(positions="relative", max_distance=CLIP, tables_per_head=False)
 # By name, functions of a call's length, heads, width, and random numbers.
 SCHEMES: dict[str, Make] = dict(
-  shaw=_layers(**_SHAW), shaw_keys=_layers(**_SHAW, relative_values=False)
+  shaw=_layers(**_SHAW),
+  shaw_keys=_layers(**_SHAW, relative_values=False),
+  t5=_layers(positions="t5", max_distance=LONGEST),
+  alibi=_layers(positions="alibi"),
+  rotary=_layers(positions="rotary"),
+  xl=_layers(positions="xl", max_distance=LONGEST),
+  content=_layers(positions="content", max_distance=LONGEST),
+  deberta=_layers(positions="deberta", max_distance=LONGEST),
+  labels=lambda length, _, width, rngs: Labels(length, width, rngs=rngs),
+  kerple=_layers(positions=Kerple),
 )
-for _name in ("t5", "alibi", "rotary", "xl", "content", "deberta"):
-  SCHEMES[_name] = _layers(positions=_name, max_distance=LONGEST)
-SCHEMES["labels"] = lambda length, _, width, rngs: Labels(length, width, rngs=rngs)
-SCHEMES["kerple"] = _layers(positions=Kerple)
