@@ -334,8 +334,13 @@ def make_positions(
       beyond=config.beyond,
       dtype=config.dtype,
     )
-  names = _signature(kind).parameters
-  chosen = {name: options[name] for name in names if name in options}
+  signature = _signature(kind)
+  chosen = {name: options[name] for name in signature.parameters if name in options}
+  try:
+    signature.bind(None, **chosen)
+  except TypeError as error:
+    wanted = f"a default, or a name among {', '.join(options)}"
+    raise ValueError(f"{kind.__name__}: {error}; want {wanted}") from error
   return kind(**chosen)
 
 
