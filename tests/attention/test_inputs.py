@@ -245,7 +245,7 @@ def test_a_table_of_too_few_buckets_is_named(make, shape, message):
 @pytest.mark.parametrize(
   "width, positions, frequencies, message",
   [
-    (7, 5, None, "x has shape (2, 5, 4, 7); want heads of an even"),
+    (7, 5, None, "heads have width 7, as x has shape (2, 5, 4, 7)"),
     (8, 4, None, "positions has shape (4,); want (2, 5) or (5,)"),
     (8, 5, np.ones(5), "frequencies has shape (5,); want at most (4,)"),
   ],
