@@ -98,8 +98,12 @@ def write_skipped(lines: Sequence[str], workdir: Path) -> None:
 def _check_folder(path: str) -> pathlib.Path:
   """Returns the folder; raises InputError if there is none."""
   folder = pathlib.Path(path).expanduser()
-  if not path or not folder.is_dir():
-    raise InputError(f"no folder of MIDI files {path!r}: give --config.data.midi.path")
+  if not path:
+    raise InputError("no folder of MIDI files: give --config.data.midi.path")
+  if folder.is_file():
+    raise InputError(f"{folder} is a file: give the folder that it is in")
+  if not folder.is_dir():
+    raise InputError(f"no folder {folder}: check the name")
   return folder
 
 

@@ -206,8 +206,10 @@ def read_metrics(workdir: Path) -> list[dict[str, Any]]:
 def _read_line(text: bytes) -> dict[str, Any]:
   """Parses a line of metrics.jsonl; raises ValueError if it has wrong values."""
   line = json.loads(text)
-  if not isinstance(line, dict) or not {"step", "time"} <= line.keys():
-    raise ValueError("a line without step and time")
+  if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+    raise ValueError("a line without a step")
+  if not isinstance(line.get("time"), int | float):
+    raise ValueError("a line without a time")
   for name, value in line.items():
     if not isinstance(value, int | float | None):
       raise ValueError(f"{name} is {value!r}")

@@ -43,16 +43,22 @@ def load_positions(name: str) -> str | type[Positions]:
   """
   if name in get_args(PositionsName):
     return name
-  problem, kind = f"config.model.positions is {name!r}", None
-  if re.fullmatch(r"\w+(\.\w+)*:\w+", name):
-    module_name, _, class_name = name.partition(":")
-    try:
-      kind = getattr(importlib.import_module(module_name), class_name, None)
-    except ImportError as error:
-      remedy = "start the command in the module's folder, or add that to PYTHONPATH"
-      raise InputError(f"{problem}: {error}: {remedy}") from error
-  if isinstance(kind, type) and issubclass(kind, Positions):
-    return kind
-  known = ", ".join(get_args(PositionsName))
-  own = "module:Class, a subclass of relpos_jax.nn.Positions"
-  raise InputError(f"{problem}: choose one of {known}, or give your own {own}")
+  problem = f"config.model.positions is {name!r}"
+  if not re.fullmatch(r"\w+(\.\w+)*:\w+", name):
+    known = ", ".join(get_args(PositionsName))
+    raise InputError(f"{problem}: choose one of {known}, or give your own module:Class")
+  module_name, _, class_name = name.partition(":")
+  try:
+    module = importlib.import_module(module_name)
+  except ImportError as error:
+    remedy = "start the command in the module's folder, or add that to PYTHONPATH"
+    raise InputError(f"{problem}: {error}: {remedy}") from error
+  kind = getattr(module, class_name, None)
+  if kind is None:
+    raise InputError(
+      f"{problem}: {module_name} has no {class_name}: give a class of it"
+    )
+  if not (isinstance(kind, type) and issubclass(kind, Positions)):
+    base = "relpos_jax.nn.Positions"
+    raise InputError(f"{problem}: it is no subclass of {base}: make it one")
+  return kind

@@ -80,6 +80,8 @@ def _prepare(config: str) -> Any:
     again = make()
     if again.is_prepared():
       return again
+    if isinstance(error, OSError) and not isinstance(error, requests.RequestException):
+      remedy = "set TFDS_DATA_DIR to a folder with room that you may write to"
     reason = str(error).partition("\n")[0].removesuffix(":")
     raise InputError(
       f"cannot prepare {builder.name} in {data_dir}: {reason}; {remedy}"

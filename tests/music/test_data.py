@@ -177,8 +177,7 @@ def test_files_are_split_by_the_first_depth_with_twenty_folders(tmp_path, prefix
 
 def test_bad_folders_are_named(tmp_path):
   load, gone = data.load_midi_folder, tmp_path / "a"
-  remedy = "give --config.data.midi.path"
-  assert refusal(load, str(gone)) == f"no folder of MIDI files '{gone}': {remedy}"
+  assert refusal(load, str(gone)) == f"no folder {gone}: check the name"
   write(tmp_path / "24.mid")  # its hash is in valid
   none = f"no MIDI file for train: put .mid or .midi files into {tmp_path}/train, or"
   assert refusal(load, str(tmp_path)).startswith(none)
