@@ -275,13 +275,13 @@ def _read_config_file(argv: list[str], flag: Flag) -> tuple[ConfigFile, list[str
   config_flag = absl_flags.FlagValues()
   name = absl_flags.DEFINE_string("config", None, "", flag_values=config_flag)
   argv = config_flag(argv, known_only=True)
-  known = ", ".join(_configs())
+  known = _configs()
   if not name.value:
-    raise InputError(f"missing --config: {flag.help}: there are {known}")
+    raise InputError(f"missing --config: {flag.help}: there are {', '.join(known)}")
   path, _, argument = name.value.partition(":")
   if not pathlib.Path(path).is_file():
-    remedy = f"there are {known}"
-    if path in _configs():
+    remedy = f"there are {', '.join(known)}"
+    if path in known:
       remedy = f"start the command in the folder {_CONFIGS.parent}"
     raise InputError(f"no config file {path!r}: {remedy}")
   spec = importlib.util.spec_from_file_location("config_file", path)

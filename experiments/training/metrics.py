@@ -286,15 +286,15 @@ def track(items: Iterable, total: int, what: str) -> Iterator:
   If stderr is not a terminal, a line is printed every five seconds.
   """
   # The first items wait for compilation.
-  start, first = time.monotonic(), 0
+  start = 0.0
   with _Display(total) as display:
     for done, item in enumerate(items, 1):
       yield item
-      if done == _FEW:
-        start, first = time.monotonic(), done
       shown = f"{done}/{total} {what}"
-      if done > _FEW:
-        speed = (done - first) / max(time.monotonic() - start, 1e-9)
+      if done == _FEW:
+        start = time.monotonic()
+      elif done > _FEW:
+        speed = (done - _FEW) / max(time.monotonic() - start, 1e-9)
         shown += f", {speed:,.1f} a second, {_format_time((total - done) / speed)} left"
       display.show(shown, done)
 
