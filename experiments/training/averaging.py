@@ -1,10 +1,11 @@
 """Averages the parameters of a run's last checkpoints."""
 
 import contextlib
+import functools
 import io
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +52,13 @@ def average_last(
   folder = checkpoints.folder
   newest = checkpoints.steps()[-1:]
   steps = sorted({*list_regular(folder), *newest}, reverse=True)
-  average, averaged = _read_or_average(checkpoints, steps, num, like, part, since, keep)
+  compute = functools.partial(_average_good, checkpoints, steps, num, like, part, since)
+  if keep:
+    kinds = {name: describe(array) for name, array in name_leaves(like).items()}
+    key = json.dumps([read_digests(folder, steps), kinds, num, part, since])
+    average, averaged = _read_or_compute(compute, keep, key, like)
+  else:
+    average, averaged, _ = compute()
   if len(averaged) < num:
     names = ", ".join(map(str, averaged))
     processes.print_once(
@@ -61,28 +68,17 @@ def average_last(
   return average, averaged
 
 
-def _read_or_average(
-  checkpoints: Checkpoints,
-  steps: Sequence[int],
-  num: int,
+def _read_or_compute(
+  compute: Callable[[], tuple[PyTree, list[int], bool]],
+  keep: pathlib.Path,
+  key: str,
   like: PyTree,
-  part: float,
-  since: int,
-  keep: pathlib.Path | None,
 ) -> tuple[PyTree, list[int]]:
   """Reads the cached average and its steps, or computes and caches them."""
-  if not keep:
-    average, averaged, _ = _average_good(checkpoints, steps, num, like, part, since)
-    return average, averaged
-  digests = read_digests(checkpoints.folder, steps)
-  kinds = {name: describe(array) for name, array in name_leaves(like).items()}
-  key = json.dumps([digests, kinds, num, part, since])
   cached = read_average(keep, key, like)
   if cached:
     return cached
-  average, averaged, is_whole = _average_good(
-    checkpoints, steps, num, like, part, since
-  )
+  average, averaged, is_whole = compute()
   if is_whole:
     write_average(keep, key, average, averaged)
   return average, averaged
