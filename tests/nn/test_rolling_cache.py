@@ -86,3 +86,21 @@ def test_a_mask_is_refused():
   cache = layer.init_rolling_cache(2, 4)
   with pytest.raises(ValueError, match="takes no mask"):
     layer.decode(tokens(1), cache, jnp.zeros((2, 1), int), mask)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_tokens_with_512_slots():
+  layer, window, portion = make_layer(), 512, 100
+  x = jax.random.normal(jax.random.key(1), (1, 100_000, WIDTH))
+  positions = jnp.arange(100_000).reshape(-1, 1, portion)
+
+  def step(cache, inputs):
+    tokens, positions = inputs
+    y, cache = layer.decode(tokens, cache, positions)
+    return cache, y
+
+  cache = layer.init_rolling_cache(1, window)
+  inputs = x.reshape(-1, 1, portion, WIDTH), positions
+  _, outputs = jax.lax.scan(step, cache, inputs)
+  full = layer(x, is_causal=True, local_window_size=(window - 1, 0))
+  assert_close(outputs.reshape(full.shape), full, rtol=1e-5, atol=1e-5)

@@ -12,6 +12,7 @@ import math
 import pathlib
 import re
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -432,6 +433,44 @@ def alphagenome(batch, length, attention, width=D, channels=24):
   return HaikuCase(parameters, run, ours, (batch, length, width))
 
 
+HSTU = "generative_recommenders.research.modeling.sequential.hstu"
+
+
+def hstu(batch, length, attention):
+  import torch
+
+  with warnings.catch_warnings():  # they have invalid escapes, and deprecated calls
+    warnings.simplefilter("ignore")
+    importlib.import_module("fbgemm_gpu")
+    m = importlib.import_module(HSTU)
+  buckets = dict(num_buckets=128, bucketization_fn=hstu_bucket)
+  bias = m.RelativeBucketedTimeAndPositionBasedBias(length, **buckets)
+  sizes = dict(linear_hidden_dim=H, attention_dim=H, num_heads=HEADS)
+  options = dict(dropout_ratio=0.0, attn_dropout_ratio=0.0, linear_activation="silu")
+  module = m.SequentialTransductionUnitJagged(
+    D, **sizes, **options, relative_attention_bias_module=bias
+  )
+  # Whole minutes: PyTorch and XLA round logarithms differently, so that a time in
+  # seconds may be at the end of one bucket or at the beginning of the next.
+  minutes = np.random.default_rng(1).geometric(1 / 30, (batch, length))
+  times = 60 * np.cumsum(minutes, axis=1)
+  starts = torch.arange(0, batch * length + 1, length)
+  is_seen = torch.ones(length, length).tril()
+
+  def run(w, x):
+    y, _ = module(x.reshape(-1, D), starts, torch.tensor(times), is_seen.to(x.dtype))
+    return y.reshape(x.shape)
+
+  return case(module, run, lambda w, x: page().hstu(w, x, times))
+
+
+def hstu_bucket(seconds):
+  """Returns the bucket of a torch.Tensor of seconds, as the original's encoder does."""
+  import torch
+
+  return (torch.log(torch.abs(seconds).clamp(min=1)) / 0.301).long()
+
+
 class Row(NamedTuple):
   """A row of the page's table."""
 
@@ -478,6 +517,7 @@ ROWS["Borzoi"] = Row("enformer", borzoi, package="borzoi_pytorch")
 ROWS["AlphaGenome"] = Row(
   "alphagenome", alphagenome, single=ALL, package="alphagenome_research"
 )
+ROWS["HSTU"] = Row("hstu", hstu, single=ALL, package="generative_recommenders")
 
 
 # Errors and memory
