@@ -164,7 +164,10 @@ def _check_terms(
     if relation is None:
       continue
     if not isinstance(relation, kind):
-      raise ValueError(f"{name} is {describe(relation)}; want {kind.__name__} or None")
+      raise ValueError(
+        f"{name} is {describe(relation)}; want {kind.__name__}(...) or None "
+        "(from_edges is for dot_product_attention)"
+      )
     terms.append(relation.checked_edges(name, sizes, num_edges))
   return terms
 

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.core import Tracer
 
+from relpos_jax.attention.arrays import check_array
 from relpos_jax.attention.edges import edge_attention
 from relpos_jax.attention.operator import attention_weights, dot_product_attention
 from relpos_jax.nn.positions import Positions
 from relpos_jax.nn.rolling_cache import RollingCache
-from relpos_jax.typing import Array, Bool, Float, Int
+from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 kernel_init = jax.nn.initializers.lecun_uniform()  # Tensor2Tensor's unit scaling
 
@@ -214,12 +215,12 @@ class MultiHeadAttention(nnx.Module):
     self,
     x: Float[Array, "B M D"],
     cache: KVCache | RollingCache,
-    positions: Int[Array, "B M"],
+    positions: ArrayLike,
     mask: Bool[Array, "B 1 M S"] | None = None,
   ) -> tuple[Float[Array, "B M D"], KVCache | RollingCache]:
     """Reads M more tokens into the cache, and attends causally from them.
 
-    `positions` are absolute, and -1 for padding. Reading tokens at once or one by one
+    `positions` are absolute, `[B, M]`, and -1 for padding. Reading tokens at once or one by one
     gives the same results as a full causal pass. If the cache is too small for a
     sequence, its results become NaN. A mask excludes slots, such as the tokens of other
     hypotheses.
@@ -236,6 +237,7 @@ class MultiHeadAttention(nnx.Module):
     >>> bool(jnp.allclose(y, full[:, 8:], atol=1e-6))
     True
     """
+    positions = check_array("positions", positions, jnp.integer, x.shape[:2])
     if isinstance(cache, RollingCache):
       if mask is not None:
         raise ValueError("a rolling cache takes no mask")
@@ -299,6 +301,8 @@ class MultiHeadAttention(nnx.Module):
 
   def init_rolling_cache(self, batch_size: int, window: int) -> RollingCache:
     """Returns an empty cache for attention to the last `window` tokens."""
+    if window < 1:
+      raise ValueError(f"window is {window}; want 1 or more")
     shape = batch_size, window, *self.key_shape
     empty = jnp.zeros(shape, self.dtype)
     positions = jnp.full((batch_size, window), -1, jnp.int32)

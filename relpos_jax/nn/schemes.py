@@ -112,15 +112,27 @@ class RotaryPositions(Positions):
     key_positions: ArrayLike | None = None,
     query_offset: ArrayLike | None = None,
   ) -> dict:
+    if key_positions is None:
+      key_positions = jnp.arange(key.shape[-3])
     if query_positions is None:
       offset = jnp.asarray(0 if query_offset is None else query_offset)
       query_positions = jnp.add.outer(offset, jnp.arange(query.shape[-3]))
-    if key_positions is None:
-      key_positions = jnp.arange(key.shape[-3])
+    else:
+      # Only distances matter, and the angles of large positions would be rounded.
+      last = jnp.max(query_positions, axis=-1, keepdims=True, initial=0)
+      query_positions = _subtract(query_positions, last)
+      key_positions = _subtract(key_positions, last)
     frequencies = None if self.frequencies is None else np.array(self.frequencies)
     query = rotate(query, query_positions, self.base, frequencies)
     key = rotate(key, key_positions, self.base, frequencies)
     return dict(query=query, key=key)
+
+
+def _subtract(positions: ArrayLike, other: ArrayLike) -> Array:
+  """Returns the difference of positions, which may be unsigned or wrap around."""
+  difference = jnp.subtract(positions, other)
+  is_integer = jnp.issubdtype(difference.dtype, jnp.integer)
+  return difference.astype(jnp.int32) if is_integer else difference
 
 
 class TransformerXLPositions(Positions):

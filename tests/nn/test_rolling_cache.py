@@ -74,8 +74,9 @@ def test_padding_takes_no_slot_and_rows_have_their_own_lengths():
   assert_same(same, cache)
 
 
-def test_large_positions_keep_exact_distances():
-  layer, x = make_layer(), tokens(8)
+@pytest.mark.parametrize("positions", ["tables", RotaryPositions()])
+def test_large_positions_keep_exact_distances(positions):
+  layer, x = make_layer(positions), tokens(8)
   near = read(layer, x, [3, 5], window=4)
   far = read(layer, x, [3, 5], window=4, first=2**31 - 9)
   assert_close(far, near, rtol=1e-6, atol=1e-6)
@@ -86,6 +87,20 @@ def test_a_mask_is_refused():
   cache = layer.init_rolling_cache(2, 4)
   with pytest.raises(ValueError, match="takes no mask"):
     layer.decode(tokens(1), cache, jnp.zeros((2, 1), int), mask)
+
+
+def test_a_window_without_slots_is_refused():
+  with pytest.raises(ValueError, match="window is 0; want 1 or more"):
+    make_layer().init_rolling_cache(2, 0)
+
+
+@pytest.mark.parametrize("kind", ["cache", "rolling_cache"])
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (2, 2)])
+def test_positions_of_another_shape_are_named(kind, shape):
+  layer = make_layer()
+  cache = getattr(layer, f"init_{kind}")(2, 4)
+  with pytest.raises(ValueError, match=r"positions has shape .*; want \(2, 3\)"):
+    layer.decode(tokens(3), cache, jnp.zeros(shape, int))
 
 
 @pytest.mark.slow
