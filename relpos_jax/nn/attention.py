@@ -220,10 +220,10 @@ class MultiHeadAttention(nnx.Module):
   ) -> tuple[Float[Array, "B M D"], KVCache | RollingCache]:
     """Reads M more tokens into the cache, and attends causally from them.
 
-    `positions` are absolute, `[B, M]`, and -1 for padding. Reading tokens at once or one by one
-    gives the same results as a full causal pass. If the cache is too small for a
-    sequence, its results become NaN. A mask excludes slots, such as the tokens of other
-    hypotheses.
+    `positions` are absolute, `[B, M]`, and -1 for padding. Reading tokens at once or
+    one by one gives the same results as a full causal pass. If the cache is too small
+    for a sequence, its results become NaN. A mask excludes slots, such as the tokens of
+    other hypotheses.
 
     A rolling cache of W slots never becomes full. Its results equal those of a full
     pass with `is_causal=True, local_window_size=(W - 1, 0)`. It takes no mask:
