@@ -32,7 +32,7 @@ _COLUMNS = (
   "scheme",
   "seeds",
   "BLEU",
-  f"less `{BASELINE}`'s",
+  f"difference from `{BASELINE}`",
   "tokens a second",
   "hardware",
   "date",

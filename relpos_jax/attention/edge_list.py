@@ -4,10 +4,12 @@ The terms are computed for each edge, and scattered into the pairs of a block of
 queries. No [T, S] array of labels or features is ever made.
 """
 
+import contextlib
 import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax import export
 from jax.typing import DTypeLike
 
 from relpos_jax.attention import masks
@@ -28,21 +30,14 @@ class EdgeTerms(TableRelation):
   """Defines a term for each of M edges. Its arrays have the axes [*B, M, ...]."""
 
   def checked(self, name: str, sizes: Sizes) -> "EdgeTerms":
-    """Checks the tables, and an array `[*B, T, S, ...]` or `[T, S, ...]` of pairs."""
     pairs = sizes.queries, sizes.keys
-    relation = self.with_checked_tables(name, sizes)
-    return relation.with_checked_array(name, sizes, (*sizes.batch, *pairs), pairs)
+    return self.checked_as(name, sizes, (*sizes.batch, *pairs), pairs)
 
-  def checked_edges(self, name: str, sizes: Sizes, num_edges: int) -> "EdgeTerms":
-    """Checks the tables, and an array `[*B, M, ...]` of edges."""
-    relation = self.with_checked_tables(name, sizes)
-    return relation.with_checked_array(name, sizes, (*sizes.batch, num_edges))
+  def checked_as(self, name: str, sizes: Sizes, *shapes: Shape) -> "EdgeTerms":
+    """Returns the relation with checked tables, and labels or features of a shape.
 
-  def with_checked_array(self, name: str, sizes: Sizes, *shapes: Shape) -> "EdgeTerms":
-    """Checks the labels or features, and returns the relation.
-
-    They have one of the shapes; features have one more axis. The tables must be checked
-    already, since their rows say how many labels or features there are.
+    The labels have one of the shapes, and features have one more axis: `[*B, T, S]` or
+    `[T, S]` for pairs, `[*B, M]` for edges.
     """
     raise NotImplementedError
 
@@ -51,10 +46,8 @@ class EdgeTerms(TableRelation):
   ) -> Float[Array, "B M"]:
     """Returns the number that multiplies the term of each edge.
 
-    If several edges join the same pair, the pair gets the sum of their terms.
-    `EdgeFeatures` returns 1 / n for each of the n edges, so that the sum is a mean.
-    Classes with labels return 1 for the first edge with a label, and 0 for later edges
-    with the same label, so that each label counts once.
+    The pair gets the sum of its edges' terms. Labels: 1 for the first edge with this
+    pair and label, 0 for later ones. Features: 1 / n, where n edges join the pair.
     """
     raise NotImplementedError
 
@@ -92,11 +85,10 @@ class EdgeList(Relation):
     return self.terms.is_scaled
 
   def checked(self, name: str, sizes: Sizes) -> "EdgeList":
-    # Concrete edges are sorted now: XLA would take minutes to fold the sort.
-    with jax.ensure_compile_time_eval():
+    with sorting_now(sizes):
       ends = self.senders, self.receivers
       senders, receivers = check_ends(*ends, sizes, prefix=f"{name}.")
-      terms = self.terms.checked_edges(name, sizes, senders.shape[1])
+      terms = self.terms.checked_as(name, sizes, (*sizes.batch, senders.shape[1]))
       shares = terms.shares(senders, receivers, sizes.accumulation_dtype)
       return EdgeList(senders, receivers, terms, shares)
 
@@ -150,6 +142,17 @@ class EdgeList(Relation):
     return jax.vmap(add_up)(messages, self.receivers)
 
 
+def sorting_now(sizes: Sizes) -> contextlib.AbstractContextManager:
+  """Returns the context in which edges are sorted: at once if they are concrete.
+
+  XLA would take minutes to fold a sort of constants. With symbolic sizes, as in
+  `jax.export`, no edges are concrete.
+  """
+  if any(map(export.is_symbolic_dim, (*sizes.batch, sizes.queries, sizes.keys))):
+    return contextlib.nullcontext()
+  return jax.ensure_compile_time_eval()
+
+
 def is_edge(
   senders: Array, receivers: Array, num_queries: int, num_keys: int
 ) -> Bool[Array, "*B M"]:
@@ -189,7 +192,7 @@ def sum_groups(
   x: Float[Array, "M *rest"], groups: Int[Array, " M"]
 ) -> Float[Array, "M *rest"]:
   """Returns, for every edge, the sum of x over all edges of its group."""
-  return take(jax.ops.segment_sum(x, groups, len(x)), groups)
+  return take(jax.ops.segment_sum(x, groups, x.shape[0]), groups)
 
 
 @jax.vmap
@@ -200,7 +203,7 @@ def group_edges(*kinds: Int[Array, " M"]) -> tuple[Int[Array, " M"], Bool[Array,
   sequence, and whether the edge is the first of its group.
   """
   order = jnp.lexsort(kinds)
-  is_new = jnp.arange(len(order)) == 0
+  is_new = jnp.arange(order.shape[0]) == 0
   for kind in kinds:
     values = kind[order]
     is_new |= values != jnp.roll(values, 1)

@@ -10,10 +10,12 @@ import jax.numpy as jnp
 from relpos_jax.attention import masks
 from relpos_jax.attention.arrays import check_array, describe
 from relpos_jax.attention.edge_list import (
+  EdgeList,
   EdgeTerms,
   check_ends,
   group_edges,
   is_edge,
+  sorting_now,
   sum_groups,
   take,
 )
@@ -41,7 +43,7 @@ def edge_attention(
 ) -> Array:
   r"""Computes attention of every node to the senders of its incoming edges.
 
-  $$e_{ij} = s\, q_i \cdot (k_j + a^K_{ij})$$
+  $$e_{ij} = s\, q_i \cdot (k_j + a^K_{ij}) + b_{ij}$$
 
   $$z_i = \sum_{j \to i} \mathrm{softmax}_j(e_{ij}) (v_j + a^V_{ij})$$
 
@@ -109,8 +111,7 @@ def _edge_attention(
   check_numbers(scale, dropout_rate, dropout_key)
   sizes = call_sizes(query, key, value)
   dtype = sizes.accumulation_dtype
-  # Groups concrete edges now: XLA takes minutes to fold a sort of constants.
-  with jax.ensure_compile_time_eval():
+  with sorting_now(sizes):
     senders, receivers = check_ends(senders, receivers, sizes)
     num_edges = senders.shape[1]
     terms = _check_terms(labels, features, sizes, num_edges)
@@ -164,11 +165,11 @@ def _check_terms(
     if relation is None:
       continue
     if not isinstance(relation, kind):
-      raise ValueError(
-        f"{name} is {describe(relation)}; want {kind.__name__}(...) or None "
-        "(from_edges is for dot_product_attention)"
-      )
-    terms.append(relation.checked_edges(name, sizes, num_edges))
+      wanted = f"want {kind.__name__}(...) or None"
+      if isinstance(relation, EdgeList):
+        wanted += " (from_edges is for dot_product_attention)"
+      raise ValueError(f"{name} is {describe(relation)}; {wanted}")
+    terms.append(relation.checked_as(name, sizes, (*sizes.batch, num_edges)))
   return terms
 
 
@@ -188,8 +189,8 @@ def _flatten_rows(rows: Int[Array, "B M"], number: int) -> Int[Array, " BM"]:
 
   A sequence has `number` nodes or edges. Padding stays out of range.
   """
-  first = number * jnp.arange(len(rows))[:, None]
-  return jnp.where(rows < number, first + rows, number * len(rows)).ravel()
+  first = number * jnp.arange(rows.shape[0])[:, None]
+  return jnp.where(rows < number, first + rows, number * rows.shape[0]).ravel()
 
 
 def _flatten_nodes(x: Float[Array, "*B T K H"], heads: int) -> Float[Array, "BT N H"]:
@@ -231,7 +232,7 @@ def _softmax(
   powers = jnp.exp(jnp.where(is_padding[:, None], -jnp.inf, logits))
   pair_powers = jnp.where(is_first, powers, 0)
   totals = jax.ops.segment_sum(pair_powers, receivers, num_queries)
-  totals = jnp.where(totals > 0, totals, 1)
+  totals = jnp.where(highest <= masks.LOWEST / 2, jnp.inf, totals)
   return powers / take(totals, receivers)
 
 

@@ -69,18 +69,20 @@ class EdgeFeatures(EdgeTerms, VectorRelation):
   ) -> Float[Array, "B M"]:
     """Returns 1 / n for each edge, where n edges join the same pair."""
     pairs, _ = group_edges(senders, receivers)
-    return 1 / jax.vmap(sum_groups)(jnp.ones(pairs.shape, dtype), pairs)
+    return 1 / jax.vmap(sum_groups)(jnp.ones_like(pairs, dtype), pairs)
 
   def edge_rows(self, table: Float[Array, "R #N H"]) -> Float[Array, "B M #N H"]:
     return jnp.einsum("BMR,RNH->BMNH", self.features, table)
 
-  def with_checked_array(self, name: str, sizes: Sizes, *shapes: Shape):
-    """Checks the features, which multiply the rows, and returns the relation."""
-    wanted = [(*shape, self.num_rows) for shape in shapes]
+  def checked_as(self, name: str, sizes: Sizes, *shapes: Shape):
+    """Checks the tables, and the features, which multiply their rows."""
+    relation = self.with_checked_tables(name, sizes)
+    wanted = [(*shape, relation.num_rows) for shape in shapes]
     features = check_array(f"{name}.features", self.features, jnp.floating, *wanted)
     features = features.astype(sizes.accumulation_dtype)
     rank = len(wanted[0]) - len(sizes.batch)
-    return dataclasses.replace(self, features=with_one_batch_axis(features, rank))
+    features = with_one_batch_axis(features, rank)
+    return dataclasses.replace(relation, features=features)
 
   def block(self, start: Int[Array, ""], size: int) -> Relation:
     features = slice_queries(self.features, start, size)

@@ -328,11 +328,13 @@ def _check_divisor(
   if weights != "silu":
     raise ValueError(f"weights is {weights!r}; want softmax or silu")
   if sinks is not None or return_residual:
-    raise ValueError('weights="silu" have no sum, and so no sinks and no residual')
+    raise ValueError('weights="silu" takes no sinks and returns no residual')
   if divisor is None:
     return num_keys
   if jnp.ndim(divisor):
     raise ValueError(f"divisor has shape {jnp.shape(divisor)}; want one number")
+  if isinstance(divisor, numbers.Real) and divisor <= 0:
+    raise ValueError(f"divisor is {divisor}; want a positive number")
   return divisor
 
 

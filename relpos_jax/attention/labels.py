@@ -46,16 +46,17 @@ class ByLabel(EdgeTerms):
   def block(self, start: Int[Array, ""], size: int) -> Relation:
     return dataclasses.replace(self, labels=slice_queries(self.labels, start, size))
 
-  def with_checked_array(self, name: str, sizes: Sizes, *shapes: Shape):
-    """Checks the labels, which are indices of table rows, and returns the relation.
+  def checked_as(self, name: str, sizes: Sizes, *shapes: Shape):
+    """Checks the tables, and the labels, which are indices of their rows.
 
     Under `jax.debug_nans`, the tables become NaN if traced labels are out of range.
     """
+    relation = self.with_checked_tables(name, sizes)
     labels = check_array(f"{name}.labels", self.labels, jnp.integer, *shapes)
-    check_range(f"{name}.labels", labels, self.num_rows)
+    check_range(f"{name}.labels", labels, relation.num_rows)
     tables = jax.tree.map(
-      lambda table: nan_if_clamped(table, labels, self.num_rows),
-      dataclasses.replace(self, labels=None),
+      lambda table: nan_if_clamped(table, labels, relation.num_rows),
+      dataclasses.replace(relation, labels=None),
     )
     rank = len(shapes[0]) - len(sizes.batch)
     return dataclasses.replace(tables, labels=with_one_batch_axis(labels, rank))

@@ -238,6 +238,10 @@ class MultiHeadAttention(nnx.Module):
     True
     """
     positions = check_array("positions", positions, jnp.integer, x.shape[:2])
+    positions = positions.astype(jnp.int32)
+    if len(cache.positions) != len(x):
+      sizes = f"{len(cache.positions)}; want {len(x)}, as x"
+      raise ValueError(f"cache has batch size {sizes}")
     if isinstance(cache, RollingCache):
       if mask is not None:
         raise ValueError("a rolling cache takes no mask")
@@ -265,15 +269,16 @@ class MultiHeadAttention(nnx.Module):
   ) -> tuple[Float[Array, "B M D"], RollingCache]:
     """Attends to the cached and the new tokens, then caches the new ones."""
     tokens = *self.keys_values(x), positions
-    context = cache.with_tokens(*tokens)
+    key, value, key_positions = cache.with_tokens(*tokens)
     y = self.attend(
       x,
-      context.key,
-      context.value,
-      mask=context.mask(positions, cache.window),
+      key,
+      value,
+      mask=(key_positions >= 0)[:, None, None],
       is_causal=True,
+      local_window_size=(cache.window - 1, 0),
       query_positions=positions,
-      key_positions=context.positions,
+      key_positions=key_positions,
     )
     return y, cache.write(*tokens)
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.typing import Array, Bool, Float, Int
+from relpos_jax.typing import Array, Float, Int
 
 
 class RollingCache(NamedTuple):
@@ -30,13 +30,13 @@ class RollingCache(NamedTuple):
     key: Float[Array, "B M K H"],
     value: Float[Array, "B M K H"],
     positions: Int[Array, "B M"],
-  ) -> "RollingCache":
-    """Returns the cached tokens followed by M new ones, without storing the new ones.
-
-    The new tokens may attend to these W + M tokens, and to no others.
-    """
-    new = RollingCache(key, value, positions)
-    return jax.tree.map(lambda old, x: jnp.concatenate([old, x], 1), self, new)
+  ) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K H"], Int[Array, "B S"]]:
+    """Returns keys, values and positions of the slots, followed by M new tokens."""
+    return jax.tree.map(
+      lambda old, new: jnp.concatenate([old, new], axis=1),
+      tuple(self),
+      (key, value, positions),
+    )
 
   def write(
     self,
@@ -45,22 +45,14 @@ class RollingCache(NamedTuple):
     positions: Int[Array, "B M"],
   ) -> "RollingCache":
     """Writes M tokens to their slots; padding, at position -1, is left out."""
-    newest = jnp.max(positions, axis=1, keepdims=True)
+    positions = positions.astype(jnp.int32)
+    newest = jnp.max(positions, axis=1, keepdims=True, initial=-1)
     # Of more than W tokens, only the last W are written: if two tokens were written to
     # the same slot, either might stay.
     is_kept = (positions >= 0) & (positions > newest - self.window)
     slots = jnp.where(is_kept, positions % self.window, self.window)
     new = RollingCache(key, value, positions)
     return jax.tree.map(lambda old, x: _write_rows(old, slots, x), self, new)
-
-  def mask(self, positions: Int[Array, "B M"], window: int) -> Bool[Array, "B 1 M S"]:
-    """Returns which tokens are in the window of queries at `positions`.
-
-    It does not mask later tokens. Empty slots are in no window.
-    """
-    key_positions = self.positions[:, None, None]
-    distances = positions[:, None, :, None] - key_positions
-    return (key_positions >= 0) & (distances < window)
 
 
 @jax.vmap

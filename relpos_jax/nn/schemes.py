@@ -119,20 +119,21 @@ class RotaryPositions(Positions):
       query_positions = jnp.add.outer(offset, jnp.arange(query.shape[-3]))
     else:
       # Only distances matter, and the angles of large positions would be rounded.
-      last = jnp.max(query_positions, axis=-1, keepdims=True, initial=0)
-      query_positions = _subtract(query_positions, last)
-      key_positions = _subtract(key_positions, last)
+      query_positions, key_positions = map(_signed, (query_positions, key_positions))
+      last = jnp.max(query_positions, axis=-1, keepdims=True, initial=-(2**31))
+      query_positions = query_positions - last
+      key_positions = key_positions - last
     frequencies = None if self.frequencies is None else np.array(self.frequencies)
     query = rotate(query, query_positions, self.base, frequencies)
     key = rotate(key, key_positions, self.base, frequencies)
     return dict(query=query, key=key)
 
 
-def _subtract(positions: ArrayLike, other: ArrayLike) -> Array:
-  """Returns the difference of positions, which may be unsigned or wrap around."""
-  difference = jnp.subtract(positions, other)
-  is_integer = jnp.issubdtype(difference.dtype, jnp.integer)
-  return difference.astype(jnp.int32) if is_integer else difference
+def _signed(positions: ArrayLike) -> Array:
+  """Returns integer positions as int32, in which their differences are exact."""
+  positions = jnp.asarray(positions)
+  is_integer = jnp.issubdtype(positions.dtype, jnp.integer)
+  return positions.astype(jnp.int32) if is_integer else positions
 
 
 class TransformerXLPositions(Positions):

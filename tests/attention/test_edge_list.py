@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 from calls import ANY_RELATION, normal, set_tiles
@@ -18,7 +19,13 @@ from random_edges import (
   split,
 )
 
-from relpos_jax import EdgeFeatures, EdgeLabels, LabelBias, dot_product_attention
+from relpos_jax import (
+  EdgeFeatures,
+  EdgeLabels,
+  LabelBias,
+  dot_product_attention,
+  edge_attention,
+)
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -118,3 +125,44 @@ def test_minus_infinity_in_a_table_masks_pairs_as_dense_labels_do():
 
   wanted = run_with_gradients(by_pairs, *TENSORS)
   assert_close(run_with_gradients(by_list, *TENSORS), wanted)
+
+
+@pytest.mark.parametrize("kind", ["labels", "features"])
+def test_an_explicit_mesh_may_shard_the_batch(kind):
+  mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Explicit,))
+  of_labels, of_features = split(make_tables((HEADS,)))
+  make, values, tables = {
+    "labels": (EdgeLabels, EDGES.labels, of_labels),
+    "features": (EdgeFeatures, EDGES.features, of_features),
+  }[kind]
+
+  def by_list(tensors, *edges):
+    return attend(*tensors, relations=make.from_edges(*edges, *tables))
+
+  arrays = TENSORS, *EDGES.ends, values
+  wanted = by_list(*arrays)
+  with jax.set_mesh(mesh):
+    sharded = jax.device_put(arrays, jax.NamedSharding(mesh, jax.P("data")))
+    assert_close(by_list(*sharded), wanted)
+
+
+def test_symbolic_shapes_are_exported(monkeypatch):
+  batch, nodes, edges = jax.export.symbolic_shape("b, n, m")
+  x = jax.ShapeDtypeStruct((batch, nodes, HEADS, 3), jnp.float32)
+  ends = jax.ShapeDtypeStruct((batch, edges), jnp.int32)
+  table = np.float32(normal(NUM_LABELS, 3))
+
+  def by_list(x, senders, receivers, labels):
+    relations = EdgeLabels.from_edges(senders, receivers, labels, table, table)
+    along_edges = edge_attention(
+      x, x, x, senders, receivers, labels=EdgeLabels(labels, table, table)
+    )
+    return along_edges + dot_product_attention(x, x, x, relations=relations)
+
+  # To the checks of annotations a symbolic dimension is no int.
+  monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+  exported = jax.export.export(jax.jit(by_list))(x, ends, ends, ends)
+  x = np.float32(normal(2, NODES, HEADS, 3))
+  senders, receivers = np.minimum(EDGES.ends, NODES - 1)
+  arrays = x, *map(np.int32, (senders, receivers, EDGES.labels))
+  assert_close(exported.call(*arrays), by_list(*arrays), rtol=1e-5, atol=1e-5)

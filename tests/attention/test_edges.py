@@ -224,12 +224,13 @@ def test_no_edge_at_all_gives_zeros():
   assert (edge_attention(tokens, tokens, tokens, none, none) == 0).all()
 
 
-def test_a_bias_of_minus_infinity_masks_an_edge_as_it_masks_a_pair():
+@pytest.mark.parametrize("lowest", [-np.inf, -2e38])
+def test_the_lowest_bias_masks_an_edge_as_it_masks_a_pair(lowest):
   """Node 0 has a masked and a free edge, node 1 only a masked one."""
   senders, receivers = np.array([1, 2, 1]), np.array([0, 0, 1])
   tensors = make_tensors(3, 3)
-  numbers = np.array([-np.inf, 0.5, -np.inf])
-  bias = np.full((1, 3, 3), -np.inf)
+  numbers = np.array([lowest, 0.5, lowest])
+  bias = np.full((1, 3, 3), lowest)
   bias[0, receivers, senders] = numbers
 
   def by_list(tensors):

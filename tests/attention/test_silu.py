@@ -21,12 +21,15 @@ from relpos_jax import (
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-@pytest.mark.parametrize("divisor", [None, 100.0])
-def test_every_implementation_computes_equation_2(divisor, monkeypatch):
+@pytest.mark.parametrize(
+  "divisor, soft_cap", [(None, None), (100.0, None), (100.0, 2.0)]
+)
+def test_every_implementation_computes_equation_2(divisor, soft_cap, monkeypatch):
   set_tiles(monkeypatch, 4)
   random = RandomCall(("positions", "distance", "function"), 4)
   arrays = random.arrays
   options = random.options | {"weights": "silu", "divisor": divisor}
+  options["logits_soft_cap"] = soft_cap
   wanted = results("reference", arrays, options)
   assert_close(wanted["output"], formula(arrays, options))
   for name in ANY_RELATION:
@@ -65,8 +68,9 @@ def test_masked_pairs_have_no_weight_and_no_gradient():
     ("weights is 'relu'; want softmax or silu", {"weights": "relu"}),
     ("divisor is given", {"divisor": 3.0}),
     ("divisor has shape", {"weights": "silu", "divisor": np.ones(2)}),
-    ("no sinks and no residual", {"weights": "silu", "sinks": np.ones(2)}),
-    ("no sinks and no residual", {"weights": "silu", "return_residual": True}),
+    ("divisor is 0; want a positive number", {"weights": "silu", "divisor": 0}),
+    ("takes no sinks", {"weights": "silu", "sinks": np.ones(2)}),
+    ("returns no residual", {"weights": "silu", "return_residual": True}),
   ],
 )
 def test_mistakes_are_named(message, options):

@@ -75,6 +75,27 @@ def test_padding_takes_no_slot_and_rows_have_their_own_lengths():
 
 
 @pytest.mark.parametrize("positions", ["tables", RotaryPositions()])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "uint32"])
+def test_positions_may_have_any_integer_dtype(positions, dtype):
+  layer, x = make_layer(positions), tokens(8)
+  at = jnp.broadcast_to(jnp.arange(8), (2, 8))
+  cache = layer.init_rolling_cache(2, 4)
+  outputs = []
+  for portion in (slice(3), slice(3, 8)):
+    y, cache = layer.decode(x[:, portion], cache, at[:, portion].astype(dtype))
+    outputs.append(y)
+  assert_close(jnp.concatenate(outputs, 1), read(layer, x, [3, 5], window=4), atol=1e-6)
+
+
+def test_a_portion_without_tokens_changes_nothing():
+  layer = make_layer()
+  cache = layer.init_rolling_cache(2, 4)
+  y, same = layer.decode(tokens(0), cache, jnp.zeros((2, 0), int))
+  assert y.shape == (2, 0, WIDTH)
+  assert_same(same, cache)
+
+
+@pytest.mark.parametrize("positions", ["tables", RotaryPositions()])
 def test_large_positions_keep_exact_distances(positions):
   layer, x = make_layer(positions), tokens(8)
   near = read(layer, x, [3, 5], window=4)
@@ -92,6 +113,14 @@ def test_a_mask_is_refused():
 def test_a_window_without_slots_is_refused():
   with pytest.raises(ValueError, match="window is 0; want 1 or more"):
     make_layer().init_rolling_cache(2, 0)
+
+
+@pytest.mark.parametrize("kind", ["cache", "rolling_cache"])
+def test_a_cache_of_another_batch_is_named(kind):
+  layer = make_layer()
+  cache = getattr(layer, f"init_{kind}")(3, 4)
+  with pytest.raises(ValueError, match="cache has batch size 3; want 2, as x"):
+    layer.decode(tokens(1), cache, jnp.zeros((2, 1), int))
 
 
 @pytest.mark.parametrize("kind", ["cache", "rolling_cache"])

@@ -455,10 +455,10 @@ def hstu(batch, length, attention):
   minutes = np.random.default_rng(1).geometric(1 / 30, (batch, length))
   times = 60 * np.cumsum(minutes, axis=1)
   starts = torch.arange(0, batch * length + 1, length)
-  is_seen = torch.ones(length, length).tril()
+  mask = torch.ones(length, length).tril()
 
   def run(w, x):
-    y, _ = module(x.reshape(-1, D), starts, torch.tensor(times), is_seen.to(x.dtype))
+    y, _ = module(x.reshape(-1, D), starts, torch.tensor(times), mask.to(x.dtype))
     return y.reshape(x.shape)
 
   return case(module, run, lambda w, x: page().hstu(w, x, times))
