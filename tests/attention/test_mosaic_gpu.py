@@ -2,7 +2,7 @@
 
 No device is there. Sequences are so long that every kind of tile occurs.
 
-  pytest -n0 -m mosaic tests/attention/test_mosaic_gpu.py
+  pytest -m mosaic tests/attention/test_mosaic_gpu.py
 """
 
 import functools
