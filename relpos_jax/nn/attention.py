@@ -239,9 +239,9 @@ class MultiHeadAttention(nnx.Module):
     """
     positions = check_array("positions", positions, jnp.integer, x.shape[:2])
     positions = positions.astype(jnp.int32)
-    if len(cache.positions) != len(x):
-      sizes = f"{len(cache.positions)}; want {len(x)}, as x"
-      raise ValueError(f"cache has batch size {sizes}")
+    batch, batch_of_cache = x.shape[0], cache.positions.shape[0]
+    if batch_of_cache != batch:
+      raise ValueError(f"cache has batch size {batch_of_cache}; want {batch}, as x")
     if isinstance(cache, RollingCache):
       if mask is not None:
         raise ValueError("a rolling cache takes no mask")
