@@ -105,7 +105,7 @@ def dot_product_attention(
     mask: bool, True where a query attends to a key. Broadcasts like a bias.
     relations: `RelativePositions`, `EdgeLabels` or `EdgeFeatures`, which define a_ij.
       Or a term of the logits: `DistanceBias`, `LinearBias`, `ContentBias`, `KeyBias`,
-      `LabelBias` or `FunctionBias`. Or a list of edges, as from `EdgeLabels.from_edges`.
+      `LabelBias` or `FunctionBias`. Or a list of edges, `EdgeLabels.from_edges(...)`.
       Or a tuple of relations, to add their terms. For rotary positions, `rotate` the
       queries and keys.
     scale: factor of q_i . k_j, of q_i . aK_ij and of `KeyBias`. Default: `H**-0.5`.
