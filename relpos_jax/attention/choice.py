@@ -161,30 +161,28 @@ def _num_pairs(inputs: Inputs) -> int:
 def _is_long(inputs: Inputs) -> bool:
   """Returns whether there are enough keys to prefer `chunked`.
 
-  On a CPU, `chunked` is preferred from 64 keys on, or from 512 if queries are few. Here
-  it is compared with `per_position` (results/attention.md):
-
-  - At 32 tokens it is slower.
-  - At 64 tokens it takes half the memory, and 1 to 1.3 times as long, depending on the
-    processor.
-  - At 512 tokens it is also faster.
-
-  Without a band (band.py), `chunked` takes twice as long. In such calls on a CPU, it is
-  preferred only if the weights take 16 MiB or more.
+  On a CPU, `chunked` is preferred from 512 keys on. If queries are not few, it is also
+  preferred from 128 keys on, if all weights together take 16 MiB or more. There it
+  takes 0.5 to 1.6 times as long as `projected`, and half of the memory or less. With
+  fewer keys or smaller weights, it takes 1.2 to 2.4 times as long. Without a band
+  (band.py) it takes twice as long, and is preferred if the weights take 16 MiB or more.
 
   On other devices, `chunked` is preferred if the weights take 1 GiB or more per device.
   With fewer weights, `projected` moves the fewest bytes. Its temporary arrays take
   three times the memory of the weights: for 1 GiB, 3 of the 16 GB of a TPU v5e.
   """
+  num_pairs, num_keys = _num_pairs(inputs), inputs.key.shape[1]
   if target_platform() == "cpu":
+    has_large_weights = num_pairs >= 2**22
     if band.unsupported(inputs):
-      return _num_pairs(inputs) >= 2**22
-    fewest_keys = 512 if reference.has_few_queries(inputs) else 64
-    return inputs.key.shape[1] >= fewest_keys
+      return has_large_weights
+    if reference.has_few_queries(inputs):
+      return num_keys >= 512
+    return num_keys >= (128 if has_large_weights else 512)
   mesh = jax.sharding.get_abstract_mesh()
   axes = *mesh.auto_axes, *mesh.explicit_axes
   num_devices = math.prod(mesh.shape[axis] for axis in axes)
-  return _num_pairs(inputs) >= 2**28 * num_devices
+  return num_pairs >= 2**28 * num_devices
 
 
 def _is_plain(inputs: Inputs) -> bool:
@@ -286,20 +284,12 @@ def _fastest_on_gpu(inputs: Inputs) -> Choice | None:
 
 
 def _fastest_without_relations(inputs: Inputs) -> Choice:
-  # On a CPU at 512 tokens, forward and backward, chunked takes 0.9 times as long as
-  # jax.nn, and a tenth of the memory: results/attention.md. With a bias and at least
-  # 2**20 pairs, it takes a tenth to three quarters of the memory.
-  is_long = _is_long(inputs)
-  if is_long and _num_pairs(inputs) >= 2**20:
-    reason = (
-      "there are no relations but many pairs, and it does not store their weights"
-    )
-    return Choice("chunked", reason)
-  if _is_plain(inputs):
-    return _PLAIN
-  if is_long:
+  if _is_long(inputs):
     return Choice("chunked", "keys are many, and it does not store their weights")
-  return Choice("reference", "there are no relations")
+  if target_platform() == "cpu":
+    # There jax.nn takes 1.1 to 1.8 times as long, forward and backward.
+    return Choice("reference", "there are no relations, and it is faster than jax.nn")
+  return _PLAIN if _is_plain(inputs) else Choice("reference", "there are no relations")
 
 
 def _check(name: str, inputs: Inputs) -> None:

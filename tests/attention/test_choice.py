@@ -80,7 +80,10 @@ def test_what_an_implementation_cannot_do_it_refuses_with_the_reason_that_explai
     ("cpu", (32, 32, 4, 32), (33, 4, 32), "per_position"),
     ("cpu", (32, 32, 8, 64), (33, 64), "per_position"),
     ("cpu", (32, 32, 8, 64), (33, 8, 64), "projected"),
-    ("cpu", (16, 96, 8, 64), (33, 64), "chunked"),
+    ("cpu", (16, 128, 8, 64), (33, 64), "projected"),
+    ("cpu", (32, 128, 8, 64), (33, 64), "chunked"),
+    ("cpu", (1024, 64, 8, 64), (33, 64), "projected"),
+    ("cpu", (1, 512, 8, 64), (33, 64), "chunked"),
     ("cpu", (1, 2048, 8, 64), (33, 64), "chunked"),
     ("tpu", (64, 1024, 8, 64), (33, 64), "projected"),
     ("tpu", (64, 2048, 8, 64), (33, 64), "chunked"),
@@ -103,7 +106,7 @@ def test_the_choice_follows_the_measurements_on_the_platform_of_the_mesh(
   assert may_be_named == (platform in ("gpu", "cuda"))
 
 
-@pytest.mark.parametrize("length, wanted", [(64, "jax.nn"), (2048, "chunked")])
+@pytest.mark.parametrize("length, wanted", [(64, "reference"), (2048, "chunked")])
 def test_without_relations_long_sequences_are_in_tiles(length, wanted):
   """Covers rotary positions, which are no relation."""
   array = jax.ShapeDtypeStruct((1, length, 8, 64), jnp.float32)
