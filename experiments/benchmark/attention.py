@@ -281,7 +281,8 @@ def choose_contestants(
   for name in _choose("implementations", implementations, IMPLEMENTATIONS):
     options = dict(backend=IMPLEMENTATIONS[name].device, implementation=name)
     contestants[name] = _make_contestant("keys and values", _ours, **options)
-    if name in BLOCKWISE:
+    # Without relations, `projected` computes the same as all others that hold weights.
+    if name in (*BLOCKWISE, "projected"):
       bare = _make_contestant("none", _ours_without_relations, **options)
       contestants[f"{name} (no relations)"] = bare
   for name in _choose("schemes", schemes, SCHEMES):
