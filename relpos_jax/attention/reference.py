@@ -65,7 +65,7 @@ def _weighted_sum(
     output = product("BK...TS,BSKV->BK...TV", split_weights, inputs.value)
   # After the product, since XLA's CPU compiler fuses the softmax only with products
   # that transpose nothing.
-  output = output.reshape(*weights.shape[:3], -1).swapaxes(1, 2)
+  output = output.reshape(*weights.shape[:3], inputs.value.shape[3]).swapaxes(1, 2)
   for relation in inputs.relations:
     term = values_of(inputs, relation, weights)
     if term is not None:
