@@ -163,9 +163,10 @@ def _is_long(inputs: Inputs) -> bool:
 
   On a CPU, `chunked` is preferred from 512 keys on. If queries are not few, it is also
   preferred from 128 keys on, if all weights together take 16 MiB or more. There it
-  takes 0.5 to 1.6 times as long as `projected`, and half of the memory or less. With
-  fewer keys or smaller weights, it takes 1.2 to 2.4 times as long. Without a band
-  (band.py) it takes twice as long, and is preferred if the weights take 16 MiB or more.
+  takes 0.5 to 1.6 times as long as `projected`, and half of the memory or less, as in
+  results/attention.md. With fewer keys or smaller weights, it takes 1.2 to 2.4 times as
+  long. Without a band (band.py) it takes twice as long, and is preferred if the weights
+  take 16 MiB or more.
 
   On other devices, `chunked` is preferred if the weights take 1 GiB or more per device.
   With fewer weights, `projected` moves the fewest bytes. Its temporary arrays take
@@ -201,10 +202,10 @@ def _is_plain(inputs: Inputs) -> bool:
 def _has_small_gather(inputs: Inputs) -> bool:
   """Returns whether to prefer `per_position`, which gathers a vector for each pair.
 
-  It is preferred on a CPU, with fewer than 64 keys and one `RelativePositions`, if the
-  vectors take no more memory than the weights.
+  It is preferred on a CPU, with fewer than 128 keys and one `RelativePositions`, if the
+  vectors take no more memory than the weights (results/attention.md).
   """
-  if target_platform() != "cpu" or inputs.key.shape[1] >= 64:
+  if target_platform() != "cpu" or inputs.key.shape[1] >= 128:
     return False
   if [type(relation) for relation in inputs.relations] != [RelativePositions]:
     return False
@@ -261,7 +262,7 @@ def _fastest(inputs: Inputs) -> Choice:
   if not inputs.relations:
     return _fastest_without_relations(inputs)
   if _has_small_gather(inputs):
-    reason = "under 64 keys, with gathered vectors no larger than the weights"
+    reason = "under 128 keys, with gathered vectors no larger than the weights"
     return Choice("per_position", reason)
   if _is_long(inputs):
     return Choice("chunked", "keys are many, and it does not store their weights")
@@ -287,7 +288,7 @@ def _fastest_without_relations(inputs: Inputs) -> Choice:
   if _is_long(inputs):
     return Choice("chunked", "keys are many, and it does not store their weights")
   if target_platform() == "cpu":
-    # There jax.nn takes 1.1 to 1.8 times as long, forward and backward.
+    # There jax.nn takes 1 to 1.5 times as long (results/attention.md).
     return Choice("reference", "there are no relations, and it is faster than jax.nn")
   return _PLAIN if _is_plain(inputs) else Choice("reference", "there are no relations")
 
