@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from alphagenome_attention import apply_original, parameter_shapes
 from calls import make_shapes
-from compiling import with_gradients
+from compiling import temporary_bytes, with_gradients
 from jax.experimental import topologies
 from jax.sharding import (
   AxisType,
@@ -57,6 +57,25 @@ def test_compiles(chip, implementation):
   text = compile_with_gradients(implementation, *make_shapes(1024, sharding=sharding))
   if implementation == "chunked":
     assert "1024,1024]" not in text
+
+
+def test_projected_holds_the_weights_once():
+  """On a CPU the same products are written without an axis of size 1."""
+  topology = topologies.get_topology_desc(platform="tpu", topology_name=CHIPS["v5e"])
+  mesh = Mesh(np.array(topology.devices[:1]), "data")
+  sharding = NamedSharding(mesh, PartitionSpec())
+  x = jax.ShapeDtypeStruct((8, 512, 8, 64), jnp.bfloat16, sharding=sharding)
+  table = jax.ShapeDtypeStruct((33, 64), jnp.bfloat16, sharding=sharding)
+  relations = RelativePositions(table, table)
+
+  @jax.jit
+  def attend(x, relations):
+    return dot_product_attention(x, x, x, relations=relations)
+
+  with use_abstract_mesh(mesh.abstract_mesh):
+    used = temporary_bytes(attend, x, relations)
+  weights = 4 * 8 * 8 * 512**2
+  assert used < 1.1 * weights
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
