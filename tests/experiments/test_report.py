@@ -217,7 +217,7 @@ def test_a_wrong_record_is_one_line(call, tmp_path, change, words):
   assert not (folder / "report.md").exists()
 
 
-PAGES = ("report", "graphs", "music", "positions", "lengths")
+PAGES = ("report", "graphs", "music", "positions", "lengths", "length_tasks")
 
 
 def test_the_committed_pages_match_the_committed_records(tmp_path):
