@@ -38,6 +38,7 @@ from relpos_jax.attention.partitioned import (
   on_shards,
   target_platform,
 )
+from relpos_jax.attention.relation import Relation
 from relpos_jax.attention.tiles import (
   Keys,
   Marks,
@@ -200,6 +201,20 @@ def _align_rows(inputs: Inputs, relation: ByDistance, margin: int = 0) -> ByDist
   row_distances = jnp.arange(low - margin, high + margin + 1)
   labels = relation.labels(jnp.zeros(1, jnp.int32), row_distances)
   return relation.with_rows(labels[0], left=margin - low)
+
+
+def without_unused_rows(inputs: Inputs) -> Inputs:
+  """Leaves out the rows of wide tables that no pair has, if the call has a band."""
+  if unsupported(inputs):
+    return inputs
+  low, high = distances(inputs)
+
+  def narrow(relation: Relation) -> Relation:
+    if isinstance(relation, ByDistance) and relation.num_rows > high - low + 1:
+      return _align_rows(inputs, relation)
+    return relation
+
+  return inputs._replace(relations=tuple(map(narrow, inputs.relations)))
 
 
 # From the inputs of a call to the arrays of tiles.py, and back.

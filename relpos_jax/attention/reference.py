@@ -13,7 +13,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import dropout, masks
+from relpos_jax.attention import band, dropout, masks
 from relpos_jax.attention.inputs import Inputs, is_symbolic
 from relpos_jax.attention.lookup import product
 from relpos_jax.attention.partitioned import target_platform
@@ -177,7 +177,8 @@ def projected_values(
 
 def projected(inputs: Inputs) -> Array | tuple[Array, Array]:
   """Computes attention with projections on the tables, and lookups by label."""
-  return attention(inputs, projected_logits, projected_values)
+  used = band.without_unused_rows(inputs)
+  return attention(used, projected_logits, projected_values)
 
 
 def per_position(inputs: Inputs) -> Array | tuple[Array, Array]:

@@ -12,6 +12,7 @@ from compiling import compile_fusing, temporary_bytes
 
 from relpos_jax import (
   ContentBias,
+  DistanceBias,
   EdgeFeatures,
   EdgeLabels,
   FunctionBias,
@@ -122,6 +123,35 @@ def test_neither_a_vector_of_each_pair_is_formed_nor_its_weight(
   gradient = compile_fusing(jax.grad(loss, (0, 1), allow_int=True))
   compiled = gradient.lower(x, make_relation(kind, x)).compile()
   assert not re.search(never_formed, compiled.as_text())
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("beyond", ["clip", "zero"])
+@pytest.mark.parametrize(
+  "kind", [RelativePositions, ContentBias, KeyBias, DistanceBias]
+)
+def test_projected_computes_nothing_for_rows_that_no_pair_has(kind, beyond, is_causal):
+  random = np.random.default_rng(0)
+  x = jnp.asarray(random.normal(size=(2, 7, 2, 4)))
+  table = jnp.asarray(
+    random.normal(size=(1001, 2, 4)[: 2 if kind is DistanceBias else 3])
+  )
+  tables = (
+    dict(key=table, value=-table) if kind is RelativePositions else dict(table=table)
+  )
+
+  def loss(x, tables, name):
+    queries = dict(query=2 * x) if kind is ContentBias else {}
+    relation = kind(**queries, **tables, beyond=beyond)
+    options = {"is_causal": is_causal, "implementation": name}
+    y = dot_product_attention(x, x[:, :5], x[:, :5], relations=relation, **options)
+    return jnp.sum(y**2)
+
+  gradient = jax.jit(jax.value_and_grad(loss, (0, 1)), static_argnums=2)
+  assert_close(gradient(x, tables, "projected"), gradient(x, tables, "reference"))
+  compiled = gradient.lower(x, tables, "projected").compile()
+  assert not re.search(r",1001\]", compiled.as_text())
 
 
 def gradient_bytes(attend, *shapes):
