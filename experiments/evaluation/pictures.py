@@ -167,14 +167,15 @@ def spread_curves(panels: Sequence[SpreadPanel], path: Path, title: str = "") ->
   shows the range from the lowest to the highest value. Curves of one name have the same
   colour in all plots. The position schemes in `SCHEMES` have the same colours in all
   pictures. A curve named "a, b" has the colour of "a"; if both are drawn, the second
-  one is dashed.
+  one is dashed. Plots of one quantity share its axis.
   """
   names = _list_curves(panels)
   has_bands = len(names) <= MOST_SHADED
   styles = _choose_styles(names)
   height = 3.9 + 0.2 * len(names) / len(panels) + 0.3 * bool(title)
   figure = make_figure(max(5.5, 4.6 * len(panels)), height)
-  axes = figure.subplots(1, len(panels), squeeze=False)[0]
+  has_one_y = len({panel.y for panel in panels}) == 1
+  axes = figure.subplots(1, len(panels), squeeze=False, sharey=has_one_y)[0]
   for ax, panel in zip(axes, panels, strict=True):
     for name, values in panel.curves.items():
       _draw_spread(ax, name, values, styles[name], has_bands)
