@@ -134,12 +134,11 @@ def test_neither_a_vector_of_each_pair_is_formed_nor_its_weight(
 def test_projected_computes_nothing_for_rows_that_no_pair_has(kind, beyond, is_causal):
   random = np.random.default_rng(0)
   x = jnp.asarray(random.normal(size=(2, 7, 2, 4)))
-  table = jnp.asarray(
-    random.normal(size=(1001, 2, 4)[: 2 if kind is DistanceBias else 3])
-  )
-  tables = (
-    dict(key=table, value=-table) if kind is RelativePositions else dict(table=table)
-  )
+  shape = (1001, 2) if kind is DistanceBias else (1001, 2, 4)
+  table = jnp.asarray(random.normal(size=shape))
+  tables = dict(table=table)
+  if kind is RelativePositions:
+    tables = dict(key=table, value=-table)
 
   def loss(x, tables, name):
     queries = dict(query=2 * x) if kind is ContentBias else {}
