@@ -1,6 +1,7 @@
 """Trains on inputs of up to 40 symbols and scores inputs of 41 to 500, in five tasks.
 
   python -m experiments.sweep --config=configs/length_tasks.py:missing_duplicate
+  python -m experiments.sweep --config=configs/length_tasks.py:reverse_string
   python -m experiments.train --config=configs/length_tasks.py:reverse_string,xl,random
 
 The tasks are generated; they are five of the fifteen of Ruoss et al. 2023:

@@ -332,7 +332,7 @@ def explain(
   >>> table = jax.ShapeDtypeStruct((33, 32), jnp.float32)
   >>> relations = RelativePositions(table, table)
   >>> print(explain(q, q, q, relations=relations, query_positions=jnp.arange(16)))
-  per_position: chosen, under 64 keys, with gathered vectors no larger than the weights
+  per_position: chosen, under 128 keys, with gathered vectors no larger than the weights
   reference: can do it, but per_position is preferred
   skew: positions are given; if they are consecutive, give query_offset instead
   projected: can do it, but per_position is preferred

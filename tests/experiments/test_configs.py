@@ -261,7 +261,7 @@ def documented_sweeps() -> set[str]:
   text = read_pages(pathlib.Path("configs").glob("*.py"))
   text += pathlib.Path("experiments/sweep.py").read_text()
   files = re.findall(r"experiments\.sweep --config=configs/([\w.:,]*\w)", text)
-  return {load(file).name for file in files}
+  return {cells_module.slug(load(file).name) for file in files}
 
 
 def section(name: str) -> tuple[list[dict], str]:
