@@ -46,7 +46,7 @@ def main(results: pathlib.Path) -> list[pathlib.Path]:
   from experiments.sections import compare_tasks, make_section
 
   pages = defaultdict(dict)
-  length_tasks = {}
+  length_tasks = []
   for sweep, file in sorted(record_files(runs_folder(results)).items()):
     task, records = _read_records(file)
     folder = results / _choose_page(sweep, task)
@@ -55,8 +55,9 @@ def main(results: pathlib.Path) -> list[pathlib.Path]:
     page = folder.with_suffix(".md")
     pages[page][sweep] = f"{_describe_cost(records)}\n\n{section}"
     if task == "length_tasks":
-      length_tasks[sweep] = records
-      pages[page]["tasks"] = compare_tasks(length_tasks)
+      length_tasks.append(records)
+  if len(length_tasks) > 1:
+    pages[results / "length_tasks.md"]["tasks"] = compare_tasks(length_tasks)
   if not pages:
     raise InputError(
       f"no records in {results}/runs/*.jsonl: run a sweep first, with "

@@ -6,7 +6,7 @@ import math
 import pathlib
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -398,8 +398,8 @@ def _accuracy(splits: Sequence[str], mask: Any = ...) -> Callable[[Record], floa
   """Makes a function that returns the percentage of right answers of a run.
 
   A translation is right if it equals its reference, and a graph if its class is
-  predicted. The examples are those of `splits`; `mask` selects some of them, by default
-  all.
+  predicted. In length tasks, each example is a batch with its share of right answers.
+  The examples are those of `splits`; `mask` selects some of them, by default all.
   """
   return lambda run: 100 * _join_sentences(run, splits)[mask, -1].mean()
 
@@ -535,38 +535,47 @@ def _describe_folds(sweep: str, records: Records, _: pathlib.Path) -> str:
 # --------------------------------------------------------------------------------------
 
 _RANDOM = ", random"  # ends the names of configurations with random positions
-_BANDS = (101, 201)  # lengths at which columns begin, after the first longer ones
+_STARTS = (101, 201)  # lengths at which columns begin, after the first longer ones
 _LONGER = "longer"  # the split of all tests
 
 
-def compare_tasks(sweeps: Mapping[str, Records]) -> str:
+def compare_tasks(sweeps: Iterable[Records]) -> str:
   """Tabulates the accuracy on longer inputs, by configuration and task."""
   table = {}
-  for sweep, records in sweeps.items():
-    table[sweep] = _average(records, _score(_LONGER, "accuracy"), 1)
+  for records in sweeps:
+    task = _first(records)["config"]["data.source"]
+    table[task] = _average(records, _score(_LONGER, "accuracy"), 1)
   return column_table("accuracy (%), longer than in training", table)
 
 
 def _describe_task(sweep: str, records: Records, folder: pathlib.Path) -> str:
-  """Tabulates accuracy by length, and the effect of random positions."""
+  """Tabulates accuracy by length, and the effect of random positions.
+
+  The pictures show accuracy over length, and learning curves.
+  """
   config = _first(records)["config"]
   longest_trained, longest = config["batches.max_length"], config["evaluation.longest"]
   table = _begin_table(records)
   table[f"1 to {longest_trained}"] = _average(records, _score("within", "accuracy"), 1)
   lengths = _join_sentences(_first(records), [_LONGER])[:, 0]
-  starts = [start for start in _BANDS if longest_trained + 1 < start <= longest]
+  starts = [start for start in _STARTS if longest_trained + 1 < start <= longest]
   bounds = [longest_trained + 1, *starts, longest + 1]
   for first, end in itertools.pairwise(bounds):
-    band = (first <= lengths) & (lengths < end)
-    if band.any():
-      column = _average(records, _accuracy([_LONGER], band), 1)
+    is_between = (first <= lengths) & (lengths < end)
+    if is_between.any():
+      column = _average(records, _accuracy([_LONGER], is_between), 1)
       table[f"{first} to {end - 1}"] = column
   longer = _average(records, _score(_LONGER, "accuracy"), 1)
   table[f"{longest_trained + 1} to {longest}"] = longer
   table["random - plain"] = _compare_random(records)
   parts = [column_table(f"{sweep}: accuracy (%)", table)]
   parts.append(_draw_tasks(records, folder / f"{sweep}.png"))
-  return _join_parts(records, parts, {"task": config["data.source"]})
+  parts.append(_draw_curves(sweep, records, ["loss (nats)", "accuracy (%)"], folder))
+  facts = {
+    "task": config["data.source"],
+    "inputs per update": config["batches.tokens"] // longest_trained,
+  }
+  return _join_parts(records, parts, facts)
 
 
 def _compare_random(records: Records) -> Column:
@@ -582,13 +591,14 @@ def _compare_random(records: Records) -> Column:
 
 def _draw_tasks(records: Records, picture: pathlib.Path) -> str:
   """Draws accuracy over length, with plain and with random positions."""
-  splits = "within", _LONGER
-  lengths = _join_sentences(_first(records), splits)[:, 0]
   scores = {}
-  lengths_in_order = np.unique(lengths)
-  num_parts = min(18, len(lengths_in_order))  # 18 have about five lengths each
-  for part in np.array_split(lengths_in_order, num_parts):
-    scores[float(part.mean())] = _accuracy(splits, np.isin(lengths, part))
+  for split, num_bins in (("within", 8), (_LONGER, 10)):  # of about five lengths each
+    lengths = _join_sentences(_first(records), [split])[:, 0]
+    lengths_in_order = np.unique(lengths)
+    num_bins = min(num_bins, len(lengths_in_order))
+    for bin_lengths in np.array_split(lengths_in_order, num_bins):
+      is_in_bin = np.isin(lengths, bin_lengths)
+      scores[float(bin_lengths.mean())] = _accuracy([split], is_in_bin)
   longest_trained = _first(records)["config"]["batches.max_length"]
   mark = longest_trained + 0.5, "longest in training"
   panels = []

@@ -7,6 +7,7 @@ import itertools
 import math
 import statistics
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ COLOURS = (
   "#7a66cc",
 )
 _MARKERS = "osD^vPX<>*d"
+_PATTERNS = "-", "--", ":", "-."  # of the curves of one kind, in order
 MOST_SHADED = 6  # curves with a band in one picture: more bands would hide each other
 # Each of these position schemes has the same colour in all pictures.
 SCHEMES = (
@@ -167,7 +169,7 @@ def spread_curves(panels: Sequence[SpreadPanel], path: Path, title: str = "") ->
   shows the range from the lowest to the highest value. Curves of one name have the same
   colour in all plots. The position schemes in `SCHEMES` have the same colours in all
   pictures. A curve named "a, b" has the colour of "a"; if both are drawn, the second
-  one is dashed. Plots of one quantity share its axis.
+  one is dashed. If all plots have the same label on the y axis, they share the axis.
   """
   names = _list_curves(panels)
   has_bands = len(names) <= MOST_SHADED
@@ -175,12 +177,14 @@ def spread_curves(panels: Sequence[SpreadPanel], path: Path, title: str = "") ->
   height = 3.9 + 0.2 * len(names) / len(panels) + 0.3 * bool(title)
   figure = make_figure(max(5.5, 4.6 * len(panels)), height)
   has_one_y = len({panel.y for panel in panels}) == 1
-  axes = figure.subplots(1, len(panels), squeeze=False, sharey=has_one_y)[0]
+  axes = [*figure.subplots(1, len(panels), squeeze=False, sharey=has_one_y)[0]]
   for ax, panel in zip(axes, panels, strict=True):
     for name, values in panel.curves.items():
       _draw_spread(ax, name, values, styles[name], has_bands)
     _format_axes(ax, panel)
     ax.set(xlabel=panel.x, ylabel=panel.y)
+  for group in [axes] if has_one_y else [[ax] for ax in axes]:
+    _limit_percentages(group)
   if title:
     figure.suptitle(title, fontsize=10)
   num_rows = math.ceil(len(names) / (3 * len(panels)))
@@ -230,15 +234,18 @@ def _format_axes(ax: Any, panel: SpreadPanel) -> None:
   else:
     ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
   ax.xaxis.set_major_formatter("{x:,.0f}")
-  # The margins of an axis must not go beyond 0 and 100 for percentages.
-  lowest, highest = ax.dataLim.intervaly
-  low, high = ax.get_ylim()
-  if lowest >= 0:
-    low = max(low, 0)
-  if highest <= 100:
-    high = min(high, 100)
-  ax.set_ylim(low, high)
   clean(ax)
+
+
+def _limit_percentages(axes: Sequence[Any]) -> None:
+  """Ends the margins of the y axis, which `axes` share, at 0 and at 100."""
+  values = np.array([ax.dataLim.intervaly for ax in axes])
+  low, high = axes[0].get_ylim()
+  if values.min() >= 0:
+    low = max(low, 0)
+  if values.max() <= 100:
+    high = min(high, 100)
+  axes[0].set_ylim(low, high)
 
 
 def _thin_ticks(ticks: Sequence[Any]) -> Sequence[Any]:
@@ -258,10 +265,8 @@ def _choose_styles(
 ) -> dict[str, dict[str, Any]]:
   """Chooses the style of each curve.
 
-  Names of one kind, such as "a" and "a (b)", share colour and marker.
-
-  The curves of names in `dashed` are dashed. If several names are of one kind, the
-  curves of all but the first are dashed, too.
+  Names of one kind, such as "a" and "a (b)", share colour and marker, but not the
+  pattern of the line. The curves of names in `dashed` are dashed.
   """
   numbers, others = {}, []
   for kind in dict.fromkeys(map(_name_kind, names)):
@@ -271,15 +276,16 @@ def _choose_styles(
       others.append(kind)
   free = sorted({*range(len(COLOURS))} - {*numbers.values()})
   numbers.update(zip(others, itertools.cycle(free), strict=False))
-  styles, drawn = {}, set()
+  styles, num_drawn = {}, Counter()
   for name in names:
     kind = _name_kind(name)
     style = {"color": COLOURS[numbers[kind]], "marker": _MARKERS[numbers[kind]]}
     style |= {"markersize": 3.5, "linewidth": 1.8, "zorder": 3}
-    if name in dashed or kind in drawn:
-      style |= {"linestyle": "--", "markerfacecolor": "white", "zorder": 2}
-    styles[name] = style
-    drawn.add(kind)
+    pattern = 1 if name in dashed else num_drawn[kind] % len(_PATTERNS)
+    if pattern:
+      style |= {"markerfacecolor": "white", "zorder": 2}
+    styles[name] = style | {"linestyle": _PATTERNS[pattern]}
+    num_drawn[kind] += 1
   return styles
 
 

@@ -60,7 +60,7 @@ class TaskModel(nnx.Module):
     options = dict(mask=(batch.tokens != PAD)[:, None, None])
     positions = None
     if self.config.random_positions:
-      positions = batch.positions[0]  # all rows have the same: biases are made once
+      positions = batch.positions[0]  # rows share them: biases are computed once
       options |= dict(query_positions=positions, key_positions=positions)
     x = self.embedding(batch.tokens, positions=positions, rngs=rngs)
     for layer in self.layers:
@@ -102,7 +102,9 @@ class Kerple(Positions):
 
 
 def _kerple(params, i, j, *_):
-  r1, r2 = (jnp.exp(jnp.where(j < i, *x)) for x in params)  # positive
+  log_r1, log_r2 = params
+  r1 = jnp.exp(jnp.where(j < i, *log_r1))
+  r2 = jnp.exp(jnp.where(j < i, *log_r2))
   return -r1 * jnp.log1p(r2 * jnp.abs(j - i))
 
 
@@ -115,20 +117,27 @@ class Fire(Positions):
 
   Args:
     max_distance: the initial threshold. Query positions below the threshold are
-      replaced by it.
+      replaced by it. As in the paper's code, a learned factor multiplies it.
   """
 
   def __init__(self, num_heads: int, max_distance: int, *, rngs: nnx.Rngs):
     draw = jax.nn.initializers.lecun_normal()
     self.c = nnx.Param(jnp.array(0.1))
-    self.threshold = nnx.Param(jnp.array(float(max_distance)))
+    self.max_distance = max_distance
+    self.multiplier = nnx.Param(jnp.array(1.0))
     self.hidden = nnx.Param(draw(rngs.params(), (1, 32)))
     self.hidden_bias = nnx.Param(jnp.zeros(32))
     self.out = nnx.Param(draw(rngs.params(), (32, num_heads)))
 
   def __call__(self) -> FunctionBias:
-    names = "c", "threshold", "hidden", "hidden_bias", "out"
-    return FunctionBias(_fire, {name: getattr(self, name)[...] for name in names})
+    params = dict(
+      c=self.c[...],
+      threshold=self.multiplier[...] * self.max_distance,
+      hidden=self.hidden[...],
+      hidden_bias=self.hidden_bias[...],
+      out=self.out[...],
+    )
+    return FunctionBias(_fire, params)
 
 
 def _fire(params, i, j, *_):
@@ -137,6 +146,6 @@ def _fire(params, i, j, *_):
 
   distance = jnp.sign(j - i) * compress(jnp.abs(j - i))
   longest = jnp.maximum(jnp.abs(params["threshold"]), i)
-  share = distance / compress(longest)
+  share = distance / (compress(longest) + 1e-6)  # never 0 / 0
   hidden = jax.nn.relu(share * params["hidden"][0] + params["hidden_bias"])
   return hidden @ params["out"]

@@ -135,8 +135,7 @@ TASKS = dict(
   reverse_string=Task(reverse_string, 2, 2),
   bucket_sort=Task(bucket_sort, 5, 5),
   missing_duplicate=Task(missing_duplicate, 4, 2, has_one_answer=True),
-  # The ninth symbol is a blank in their code, which no input of this task has.
-  modular_arithmetic=Task(modular_arithmetic, 9, 5, has_one_answer=True),
+  modular_arithmetic=Task(modular_arithmetic, 8, 5, has_one_answer=True),
   stack_manipulation=Task(stack_manipulation, 5, 3, last=END_OF_STACK),
 )
 
@@ -148,8 +147,7 @@ class TaskBatch(NamedTuple):
     tokens: input symbols + 1, blanks, and PAD.
     targets: the output symbols at the blanks; NO_TARGET elsewhere.
     counts: whether a target counts for the accuracy; False where there is none.
-    positions: the tokens' positions, the same in each row. They increase, also in
-      padding.
+    positions: the tokens' positions, the same in each row.
   """
 
   tokens: Int[Array | np.ndarray, "B L"]
@@ -222,13 +220,14 @@ class TaskBatches:
     batch.tokens[at_inputs] = inputs + 1
     batch.tokens[at_blanks] = self._task.num_symbols + 1
     batch.targets[at_blanks] = outputs
-    is_last = outputs == self._task.last
-    is_over = np.cumsum(is_last, axis=1) > is_last
-    batch.counts[at_blanks] = ~is_over
+    batch.counts[at_blanks] = True
+    if self._task.last is not None:
+      is_last = outputs == self._task.last
+      num_before = np.cumsum(is_last, axis=1) - is_last
+      batch.counts[at_blanks] = num_before == 0
     if self._drawn_from:
       drawn = random.choice(self._drawn_from, num_tokens, replace=False)
       batch.positions[:, :num_tokens] = np.sort(drawn)
-      batch.positions[:, num_tokens:] += self._drawn_from - num_tokens
     return batch
 
   def shape(self, step: SupportsIndex) -> tuple[int, int]:

@@ -159,14 +159,13 @@ def _num_pairs(inputs: Inputs) -> int:
 
 
 def _is_long(inputs: Inputs) -> bool:
-  """Returns whether there are enough keys to prefer `chunked`.
+  """Returns whether there are enough keys to prefer `chunked`, for its memory.
 
-  On a CPU, `chunked` is preferred from 512 keys on. If queries are not few, it is also
-  preferred from 128 keys on, if all weights together take 16 MiB or more. There it
-  takes 0.5 to 1.6 times as long as `projected`, and half of the memory or less, as in
-  results/attention.md. With fewer keys or smaller weights, it takes 1.2 to 2.4 times as
-  long. Without a band (band.py) it takes twice as long, and is preferred if the weights
-  take 16 MiB or more.
+  On a CPU, `chunked` is preferred from 512 keys on. There it takes about as long as
+  `projected` with relations, and 1.3 times as long or more without, in an eighth of the
+  memory (results/attention.md). If queries are not few, it is also preferred from 128
+  keys on, if all weights together take 16 MiB or more. Without a band (band.py) it
+  takes longer, and is preferred if the weights take 16 MiB or more.
 
   On other devices, `chunked` is preferred if the weights take 1 GiB or more per device.
   With fewer weights, `projected` moves the fewest bytes. Its temporary arrays take
@@ -246,7 +245,7 @@ def choose(inputs: Inputs, implementation: str | None = None) -> Choice:
 
 
 def _fastest(inputs: Inputs) -> Choice:
-  """Chooses the fastest implementation, if keys are not sharded."""
+  """Chooses the fastest implementation that fits in memory, for keys on one device."""
   if is_symbolic(inputs.query, inputs.key):
     if _is_plain(inputs):
       return _PLAIN
@@ -259,13 +258,15 @@ def _fastest(inputs: Inputs) -> Choice:
       return Choice("chunked", "queries are few and keys are many, on a CPU")
     # jax.nn is slower, since it would transpose the keys and the values.
     return Choice("projected", "queries are few, on a CPU")
-  if not inputs.relations:
-    return _fastest_without_relations(inputs)
   if _has_small_gather(inputs):
     reason = "under 128 keys, with gathered vectors no larger than the weights"
     return Choice("per_position", reason)
   if _is_long(inputs):
     return Choice("chunked", "keys are many, and it does not store their weights")
+  if _is_plain(inputs) and target_platform() != "cpu":
+    return _PLAIN
+  # Without relations on a CPU it takes 0.7 to 1 times as long as jax.nn
+  # (results/attention.md).
   return Choice("projected", "weights fit into memory, and it gathers no vectors")
 
 
@@ -282,15 +283,6 @@ def _fastest_on_gpu(inputs: Inputs) -> Choice | None:
     return None
   reason = "on this GPU it is faster than jax.nn without relations and than chunked"
   return Choice("pallas_gpu", reason)
-
-
-def _fastest_without_relations(inputs: Inputs) -> Choice:
-  if _is_long(inputs):
-    return Choice("chunked", "keys are many, and it does not store their weights")
-  if target_platform() == "cpu":
-    # There jax.nn takes 1 to 1.5 times as long (results/attention.md).
-    return Choice("reference", "there are no relations, and it is faster than jax.nn")
-  return _PLAIN if _is_plain(inputs) else Choice("reference", "there are no relations")
 
 
 def _check(name: str, inputs: Inputs) -> None:

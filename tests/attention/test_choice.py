@@ -108,7 +108,7 @@ def test_the_choice_follows_the_measurements_on_the_platform_of_the_mesh(
   assert may_be_named == (platform in ("gpu", "cuda"))
 
 
-@pytest.mark.parametrize("length, wanted", [(64, "reference"), (2048, "chunked")])
+@pytest.mark.parametrize("length, wanted", [(64, "projected"), (2048, "chunked")])
 def test_without_relations_long_sequences_are_in_tiles(length, wanted):
   """Covers rotary positions, which are no relation."""
   array = jax.ShapeDtypeStruct((1, length, 8, 64), jnp.float32)

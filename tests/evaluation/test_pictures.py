@@ -42,9 +42,9 @@ def words_of(tmp_path):
   return draw
 
 
-def test_a_scheme_has_the_same_colour_and_marker_in_every_picture(
-  monkeypatch, tmp_path
-):
+@pytest.fixture
+def figures(monkeypatch):
+  """Returns a list that takes figures in place of files."""
   figures = []
 
   def save(figure, path):
@@ -52,7 +52,10 @@ def test_a_scheme_has_the_same_colour_and_marker_in_every_picture(
     return path
 
   monkeypatch.setattr(pictures, "save", save)
+  return figures
 
+
+def test_a_scheme_has_the_same_colour_and_marker_in_every_picture(figures, tmp_path):
   def styles(*names):
     curves = {name: {250: [99.0, 100.0], 500: [99.0, 100.0]} for name in names}
     panel = SpreadPanel("updates", "BLEU", curves, ticks=[250, 500])
@@ -71,9 +74,21 @@ def test_a_scheme_has_the_same_colour_and_marker_in_every_picture(
   assert len({*other.values()}) == 4
   names = [*pictures.SCHEMES, "mine"]
   assert len({*styles(*names).values()}) == len(names)
-  first, second = styles("relative, k=16", "relative, k=4").values()
-  assert first[:2] == second[:2]
-  assert {first[2], second[2]} == {"-", "--"}
+  kind = styles("relative, k=16", "relative, k=4", "relative, k=8").values()
+  assert len({look[:2] for look in kind}) == 1
+  assert [look[2] for look in kind] == ["-", "--", ":"]
+
+
+def test_plots_of_one_quantity_share_an_axis_that_has_all_values(figures, tmp_path):
+  panels = []
+  for values in ((50.0, 70.0), (10.0, 95.0)):
+    curves = {"mine": dict(enumerate([value] for value in values))}
+    panels.append(SpreadPanel("length", "accuracy (%)", curves))
+  spread_curves(panels, tmp_path / "picture.png")
+  first, second = (ax.get_ylim() for ax in figures.pop().axes)
+  assert first == second
+  assert 0 <= first[0] < 10
+  assert 95 < first[1] <= 100
 
 
 def test_curves_show_every_series(words_of):

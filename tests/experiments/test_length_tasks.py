@@ -5,6 +5,7 @@ import re
 import pytest
 from run_files import read_json
 
+from experiments import sections
 from experiments.evaluation.records import to_line
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
@@ -106,25 +107,43 @@ def test_a_page_compares_plain_with_random_positions(run, tmp_path, call):
         scores = {"longer": {"accuracy": score}, "within": {"accuracy": 99.0}}
         values = dict(sweep=task, row=row, seed=seed, scores=scores)
         values["sentences"] = sentences
+        values["config"] = record["config"] | {"data.source": task[-1]}
         lines.append(to_line({**record, **values}))
     (tmp_path / "runs" / f"{task}.jsonl").write_text("".join(lines))
   answer = call("report", f"--results={tmp_path}")
   assert answer.status == 0, answer.err
   page = (tmp_path / "length_tasks.md").read_text()
+  assert "| accuracy (%), longer than in training | a | b |" in page
   assert "| xl, random | 81.0 ± 2.5 | 87.0 ± 2.5 |" in page
   assert "| fire | 51.0 ± 2.5 | 51.0 ± 2.5 |" in page
   assert (
     "| 50.0 ± 0.0 | 50.0 ± 0.0 | 75.0 ± 0.0 | 81.0 ± 2.5 | **+20.0 ± 2.3** |" in page
   )
-  assert (tmp_path / "length_tasks" / "tasks-a.png").exists()
+  pictures = {path.name for path in (tmp_path / "length_tasks").iterdir()}
+  assert {"tasks-a.png", "tasks-a-learning.png"} <= pictures
 
 
-def test_a_page_has_the_lengths_of_the_config(run, tmp_path, call):
+def test_a_page_has_the_lengths_of_the_config(run, tmp_path, call, monkeypatch):
   record = read_json(run[0] / "record.json")
+  # Of trained lengths, all answers are right, and of longer ones none.
+  record["sentences"] = {
+    "within": [[n, 1.0] for n in range(1, 9)],
+    "longer": [[n, 0.0] for n in range(9, 41, 9)],
+  }
   (tmp_path / "runs").mkdir()
   (tmp_path / "runs" / "tasks-a.jsonl").write_text(to_line(record))
+  drawn = []
+
+  def draw(panels, *_):
+    drawn.extend(panels)
+
+  monkeypatch.setattr(sections, "spread_curves", draw)
   answer = call("report", f"--results={tmp_path}")
   assert (answer.status, answer.err) == (0, "")
+  (curve,) = drawn[0].curves.values()
+  right = {length: values for length, values in curve.items() if values != [0.0]}
+  assert right == {length: [100.0] for length in range(1, 9)}
+  assert [*curve][8:] == [9, 18, 27, 36]
   page = (tmp_path / "length_tasks.md").read_text()
   assert "| valid loss | 1 to 8 | 9 to 40 | random - plain |" in page
   assert not re.search(r"\b(40|41|500) ", page.replace("to 40 ", ""))

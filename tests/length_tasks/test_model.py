@@ -39,8 +39,6 @@ def pad(batch: TaskBatch, num_more: int) -> TaskBatch:
   padded = empty_batch((rows, num_tokens + num_more))
   for name, values in batch._asdict().items():
     getattr(padded, name)[:, :num_tokens] = values
-  last = batch.positions[:, -1:]
-  padded.positions[:, num_tokens:] = last + 1 + np.arange(num_more)
   return padded
 
 
@@ -101,6 +99,24 @@ def test_fire_tells_sides_apart_and_shares_distances_by_position():
   # Below the threshold, the query's position has no effect.
   np.testing.assert_allclose(bias(positions, 3, 8), bias(positions, 9, 14), rtol=1e-5)
   assert not np.allclose(bias(positions, 30, 35), bias(positions, 90, 95))
+
+
+def test_fire_is_the_published_function_of_the_distance():
+  positions = Fire(2, 20, rngs=nnx.Rngs(0))
+  positions.multiplier[...] = jnp.array(-1.5)  # the threshold is 30
+  positions.hidden_bias[...] = jnp.linspace(-1, 1, 32)
+  hidden, out = (np.float64(x[...]) for x in (positions.hidden, positions.out))
+  for i, j in ((25, 7), (90, 11), (25, 70), (4, 4)):
+    share = np.log(0.1 * abs(j - i) + 1) / (np.log(0.1 * max(i, 30) + 1) + 1e-6)
+    share *= np.sign(j - i)  # in the paper, all keys are on the left
+    expected = np.maximum(share * hidden[0] + np.linspace(-1, 1, 32), 0) @ out
+    np.testing.assert_allclose(bias(positions, i, j), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_fire_has_no_bias_by_distance_if_c_is_0():
+  positions = Fire(2, 20, rngs=nnx.Rngs(0))
+  positions.c[...] = jnp.array(0.0)
+  np.testing.assert_array_equal(bias(positions, 9, 2), bias(positions, 9, 9))
 
 
 @pytest.mark.parametrize("stddev", [0.1, 1.0])
