@@ -170,7 +170,7 @@ def test_the_ring_says_what_it_does_not_take_and_gathers_nothing_instead(
 def test_a_ring_is_chosen_where_a_mesh_shards_the_keys():
   mesh, context = lay_out(8)
   with context:
-    assert explain(X, X, X).implementation == "reference"
+    assert explain(X, X, X).implementation == "projected"
     with jax.set_mesh(mesh):
       reason = explain(X, X, X).reasons["chunked"]
   assert reason.startswith("chosen, mesh_axes shards the keys")
