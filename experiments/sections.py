@@ -356,8 +356,9 @@ def _find_level(run: Record, level: float) -> dict[str, float]:
 def _tabulate_lengths(title: str, records: Records, splits: Sequence[str]) -> str:
   """Tabulates the exact matches (%) after training, by length in tokens."""
   table = {"valid": _average(records, lambda run: run["exact"]["valid"][-1][1], 1)}
-  lengths, masks = _bin_lengths(records, splits, num_trained=1, num_longer=4)
+  lengths = _list_lengths(records, splits)
   is_longer = _exceeds_training(records, lengths)
+  masks = _bin_lengths(lengths, is_longer, num_trained=1, num_longer=4)
   if is_longer.any():
     masks.append(is_longer)
   for mask in masks:
@@ -367,18 +368,21 @@ def _tabulate_lengths(title: str, records: Records, splits: Sequence[str]) -> st
   return column_table(title, table)
 
 
+def _list_lengths(records: Records, splits: Sequence[str]) -> np.ndarray:
+  """Returns the length of each example of the splits, the same in all runs."""
+  return _join_sentences(_first(records), splits)[:, 0]
+
+
 def _bin_lengths(
-  records: Records, splits: Sequence[str], num_trained: int, num_longer: int
-) -> tuple[np.ndarray, list[np.ndarray]]:
-  """Divides the sentences into bins; returns their lengths, and a mask for each bin.
+  lengths: np.ndarray, is_longer: np.ndarray, num_trained: int, num_longer: int
+) -> list[np.ndarray]:
+  """Divides examples into bins by length; returns a mask for each bin.
 
   The first bins, at most `num_trained`, hold the lengths that occur in training. The
-  others, at most `num_longer`, hold longer ones. Bins of each kind have about the same
-  number of sentences. A kind without sentences has no bins.
+  others, at most `num_longer`, hold those of `is_longer`. Bins of each kind have about
+  the same number of examples. A kind without examples has no bins.
   """
   masks = []
-  lengths = _join_sentences(_first(records), splits)[:, 0]
-  is_longer = _exceeds_training(records, lengths)
   for side, num_bins in ((~is_longer, num_trained), (is_longer, num_longer)):
     if not side.any():
       continue
@@ -386,7 +390,7 @@ def _bin_lengths(
     ends = np.unique(np.quantile(lengths[side], shares, method="lower"))
     bin_index = np.searchsorted(ends, lengths)
     masks += [side & (bin_index == number) for number in range(len(ends))]
-  return lengths, masks
+  return masks
 
 
 def _exceeds_training(records: Records, lengths: np.ndarray) -> np.ndarray:
@@ -427,7 +431,9 @@ def _draw_exact(
   mark = _first(records)["config"]["batches.max_length"] - 0.5, "longest in training"
   panels = []
   for end, end_splits in splits.items():
-    lengths, masks = _bin_lengths(records, end_splits, num_trained=4, num_longer=8)
+    lengths = _list_lengths(records, end_splits)
+    is_longer = _exceeds_training(records, lengths)
+    masks = _bin_lengths(lengths, is_longer, num_trained=4, num_longer=8)
     scores = {lengths[mask].mean(): _accuracy(end_splits, mask) for mask in masks}
     curves = _make_curves(records, scores)
     panels.append(SpreadPanel(f"length in tokens, {end}", "exact (%)", curves, mark))
@@ -557,7 +563,7 @@ def _describe_task(sweep: str, records: Records, folder: pathlib.Path) -> str:
   longest_trained, longest = config["batches.max_length"], config["evaluation.longest"]
   table = _begin_table(records)
   table[f"1 to {longest_trained}"] = _average(records, _score("within", "accuracy"), 1)
-  lengths = _join_sentences(_first(records), [_LONGER])[:, 0]
+  lengths = _list_lengths(records, [_LONGER])
   starts = [start for start in _STARTS if longest_trained + 1 < start <= longest]
   bounds = [longest_trained + 1, *starts, longest + 1]
   for first, end in itertools.pairwise(bounds):
@@ -591,15 +597,12 @@ def _compare_random(records: Records) -> Column:
 
 def _draw_tasks(records: Records, picture: pathlib.Path) -> str:
   """Draws accuracy over length, with plain and with random positions."""
-  scores = {}
-  for split, num_bins in (("within", 8), (_LONGER, 10)):  # of about five lengths each
-    lengths = _join_sentences(_first(records), [split])[:, 0]
-    lengths_in_order = np.unique(lengths)
-    num_bins = min(num_bins, len(lengths_in_order))
-    for bin_lengths in np.array_split(lengths_in_order, num_bins):
-      is_in_bin = np.isin(lengths, bin_lengths)
-      scores[float(bin_lengths.mean())] = _accuracy([split], is_in_bin)
   longest_trained = _first(records)["config"]["batches.max_length"]
+  splits = "within", _LONGER
+  lengths = _list_lengths(records, splits)
+  # Each bin has about five lengths.
+  masks = _bin_lengths(lengths, lengths > longest_trained, num_trained=8, num_longer=10)
+  scores = {lengths[mask].mean(): _accuracy(splits, mask) for mask in masks}
   mark = longest_trained + 0.5, "longest in training"
   panels = []
   for title in ("plain", "random"):
