@@ -122,11 +122,15 @@ class Checkpoints(contextlib.AbstractContextManager):
 
   __exit__ = close
 
-  def steps(self) -> list[int]:
-    """Waits for a running save; returns all steps in order, including damaged ones."""
+  def wait(self) -> None:
+    """Waits for a running save; raises its error if it failed."""
     if self._manager:
       with self._check_disk():
         self._manager.wait_until_finished()
+
+  def steps(self) -> list[int]:
+    """Waits for a running save; returns all steps in order, including damaged ones."""
+    self.wait()
     return list_steps(self.folder)
 
   def prepare(self) -> None:
@@ -160,7 +164,7 @@ class Checkpoints(contextlib.AbstractContextManager):
       raise ValueError(f"step {step} is not after all of those saved, {self.steps()}")
     # If the first save fails, the run can start anew, since it has reported no metrics.
     if is_first:
-      self.steps()
+      self.wait()
 
   def restore(self, *, like: PyTree) -> PyTree | None:
     """Restores the newest good state; returns None if nothing was ever saved.

@@ -113,6 +113,7 @@ def train(
         save_every=settings.save_every,
         max_skipped=settings.max_skipped,
       )
+  checkpoints.wait()  # while signals are deferred: none may interrupt the last save
   stop.deferred = False
   if stop.should_stop():
     raise Stopped(f"at step {int(state.step)}")
@@ -162,21 +163,23 @@ def _evaluate(
 ) -> None:
   """Reports the validation loss and the scores of a state, unless a signal comes."""
   with stop.interruptible():
-    losses = []  # left on the devices, so that devices need not wait for the host
+    total = num_tokens = 0.0
     for batch in load_batches(batches, run.mesh, 0, batches.num_per_epoch):
-      losses.append(eval_step(state.params, batch))
+      loss = eval_step(state.params, batch)
+      # float() waits for each batch: on CPUs, concurrent sums over processes may
+      # deadlock.
+      total += float(loss.sum)
+      num_tokens += float(loss.num_tokens)
       if stop.should_stop():
         return
-    sums, counts = zip(*losses, strict=True)
-    mean = sum(map(float, sums)) / sum(map(float, counts))
     values, text = score(state.params)
-    if stop.should_stop():
-      return
-    step = int(state.step)
-    reporter.values(step, {"valid_loss": mean, **values})
-    if text:
-      reporter.text(step, "valid", text)
-    reporter.upload()
+  if stop.should_stop():
+    return
+  step = int(state.step)
+  reporter.values(step, {"valid_loss": total / num_tokens, **values})
+  if text:
+    reporter.text(step, "valid", text)
+  reporter.upload()
 
 
 def take_steps(

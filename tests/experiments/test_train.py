@@ -179,8 +179,7 @@ def test_a_finished_run_even_older_than_a_key_is_only_scored_again(
   assert again.out.partition("split")[2] == scores
   after = contents(run_copy)
   changed = {name for name in before | after if before.get(name) != after.get(name)}
-  # The key, the date, and seconds.
-  assert changed <= {"config.json", "environment.json", "results.json", "record.json"}
+  assert changed <= {"config.json", "results.json"}  # the key, and seconds
 
 
 @pytest.fixture
@@ -317,6 +316,28 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
   assert results(tmp_path) == results(longer)
   ours, theirs = (x / "samples.txt" for x in (tmp_path, longer))
   assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_no_signal_cuts_short_what_is_reported_or_saved(train, tmp_path, monkeypatch):
+  values, wait = loop.Reporter.values, loop.Checkpoints.wait
+
+  def report_and_signal(*arguments):
+    values(*arguments)
+    signal.raise_signal(signal.SIGTERM)
+
+  def signal_and_wait(checkpoints):
+    if (tmp_path / "samples.txt").exists():  # after the evaluation
+      signal.raise_signal(signal.SIGHUP)
+    wait(checkpoints)
+
+  monkeypatch.setattr(loop.Reporter, "values", report_and_signal)
+  monkeypatch.setattr(loop.Checkpoints, "wait", signal_and_wait)
+  answer = train(tmp_path, "--config.training.save_every=4")
+
+  last = "stopped by SIGTERM at step 6: run the same command again to resume"
+  assert (answer.status, answer.out.splitlines()[-1]) == (143, last)
+  assert "valid_loss" in metrics(tmp_path)[-1]
+  assert "=== step 6, valid" in (tmp_path / "samples.txt").read_text("utf-8")
 
 
 def test_a_training_whose_reader_and_terminal_are_gone_saves_and_ends(
