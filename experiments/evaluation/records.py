@@ -4,13 +4,14 @@ A record is a line of JSON with these values:
 
 - sweep, row, seed: the sweep, its configuration and the seed. For a single run, the
   sweep is "", and the row is the name of its config
-- recipe: `RECIPE` of the code; 1 if absent
+- recipe: `RECIPE` of the code that trained it; 1 if absent
 - digest: identifies `config` and `recipe`
 - config: values that differ from configs/default.py, by dotted key, and the task unless
   it is translation
-- commit, date: the commit of the code, and the time of the run's last start
+- commit, date: the commit of the code, and the time of the last start that trained
 - hardware, packages: a description of the machine, and versions by name
-- budget: updates, tokens_per_update, minutes, tokens_per_second
+- budget: updates, tokens_per_update, minutes from the first update to the end, pauses
+  included, and tokens_per_second
 - checkpoints: steps of the checkpoints that were averaged for scoring; old records have
   none
 - scores: by split; the first one is the main score of the task. Translation has

@@ -71,7 +71,7 @@ def train(
     with start.open_checkpoints(config.training, workdir) as checkpoints:
       state = start.restore(checkpoints, steps.shapes, workdir)
       save = functools.partial(save_names, names, workdir)
-      start.write_start(run, workdir, num_steps, digests, save)
+      start.write_start(run, state, workdir, num_steps, digests, save)
       loop.train(
         run,
         steps,

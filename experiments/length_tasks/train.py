@@ -55,7 +55,7 @@ def train(
 
     with start.open_checkpoints(config.training, workdir) as checkpoints:
       state = start.restore(checkpoints, steps.shapes, workdir)
-      start.write_start(run, workdir, num_steps, {})
+      start.write_start(run, state, workdir, num_steps, {})
       loop.train(
         run,
         steps,

@@ -71,7 +71,7 @@ def train(
 
     with start.open_checkpoints(config.training, workdir) as checkpoints:
       state = start.restore(checkpoints, steps.shapes, workdir)
-      start.write_start(run, workdir, num_steps, digests)
+      start.write_start(run, state, workdir, num_steps, digests)
       if processes.is_first():
         write_skipped(data.bad_files, workdir)
       loop.train(

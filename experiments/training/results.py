@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from experiments.config import defaults, flatten, own_values
 from experiments.evaluation.pictures import learning_curves
 from experiments.evaluation.records import (
-  RECIPE,
   digest,
   hardware,
   to_line,
@@ -19,7 +18,7 @@ from experiments.evaluation.records import (
 from experiments.files import Path, write_whole
 from experiments.training.metrics import read_metrics
 from experiments.training.run import Run
-from experiments.training.workdir import read_config, read_json
+from experiments.training.workdir import read_config, read_environment
 
 Metrics = Sequence[Mapping[str, Any]]  # the lines of metrics.jsonl
 
@@ -71,7 +70,7 @@ def print_scores(
     return
   results = {}
   for split, values in evaluation.results.items():
-    results[split] = dict(values, checkpoints=run.steps)
+    results[split] = dict(values, checkpoints=run.averaged)
   write_whole(folder / "results.json", json.dumps(results, indent=2) + "\n")
 
 
@@ -84,16 +83,16 @@ def _write_record(
 ) -> None:
   """Writes record.json if the run is finished; deletes an outdated one."""
   file = workdir / "record.json"
-  environment = read_json(workdir / "environment.json")
+  environment = read_environment(workdir)
   # Runs of epochs by older code have no "updates": num_steps is then 0, for unknown.
   num_steps = environment.get("updates", run.config.training.num_steps)
   last = metrics[-1] if metrics else {}
   last_step = last.get("step", 0)
   # A finished run ends with an evaluation.
   is_finished = last_step == num_steps and "valid_loss" in last
-  if is_finished and run.steps[-1] != num_steps:
+  if is_finished and run.averaged[-1] != num_steps:
     print(
-      f"scored step {run.steps[-1]}, not the last, {num_steps}: record.json is "
+      f"scored step {run.averaged[-1]}, not the last, {num_steps}: record.json is "
       "unchanged; run the training command again to make the last checkpoint again",
       file=sys.stderr,
     )
@@ -126,7 +125,7 @@ def _make_record(
       if name.endswith("_exact"):
         exact[name.removesuffix("_exact")].append([step, value])
   budget = dict(
-    updates=run.steps[-1],
+    updates=run.averaged[-1],
     tokens_per_update=run.config.batches.tokens,
     minutes=round(seconds / 60, 2),
     tokens_per_second=round(statistics.median(speeds), 1) if speeds else None,
@@ -135,8 +134,8 @@ def _make_record(
     sweep="",
     row=run.config.name,
     seed=run.config.seed,
-    digest=digest(changes),
-    recipe=RECIPE,
+    digest=digest(changes, environment["recipe"]),
+    recipe=environment["recipe"],
     config=without_folders(changes),
   )
   origin = dict(
@@ -147,7 +146,7 @@ def _make_record(
   )
   outcome = dict(
     budget=budget,
-    checkpoints=[*run.steps],
+    checkpoints=[*run.averaged],
     scores=evaluation.scores,
     sentences=evaluation.sentences,
     curve=curve,

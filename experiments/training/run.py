@@ -24,7 +24,7 @@ class Run(NamedTuple):
   mesh: jax.sharding.Mesh
   graphdef: nnx.GraphDef
   params: nnx.State  # arrays, or only their shapes
-  steps: tuple[int, ...] = ()  # the checkpoints that were averaged
+  averaged: tuple[int, ...] = ()  # the steps of the checkpoints that were averaged
 
 
 def load_trained(
@@ -54,14 +54,14 @@ def load_average(run: Run, workdir: Path) -> Run:
   if in_bucket(workdir) or jax.process_count() > 1:
     file = None
   with Checkpoints(workdir / "checkpoints") as checkpoints:
-    params, steps = average_last(
+    params, averaged = average_last(
       checkpoints,
       config.decoding.average_checkpoints,
       like=shapes,
       since=config.training.warmup_steps,
       keep=file,
     )
-  return run._replace(params=params, steps=tuple(steps))
+  return run._replace(params=params, averaged=tuple(averaged))
 
 
 def copy_to_process(params: PyTree) -> PyTree:

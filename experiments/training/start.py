@@ -56,6 +56,7 @@ def check_inputs(workdir: Path, digests: Mapping[str, str]) -> None:
 
 def write_start(
   run: Run,
+  state: TrainState | None,
   workdir: Path,
   num_steps: int,
   digests: Mapping[str, str],
@@ -63,11 +64,12 @@ def write_start(
 ) -> None:
   """Writes a run's config, environment, vocabulary and digests before it trains.
 
-  All processes must call this, but only the first one writes. Raises InputError unless
-  all of them see the files.
+  `state` is the restored state, if any. All processes must call this, but only the
+  first one writes. Raises InputError unless all of them see the files.
   """
+  is_trained = state is not None and int(state.step) == num_steps
   if processes.is_first():
-    write_run_files(workdir, run.config.to_dict(), num_steps)
+    write_run_files(workdir, run.config.to_dict(), num_steps, is_trained)
     save_vocabulary()
     write_digests(workdir, digests)
   check_shared(workdir)

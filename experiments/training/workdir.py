@@ -13,6 +13,7 @@ import numpy as np
 from experiments.config import flatten
 from experiments.data.tokenizer import FILE
 from experiments.errors import InputError
+from experiments.evaluation.records import RECIPE
 from experiments.files import Path, list_folder, write_whole
 from experiments.training import processes
 from experiments.training.checkpoint_reader import list_damaged, list_steps
@@ -37,6 +38,8 @@ _REMOVED_KEYS = {
 }
 
 _DIGESTS = "digests.json"
+_ENVIRONMENT = "environment.json"
+_OLD_RECIPE = 2  # of runs that do not name theirs
 _SHARED_SECONDS = 10  # a network file system may show a new file this late
 
 
@@ -45,9 +48,10 @@ def claim_workdir(
 ) -> None:
   """Raises InputError unless a run with this config may use the folder.
 
-  The folder must be empty, or hold a run with the same config. `config` and `defaults`
-  are values by dotted key. The keys of `MAY_CHANGE` may differ. A run that is older
-  than a key counts as a run with the key's default. Hidden files are ignored.
+  The folder must be empty, or hold a run with the same config, by code of the same
+  `RECIPE`. `config` and `defaults` are values by dotted key. The keys of `MAY_CHANGE`
+  may differ. A run that is older than a key counts as a run with the key's default.
+  Hidden files are ignored.
   """
   files = [path.name for path in list_folder(workdir) if not path.name.startswith(".")]
   if "config.json" not in files:
@@ -65,6 +69,13 @@ def claim_workdir(
         f"{workdir} holds the run of another config: {name} is {before} there and "
         f"{now} here: give another --workdir, or delete that folder"
       )
+  # A run that was killed before its first step may have no environment yet.
+  has_environment = (workdir / _ENVIRONMENT).exists()
+  if has_environment and read_environment(workdir)["recipe"] != RECIPE:
+    raise InputError(
+      f"{workdir} holds a run by other code, which computes other numbers: "
+      "give another --workdir, or delete that folder"
+    )
 
 
 def _may_change(name: str) -> bool:
@@ -121,6 +132,13 @@ def read_config(workdir: Path) -> dict[str, Any]:
   return config
 
 
+def read_environment(workdir: Path) -> dict[str, Any]:
+  """Reads where and by which code a run was trained, including its recipe."""
+  facts = read_json(workdir / _ENVIRONMENT)
+  facts.setdefault("recipe", _OLD_RECIPE)
+  return facts
+
+
 def read_json(path: Path) -> dict[str, Any]:
   """Reads a JSON object from a file of a run; raises InputError if it cannot."""
   remedy = "restore it, or name another run's folder"
@@ -133,12 +151,21 @@ def read_json(path: Path) -> dict[str, Any]:
   return content
 
 
-def write_run_files(workdir: Path, config: Mapping[str, Any], updates: int) -> None:
-  """Writes config.json, and environment.json, which includes the number of updates."""
-  facts = environment() | dict(updates=updates)
-  for name, content in (("config", config), ("environment", facts)):
+def write_run_files(
+  workdir: Path, config: Mapping[str, Any], updates: int, is_trained: bool = False
+) -> None:
+  """Writes config.json, and environment.json, which includes the number of updates.
+
+  If the run `is_trained`, the environment stays that of its training.
+  """
+  if is_trained:
+    facts = read_environment(workdir)
+  else:
+    facts = environment() | dict(recipe=RECIPE)
+  facts["updates"] = updates
+  for name, content in (("config.json", config), (_ENVIRONMENT, facts)):
     text = json.dumps(content, indent=2, ensure_ascii=False)
-    write_whole(workdir / f"{name}.json", text + "\n")
+    write_whole(workdir / name, text + "\n")
 
 
 def data_digests(

@@ -1,6 +1,7 @@
 """A run's folder takes the same config's run again, and nothing else."""
 
 import errno
+import json
 import pathlib
 
 import pytest
@@ -65,6 +66,27 @@ def test_another_config_is_refused_with_the_key_and_both_values(
   write_run_files(tmp_path, OLD, updates=100)
   with pytest.raises(InputError, match=f"{tmp_path} .*{words}: give another --workdir"):
     claim_workdir(tmp_path, flatten(config), DEFAULTS)
+
+
+def test_a_run_by_code_that_computes_other_numbers_is_refused(tmp_path, monkeypatch):
+  write_run_files(tmp_path, OLD, updates=100)
+  environment = read_json(tmp_path / "environment.json")
+  del environment["recipe"]  # as in an older run
+  (tmp_path / "environment.json").write_text(json.dumps(environment))
+  claim_workdir(tmp_path, flatten(CONFIG), DEFAULTS)
+  monkeypatch.setattr(workdir_module, "RECIPE", 3)
+  with pytest.raises(InputError, match=f"{tmp_path} holds a run by other code"):
+    claim_workdir(tmp_path, flatten(CONFIG), DEFAULTS)
+
+
+def test_the_environment_of_a_trained_run_stays(tmp_path, monkeypatch):
+  write_run_files(tmp_path, CONFIG, updates=100)
+  trained = read_json(tmp_path / "environment.json")
+  monkeypatch.setattr(workdir_module, "environment", lambda: {"cpu": "another"})
+  write_run_files(tmp_path, CONFIG, updates=100, is_trained=True)
+  assert read_json(tmp_path / "environment.json") == trained
+  write_run_files(tmp_path, CONFIG, updates=200)
+  assert read_json(tmp_path / "environment.json")["cpu"] == "another"
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path):
