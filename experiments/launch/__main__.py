@@ -43,12 +43,14 @@ def make_main(words: Sequence[str]) -> Callable[..., None]:
   """
 
   def main(processes: int, retries: int) -> None:
-    if not words or not shutil.which(words[0]):
+    program, *arguments = words or [""]
+    if program == "python":  # PATH may have python3 only
+      program = sys.executable
+    if not shutil.which(program):
       raise InputError(
         "no program: give one after --, such as -- python -m experiments.train ..."
       )
-    program = sys.executable if words[0] == "python" else words[0]
-    sys.exit(run_with_retries([program, *words[1:]], processes, retries))
+    sys.exit(run_with_retries([program, *arguments], processes, retries))
 
   return main
 

@@ -33,6 +33,19 @@ def test_a_killed_command_is_retried_and_a_failed_one_is_not(
   assert len((tmp_path / "starts").read_text().splitlines()) == num_starts
 
 
+def test_a_machine_with_python3_alone_can_start_python(tmp_path):
+  module = [sys.executable, "-m", "experiments.launch", "--"]
+  words = ["python", "-c", "print('started')"]
+  answer = subprocess.run(
+    [*module, *words],
+    cwd=FOLDER.parents[1],
+    env={"PATH": str(tmp_path)},
+    capture_output=True,
+    text=True,
+  )
+  assert (answer.returncode, answer.stdout) == (0, "started\n"), answer.stderr
+
+
 def wait_for(folder: pathlib.Path, pattern: str) -> list[pathlib.Path]:
   """Waits until both processes have written a file; returns the files."""
   while len(paths := [*folder.glob(pattern)]) < 2:
