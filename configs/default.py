@@ -210,7 +210,7 @@ _TRANSLATION = dict(
     positions_in="all",  # or encoder or decoder; the other then has none
   ),
   training=dict(
-    label_smoothing=rate(0.1),
+    label_smoothing=rate(0.1),  # in the validation loss, too
     # Validation sentences that each evaluation translates greedily.
     num_samples=number(100, 1),
     # Also translates num_samples sentences of each test set: sentences longer than in

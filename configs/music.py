@@ -45,7 +45,7 @@ _POSITIONS = {
   "none": dict(positions="none"),
 }
 _BRIEF = dict(
-  mesh=dict(data=1),
+  mesh=dict(data=1),  # one device: a batch has one or two pieces
   batches=dict(tokens=2304),
   model=dict(
     num_layers=3,

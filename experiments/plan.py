@@ -9,7 +9,9 @@ The TPU's compiler compiles the training step for all chips of the topology. It 
 TPU, and nothing runs. The batch holds the longest examples. Times are estimates from
 the chip's peak figures, by computation and by memory traffic: a step takes the longer
 of the two if they overlap, and their sum if they do not. Communication between chips is
-left out.
+left out, and the compiler counts one iteration of each loop: with microbatches, or
+where attention is `chunked`, as in configs/long.py, times are far too low. The memory
+is right.
 """
 
 import importlib.util

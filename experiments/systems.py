@@ -1,9 +1,9 @@
 """Finds the train.py of a task, and checks and loads configs.
 
 A system is a folder that is named after its task, with a train.py. Its functions
-`train` and `evaluate` say what happens, in order. Commands also call its `check`,
-`load_data`, `load_run`, `build`, `make_model`, `loss`, `mock_vocabulary` and
-`empty_batch`. Copy a folder to make a system of your own.
+`train` and `evaluate` say what happens, in order. Commands for all tasks also call its
+`check`, `build`, `make_model`, `loss`, `mock_vocabulary` and `empty_batch`. Copy a
+folder to make a system of your own.
 """
 
 import functools

@@ -21,6 +21,7 @@ import rich.progress
 
 from experiments.errors import InputError
 from experiments.files import Path, in_bucket, upload, write_whole
+from experiments.training.processes import is_first
 
 # JAX's names of two events: a program was compiled, and a program was lowered, which
 # comes before compiling.
@@ -115,12 +116,13 @@ class Reporter:
       self._timed.append((now - self._last, metrics["num_tokens"]))
     self._last = now
     shown, values = f"step {step}/{self._num_steps}  loss {metrics['loss']:.3f}", {}
-    if self._timed:
-      seconds, num_tokens = map(sum, zip(*self._timed, strict=True))
-      seconds_per_step, speed = seconds / len(self._timed), num_tokens / seconds
+    timed = [*self._timed]  # a copy: `_listen` may be called in a compiling thread
+    if timed:
+      seconds, num_tokens = map(sum, zip(*timed, strict=True))
+      seconds_per_step, speed = seconds / len(timed), num_tokens / seconds
       values = {"tokens_per_second": speed, "seconds_per_step": seconds_per_step}
       shown += f"  {speed:,.0f} tokens/s"
-      if len(self._timed) >= _FEW:
+      if len(timed) >= _FEW:
         shown += f"  {_format_time((self._num_steps - step) * seconds_per_step)} left"
     skipped = metrics.get("skipped", 0)
     self._num_skipped += skipped
@@ -283,8 +285,12 @@ class _Display(rich.progress.Progress):
 def track(items: Iterable, total: int, what: str) -> Iterator:
   """Iterates with progress on stderr: count, items per second, time left.
 
-  If stderr is not a terminal, a line is printed every five seconds.
+  If stderr is not a terminal, a line is printed every five seconds. Only the first
+  process shows anything.
   """
+  if not is_first():
+    yield from items
+    return
   # The first items wait for compilation.
   start = 0.0
   with _Display(total) as display:

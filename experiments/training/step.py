@@ -133,7 +133,10 @@ def make_train_step(
 
 
 def make_eval_step(graphdef: nnx.GraphDef, loss: Callable[..., Loss]):
-  """Builds the jitted `eval_step(params, batch) -> Loss`, without dropout."""
+  """Builds the jitted `eval_step(params, batch) -> Loss`, without dropout.
+
+  It is the loss of training, label smoothing included.
+  """
 
   @jax.jit  # its name is shown while it compiles
   def eval_step(params, batch):
