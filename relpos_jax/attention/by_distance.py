@@ -54,9 +54,8 @@ class ByDistance(TableRelation):
 
     New row m is the old row `labels[m]`, or zero if that label is -1.
     """
-    return dataclasses.replace(
-      self, table=lookup.take_rows(self.table, labels), left=left
-    )
+    relation = self.map_tables(lambda table: lookup.take_rows(table, labels))
+    return dataclasses.replace(relation, left=left)
 
   def checked(self, name: str, sizes: Sizes) -> Relation:
     relation = self.with_checked_tables(name, sizes)
@@ -124,11 +123,6 @@ class RelativePositions(ByDistance, VectorRelation):
     Array([7., 7., 7., 6., 5., 4., 3., 2., 1., 1., 0.], dtype=float32)
     """
     return cls(_deberta_table(buckets, max_distance), None)
-
-  def with_rows(self, labels: Int[Array, " M"], left: int):
-    tables = self.key, self.value
-    key, value = jax.tree.map(lambda x: lookup.take_rows(x, labels), tables)
-    return dataclasses.replace(self, key=key, value=value, left=left)
 
 
 @jax.tree_util.register_dataclass

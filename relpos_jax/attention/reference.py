@@ -188,19 +188,20 @@ def per_position(inputs: Inputs) -> Array | tuple[Array, Array]:
   """Computes each relative term by T batched products, one per query position.
 
   All sequences and heads share the vectors [S, H] of query position i. So a relative
-  term is T products of (B N, H) with (H, S). Shaw et al. 2018, section 3.3. Relations
-  without vectors are computed as in `attention`.
+  term is T products of (B N, H) with (H, S). Shaw et al. 2018, section 3.3. Terms
+  that do not multiply queries by vectors are computed as in `attention`.
   """
   return attention(inputs, _logits_by_position, _values_by_position)
 
 
 def _logits_by_position(inputs: Inputs, relation: Relation) -> Array | None:
-  if not isinstance(relation, VectorRelation):
+  if not isinstance(relation, VectorRelation) or relation.is_by_key:
     return gathered_logits(inputs, relation)
-  if relation.key is None:
+  vectors, table = relation.content(inputs.queries, inputs.keys)
+  if table is None:
     return None
-  query_TNBH = inputs.query.transpose(1, 2, 0, 3)
-  a_BTSNH = relation.gather(relation.key, inputs.queries, inputs.keys)
+  query_TNBH = vectors.transpose(1, 2, 0, 3)
+  a_BTSNH = relation.gather(table, inputs.queries, inputs.keys)
   logits_TNBS = _by_position("NBH,BSNH->NBS", query_TNBH, a_BTSNH)
   return logits_TNBS.transpose(2, 1, 0, 3)
 

@@ -6,8 +6,10 @@ methods. To add a relation, see docs/development.md.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
@@ -145,6 +147,10 @@ class TableRelation(Relation):
     """Returns the shape of a row of `table`: () for a number."""
     return ()
 
+  def map_tables(self, function: Callable[[Array], Array]):
+    """Returns the relation with `function` applied to each table."""
+    return dataclasses.replace(self, table=function(self.table))
+
   def with_checked_tables(self, name: str, sizes: Sizes):
     """Returns the relation with its table checked, [R, 1 or N, *row]."""
     row = self.row_shape(sizes)
@@ -232,6 +238,10 @@ class VectorRelation(TableRelation):
   @property
   def num_rows(self) -> int:
     return len(self.value if self.key is None else self.key)
+
+  def map_tables(self, function: Callable[[Array], Array]):
+    key, value = jax.tree.map(function, (self.key, self.value))
+    return dataclasses.replace(self, key=key, value=value)
 
   def content(
     self, queries: Tokens, keys: Tokens

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import band, masks, reference
-from relpos_jax.attention.by_distance import ByDistance, RelativePositions
+from relpos_jax.attention.by_distance import ByDistance
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.lookup import product
-from relpos_jax.attention.relation import Relation
+from relpos_jax.attention.relation import Relation, VectorRelation
 from relpos_jax.typing import Array, Float, Int
 
 unsupported = band.unsupported
@@ -53,7 +53,9 @@ def relative_values(
   inputs: Inputs, relation: Relation, weights: Array
 ) -> Float[Array, "B T N V"] | None:
   """Computes sum_j p_ij aV_ij from the weights [B, N, T, S]."""
-  if not isinstance(relation, RelativePositions) or relation.value is None:
+  is_by_distance = isinstance(relation, ByDistance)
+  has_vectors = is_by_distance and isinstance(relation, VectorRelation)
+  if not has_vectors or relation.value is None:
     return None
   if inputs.is_causal:
     # In a row of NaN, masked weights are NaN, too. A skew moves them to other rows.

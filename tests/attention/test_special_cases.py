@@ -15,11 +15,14 @@ from compiling import run_with_gradients
 from relpos_jax import (
   DistanceBias,
   FunctionBias,
+  KeyBias,
   LinearBias,
+  RelativePositions,
   dot_product_attention,
 )
 from relpos_jax.attention.arrays import check_array
-from relpos_jax.attention.relation import Relation, distances
+from relpos_jax.attention.by_distance import ByDistance
+from relpos_jax.attention.relation import Relation, VectorRelation, distances
 
 pytestmark = pytest.mark.usefixtures("float64")
 QUERIES, KEYS, HEADS, WIDTH = 12, 9, 4, 3
@@ -55,6 +58,34 @@ class TwoSidedDecay(Relation):
 def two_sided_decay(rates, i, j, *_):
   before, after = rates
   return -jnp.where(j < i, before, after) * abs(j - i)
+
+
+def register(cls):
+  """Registers a dataclass as a pytree."""
+  return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
+
+
+@register
+class TwiceTheQuery(ByDistance, VectorRelation):
+  """Shaw's vectors, whose key term multiplies twice the query."""
+
+  key: Any
+  value: Any
+  beyond: Any = dataclasses.field(default="clip", metadata={"static": True})
+  left: Any = dataclasses.field(default=None, metadata={"static": True})
+
+  def content(self, queries, keys):
+    return 2 * queries.vectors, self.key
+
+
+@register
+class ByKey(TwiceTheQuery):
+  """Shaw's vectors, whose key term multiplies the key."""
+
+  is_by_key = True
+
+  def content(self, queries, keys):
+    return KeyBias(self.key).content(queries, keys)
 
 
 def function_around_table(table):
@@ -96,6 +127,36 @@ def test_a_relation_by_distance_is_what_it_computes(
 
   wanted = run(other, "reference")
   for name in ("projected", "chunked"):
+    assert_close(run(relation, name), wanted, name)
+
+
+@pytest.mark.parametrize("num_rows", [5, 2 * QUERIES + 9])
+@pytest.mark.parametrize(
+  "relation, others",
+  [
+    (TwiceTheQuery, lambda key, value: RelativePositions(2 * key, value)),
+    (ByKey, lambda key, value: (KeyBias(key), RelativePositions(None, value))),
+  ],
+)
+@pytest.mark.parametrize("place", [{"query_offset": 3}, REVERSED])
+def test_vectors_of_ones_own_by_distance_are_what_content_says(
+  relation, others, num_rows, place, monkeypatch
+):
+  set_tiles(monkeypatch, 5)
+  tables = normal(2, num_rows, HEADS, WIDTH)
+
+  def run(make, name):
+    def attend(query, key, value, tables):
+      own = {"relations": make(*tables), "implementation": name}
+      return dot_product_attention(query, key, value, is_causal=True, **own, **place)
+
+    return run_with_gradients(attend, *TOKENS, tables)
+
+  wanted = run(others, "reference")
+  names = ["reference", "per_position", "projected", "chunked"]
+  if place is not REVERSED:
+    names.append("skew")
+  for name in names:
     assert_close(run(relation, name), wanted, name)
 
 
