@@ -112,12 +112,13 @@ class RotaryPositions(Positions):
     key_positions: ArrayLike | None = None,
     query_offset: ArrayLike | None = None,
   ) -> dict:
+    starts_at_zero = query_positions is None and query_offset is None
     if key_positions is None:
       key_positions = jnp.arange(key.shape[-3])
     if query_positions is None:
       offset = jnp.asarray(0 if query_offset is None else query_offset)
       query_positions = jnp.add.outer(offset, jnp.arange(query.shape[-3]))
-    else:
+    if not starts_at_zero:
       # Only distances matter, and the angles of large positions would be rounded.
       query_positions, key_positions = map(_signed, (query_positions, key_positions))
       last = jnp.max(query_positions, axis=-1, keepdims=True, initial=-(2**31))

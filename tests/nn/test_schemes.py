@@ -133,7 +133,8 @@ def test_rotary_positions_have_the_frequencies_they_are_given():
   frequencies = np.array([0.3])
   module = RotaryPositions(frequencies=frequencies)
   arguments = module.arguments(Q, KEY, query_offset=2)
-  for name, x, first in (("query", Q, 2), ("key", KEY, 0)):
+  last = 2 + T - 1  # the last query's position, which becomes 0
+  for name, x, first in (("query", Q, 2 - last), ("key", KEY, -last)):
     wanted = rotate(x, first + jnp.arange(T), frequencies=frequencies)
     assert_same(arguments[name], wanted)
     assert_same(arguments[name][..., 2:], x[..., 2:])
@@ -256,3 +257,16 @@ def test_a_scheme_has_no_table_beside_it():
   layer = relpos_jax.linen.RelativeAttention(3, positions=positions)
   with refused("max_distance 3; want None for one of them"):
     layer.init(jax.random.key(0), Q, KEY, V)
+
+
+def test_a_large_offset_of_rotary_positions_keeps_exact_distances():
+  query, keys = Q[0, :1], KEY[0]
+
+  def logits(num_before):
+    before = jnp.zeros((num_before, N, H))
+    arguments = RotaryPositions().arguments(
+      query, jnp.concatenate([before, keys]), query_offset=num_before + T - 1
+    )
+    return jnp.einsum("TNH,SNH->NS", arguments["query"], arguments["key"])[:, -T:]
+
+  assert_close(logits(100_000), logits(0), rtol=1e-6, atol=1e-6)
