@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 from relpos_jax.attention import band, blocks, chunked, reference, ring, skew
@@ -221,7 +222,7 @@ class Choice(NamedTuple):
   reason: str
 
 
-_PLAIN = Choice(
+_CHOICE_OF_PLAIN = Choice(
   PLAIN,
   "there are no relations (cross-attention has none), nor options that jax.nn lacks",
 )
@@ -248,7 +249,7 @@ def _fastest(inputs: Inputs) -> Choice:
   """Chooses the fastest implementation that fits in memory, for keys on one device."""
   if is_symbolic(inputs.query, inputs.key):
     if _is_plain(inputs):
-      return _PLAIN
+      return _CHOICE_OF_PLAIN
     return Choice("projected", "a dimension is symbolic")
   timed = _fastest_on_gpu(inputs)
   if timed is not None:
@@ -264,7 +265,7 @@ def _fastest(inputs: Inputs) -> Choice:
   if _is_long(inputs):
     return Choice("chunked", "keys are many, and it does not store their weights")
   if _is_plain(inputs) and target_platform() != "cpu":
-    return _PLAIN
+    return _CHOICE_OF_PLAIN
   # Without relations on a CPU it takes 0.7 to 1 times as long as jax.nn
   # (results/attention.md).
   return Choice("projected", "weights fit into memory, and it gathers no vectors")
@@ -336,10 +337,10 @@ def explain(
   def describe(arrays, options):
     return _describe(gather_inputs(*arrays, **options), implementation)
 
-  arguments = arrays, options
-  describe_shapes, shapes = split_arrays(
-    describe, arguments, lambda x: hasattr(x, "shape")
-  )
+  def is_array(x):
+    return hasattr(x, "shape") and not isinstance(x, np.generic)
+
+  describe_shapes, shapes = split_arrays(describe, (arrays, options), is_array)
   return jax.eval_shape(describe_shapes, shapes)
 
 

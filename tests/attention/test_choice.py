@@ -56,7 +56,7 @@ OTHER_VALUES = {"value": KEY[..., :4], "relations": RelativePositions(TABLE, Non
     ("pallas_gpu", {"sinks": np.ones(4, "f4")}, "sinks are given"),
     ("pallas_gpu", {"return_residual": True}, "sinks are given, or a residual"),
     ("pallas_gpu", OTHER_VALUES, "values have width 4; it needs the keys' width, 8"),
-    ("pallas_gpu", {"scale": np.float32(0.1)}, "scale is traced"),
+    ("pallas_gpu", {"scale": jnp.float32(0.1)}, "scale is traced"),
   ],
 )
 def test_what_an_implementation_cannot_do_it_refuses_with_the_reason_that_explain_gives(
@@ -181,6 +181,14 @@ def test_explain_names_what_cannot_have_symbolic_shapes(monkeypatch):
   assert explanation.implementation == "projected"
   for name in ("skew", "chunked", "pallas_gpu"):
     assert explanation.reasons[name] == "a dimension is symbolic; it needs numbers"
+
+
+def test_numpy_numbers_are_explained_like_those_of_python():
+  numbers = {"scale": 0.125, "dropout_rate": 0.1, "logits_soft_cap": 50.0}
+  key = {"dropout_key": jax.random.key(0)}
+  wanted = explain(QUERY, KEY, KEY, **numbers, **key)
+  numbers = {name: np.float64(number) for name, number in numbers.items()}
+  assert str(explain(QUERY, KEY, KEY, **numbers, **key)) == str(wanted)
 
 
 def test_names_of_jax_nn_are_told_apart():
