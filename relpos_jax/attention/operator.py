@@ -147,7 +147,9 @@ def dot_product_attention(
     dropout_key: `jax.random.key`, or an old `PRNGKey`. Needed if the rate is positive.
     implementation: a name, or None to choose one; `explain` says which one, and why.
 
-      None chooses "chunked" for long sequences. On CPUs, 64 keys or more count as long.
+      None chooses "chunked" for long sequences. On CPUs these have 512 keys, or 128 if
+      the weights of all pairs take 16 MiB. Relations that do not go by distance need
+      the 16 MiB in any case.
 
       A kernel or cuDNN is chosen only on a single H200, for causal self-attention in
       bfloat16 with head width 64. From 1,024 tokens on, it is the kernel "pallas_gpu".

@@ -33,8 +33,6 @@ def unsupported(inputs: Inputs) -> str | None:
   for relation in inputs.relations:
     if not isinstance(relation, RelativePositions | DistanceBias):
       return f"it takes no {type(relation).__name__}"
-  if inputs.silu_divisor is not None:
-    return "weights are silu; it needs a softmax"
   return _unsupported_option(inputs) or _unsupported_mask(inputs)
 
 
