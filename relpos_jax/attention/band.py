@@ -274,6 +274,8 @@ def _marks(inputs: Inputs) -> Sides:
   if pairs is not None and 1 in pairs.shape[2:]:  # a mask of queries is for `finish`
     pairs = None
   if valid is not None:
+    # The masks of whole sequences have one entry for all keys.
+    valid = jnp.broadcast_to(valid, (*valid.shape[:3], inputs.key.shape[1]))
     valid = valid[:, :, 0].swapaxes(1, 2)
   # Dropout counts rows from the first query of the call.
   seeds = dropout.from_row(inputs.dropout_seeds, inputs.query_offset)

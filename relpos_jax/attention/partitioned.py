@@ -11,7 +11,7 @@ a query with explicit sharding, or automatic axes with names that `mesh_axes` kn
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -77,12 +77,22 @@ def axes_in_context() -> dict[str, tuple[str, ...]]:
   missing = {*itertools.chain(*named.values())}.difference(mesh.axis_names)
   if missing and mesh.axis_names:
     raise ValueError(
-      f"mesh_axes has {sorted(missing)}; the mesh in context {mesh.axis_names}"
+      f"mesh_axes has {sorted(missing)}; want axes of the mesh in context, "
+      f"{mesh.axis_names}"
     )
-  known = _USUAL_NAMES | named
+  usual = {x: _without(names, named) for x, names in _USUAL_NAMES.items()}
+  known = usual | named
   return {
     letter: tuple(x for x in names if x in free) for letter, names in known.items()
   }
+
+
+def _without(
+  names: tuple[str, ...], used: Mapping[str, tuple[str, ...]]
+) -> tuple[str, ...]:
+  """Leaves out the names that already shard an axis in `used`, by letter."""
+  others = {*itertools.chain(*used.values())}
+  return tuple(name for name in names if name not in others)
 
 
 def axes_of_keys() -> tuple[tuple[str, ...], int]:
@@ -179,7 +189,8 @@ def split_arrays(
 
 def axes_of_tokens(explicit: Shards) -> tuple[str, ...]:
   """Returns the mesh axes that shard the queries along their sequence."""
-  return dict(explicit).get("T") or axes_in_context()["T"]
+  axes = dict(explicit)
+  return axes.get("T") or _without(axes_in_context()["T"], axes)
 
 
 def axes_of_heads(

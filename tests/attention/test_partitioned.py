@@ -216,6 +216,22 @@ def test_a_sequence_may_lie_on_several_devices(heads, is_causal, offset):
   assert not shapes_moved("all-to-all")
 
 
+def test_a_mask_of_whole_sequences_masks_all_keys_on_several_devices():
+  mask = (np.arange(8) % 2 == 0).reshape(8, 1, 1, 1)
+  call = functools.partial(attend, mask=mask)
+  check(call, in_blocks, ALL_HEADS, ALONG_A_SEQUENCE, stays=False, kind="named")
+
+
+def test_axes_that_shard_the_batch_do_not_shard_queries_by_their_usual_names():
+  mesh = jax.make_mesh((4, 2), ("data", "sequence"), (AxisType.Auto,) * 2)
+  with jax.set_mesh(mesh), mesh_axes(batch=("data", "sequence")):
+    axes = partitioned.axes_in_context()
+  assert axes == {"B": ("data", "sequence"), "N": (), "T": ()}
+  along = {"B": ("data", "sequence")}
+  devices = Devices({"data": 4, "sequence": 2}, along, "explicit")
+  check_devices_equal_one(attend_causally, CHUNKED, AXES, SIZES, devices)
+
+
 def test_tables_learn_from_all_devices_of_a_sequence_though_keys_do_not_divide():
   def call(attention, arrays):
     fewer = {name: arrays[name][:, :21] for name in ("key", "value")}
