@@ -79,8 +79,8 @@ class RelativeAttention(nn.Module):
     self_attention: as in `relpos_jax.nn.RelativeAttention`.
     positions: None for tables, or other positions of `relpos_jax.nn`, converted to a
       Linen module. For example
-      `RelativeAttention(None, positions=to_linen(T5Positions, 8))`, with `to_linen`
-      from `flax.nnx.bridge`. Their parameters are under `attention_fn/positions`.
+      `RelativeAttention(positions=to_linen(T5Positions, 8))`, with `to_linen` from
+      `flax.nnx.bridge`. Their parameters are under `attention_fn/positions`.
 
   >>> import jax
   >>> import jax.numpy as jnp
@@ -90,7 +90,7 @@ class RelativeAttention(nn.Module):
   (33, 8)
   """
 
-  max_distance: int | None
+  max_distance: int | None = None
   num_heads: int | None = None
   keys: bool = True
   values: bool = True

@@ -56,7 +56,7 @@ def edge_attention(
   labels, plus the mean of their projected features, and their biases are added up. A
   repeated label counts once; features and biases count for each edge. Without a bias,
   the result equals `dot_product_attention` with the relations and the mask of
-  `pair_features`.
+  `relpos_jax.attention.edges.pair_features`.
 
   Takes O(M log M) comparisons, and O(M N H) memory and arithmetic for M edges.
 
@@ -71,7 +71,8 @@ def edge_attention(
     labels: `EdgeLabels(labels, key, value)` with labels `[B, M]`. -1 is an edge without
       a label: it adds no vector, but the receiver attends to the sender. For labels out
       of range see `EdgeLabels`.
-    features: `EdgeFeatures(features, key, value)` with features `[B, M, F]`.
+    features: `EdgeFeatures(features, key, value)` with features `[B, M, F]`, finite
+      ones for padding, too.
     bias: numbers `[B, M, N]` or `[B, M, 1]`, added to the logits after the scale.
     scale: factor of q_i . k_j and of the relative term. Default: `H**-0.5`.
     dropout_rate: the share of pairs to drop, for v_j and aV_ij alike.

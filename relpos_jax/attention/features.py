@@ -59,7 +59,7 @@ class EdgeFeatures(EdgeTerms, VectorRelation):
 
     Args:
       senders, receivers: as in `EdgeLabels.from_edges`.
-      features: `[B, M, F]`.
+      features: `[B, M, F]`, finite ones for padding, too.
       key, value: the matrices, as in `EdgeFeatures`.
     """
     return EdgeList(senders, receivers, cls(features, key, value))

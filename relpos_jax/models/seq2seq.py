@@ -47,8 +47,9 @@ class TransformerConfig(LayersConfig):
 class Transformer(nnx.Module):
   """Maps source and target tokens to logits of the next target token.
 
-  Token 0 is padding, anywhere in a source and at the end of a target. It has no effect
-  on other tokens and no gradient. Dropout is applied if `rngs` are given.
+  Token 0 is padding, at the end of a source or a target. It has no effect on other
+  tokens and no gradient. Elsewhere in a source it is masked, but takes a position.
+  Dropout is applied if `rngs` are given.
 
   >>> import jax
   >>> import jax.numpy as jnp

@@ -202,7 +202,7 @@ def test_linen_layers_take_it_and_decode(scheme):
   if "tables" in hook:
     params["attention_fn"] = {"positions": hook["tables"]}
   positions = nnx.bridge.to_linen(kind, *arguments, **options)
-  own = relpos_jax.linen.RelativeAttention(None, positions=positions)
+  own = relpos_jax.linen.RelativeAttention(positions=positions)
   make = functools.partial(linen.MultiHeadDotProductAttention, N, attention_fn=own)
   causal = linen.make_causal_mask(jnp.ones((B, T)))
   assert_close(make().apply({"params": params}, X, mask=causal), full, atol=1e-5)
