@@ -76,7 +76,7 @@ def unsupported(inputs: Inputs) -> str | None:
   return None
 
 
-def distances(inputs: Inputs) -> tuple[int, int]:
+def ends(inputs: Inputs) -> tuple[int, int]:
   """Returns the last distance left of the band, and the first right of it."""
   low, high = 0, 0
   for relation in _by_distance(inputs):
@@ -124,7 +124,7 @@ def _has_wide_tables(inputs: Inputs, distances_of_tile: int) -> bool:
   the logits of all rows first. If there were a row for every distance, the logits of
   all rows would also take more memory than the weights.
   """
-  low, high = distances(inputs)
+  low, high = ends(inputs)
   if high - low < distances_of_tile:
     return False
   return any(_has_vectors(inputs, relation) for relation in _by_distance(inputs))
@@ -144,7 +144,7 @@ def _wide_tables(inputs: Inputs, plan: Plan) -> tuple[Tables, tuple[Array, ...]]
   """
   if plan.first_distance is None:
     return Tables(), ()
-  low, _ = distances(inputs)
+  low, _ = ends(inputs)
   margin = low - plan.first_distance
   of_queries, of_keys, of_others, others = [], [], [], []
   for relation in _by_distance(inputs):
@@ -197,7 +197,7 @@ def _align_rows(inputs: Inputs, relation: ByDistance, margin: int = 0) -> ByDist
 
   With a margin, they get this many more rows at each end, for the next distances.
   """
-  low, high = distances(inputs)
+  low, high = ends(inputs)
   row_distances = jnp.arange(low - margin, high + margin + 1)
   labels = relation.labels(jnp.zeros(1, jnp.int32), row_distances)
   return relation.with_rows(labels[0], left=margin - low)
@@ -207,7 +207,7 @@ def without_unused_rows(inputs: Inputs) -> Inputs:
   """Leaves out the rows of wide tables that no pair has, if the call has a band."""
   if unsupported(inputs):
     return inputs
-  low, high = distances(inputs)
+  low, high = ends(inputs)
 
   def narrow(relation: Relation) -> Relation:
     if isinstance(relation, ByDistance) and relation.num_rows > high - low + 1:
@@ -236,7 +236,7 @@ def prepare(inputs: Inputs) -> tuple[Plan, Sides, Sides]:
 
 
 def _make_plan(inputs: Inputs) -> Plan:
-  low, high = distances(inputs)
+  low, high = ends(inputs)
   left, right = inputs.window or (masks.UNLIMITED, masks.UNLIMITED)
   if inputs.is_causal:
     right = 0
@@ -255,7 +255,7 @@ def _make_plan(inputs: Inputs) -> Plan:
     first_distance=low - block - tile - 1 if is_wide else None,
     needs_weights=not is_wide and value_table(inputs) is not None,
     soft_cap=inputs.soft_cap,
-    reach=(left, right),
+    window=(left, right),
     dropout_rate=inputs.dropout_rate,
     precision=jax.config.jax_default_matmul_precision,  # pyright: ignore
   )

@@ -128,7 +128,7 @@ def _is_timed_on_gpu(inputs: Inputs) -> bool:
     return False
   if any(type(relation) is not RelativePositions for relation in inputs.relations):
     return False
-  low, high = band.distances(inputs)
+  low, high = band.ends(inputs)
   num_rows = high - low + 1
   band_bytes = 4 * batch * heads * length * num_rows
   is_long = length >= max(1024, 16 * num_rows)

@@ -67,7 +67,7 @@ def attention(
       On one core with one CPU device, JAX's interpreter once waited forever. With eight
       CPU devices (`jax_num_cpu_devices`) it did not.
   """
-  low, high = pallas_calls.distances(inputs)
+  low, high = pallas_calls.ends(inputs)
   plan = KernelPlan(
     low=low,
     high=high,

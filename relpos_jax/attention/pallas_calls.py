@@ -60,11 +60,11 @@ def _unsupported_mask(inputs: Inputs) -> str | None:
   return None
 
 
-def distances(inputs: Inputs) -> tuple[int, int]:
+def ends(inputs: Inputs) -> tuple[int, int]:
   """Returns the last distance left of the band, and the first right of it."""
   if not inputs.relations and not inputs.is_causal:
     return band.FAR, band.FAR  # all keys are left of the band
-  return band.distances(inputs)
+  return band.ends(inputs)
 
 
 def prepare_masks(inputs: Inputs, queries: int, keys: int) -> Arrays:

@@ -49,7 +49,7 @@ def attention(
     most = 64 if inputs.query.dtype.itemsize <= 2 else 32
     length, num_keys = inputs.query.shape[1], inputs.key.shape[1]
     block = min(most, _power_of_2(length)), min(32, _power_of_2(num_keys))
-  low, high = pallas_calls.distances(inputs)
+  low, high = pallas_calls.ends(inputs)
   plan = KernelPlan(
     block=block,
     low=low,

@@ -53,9 +53,9 @@ def relative_values(
   inputs: Inputs, relation: Relation, weights: Array
 ) -> Float[Array, "B T N V"] | None:
   """Computes sum_j p_ij aV_ij from the weights [B, N, T, S]."""
-  is_by_distance = isinstance(relation, ByDistance)
-  has_vectors = is_by_distance and isinstance(relation, VectorRelation)
-  if not has_vectors or relation.value is None:
+  if not isinstance(relation, ByDistance) or not isinstance(relation, VectorRelation):
+    return None
+  if relation.value is None:
     return None
   if inputs.is_causal:
     # In a row of NaN, masked weights are NaN, too. A skew moves them to other rows.

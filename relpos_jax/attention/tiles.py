@@ -134,7 +134,7 @@ class Plan(NamedTuple):
   first_distance: int | None  # of the first row of `Tables`; None without tables
   needs_weights: bool  # whether `Results` has the weights by row
   soft_cap: float | None
-  reach: tuple[int, int]  # keys farther to the left or right are masked
+  window: tuple[int, int]  # keys farther to the left or right are masked
   dropout_rate: float
   precision: str | None  # JAX's matmul precision when the call was traced
 
@@ -259,7 +259,7 @@ def _inverse_total(sums: Sums) -> Float[Array, "*B T"]:
 # The outer loop is over blocks of queries and heads, the inner one over tiles of keys.
 # With a third loop, over heads, XLA's CPU runtime would use one core less.
 
-Slices = tuple[tuple[int, Any, int], ...]  # for each axis: its index, start and size
+Slices = dict[int, tuple[Any, int]]  # the start and the size of a slice, by axis
 
 
 def sum_over_keys(plan: Plan, floats: Sides, marks: Sides) -> Sums:
@@ -362,34 +362,34 @@ def _num_blocks(plan: Plan, floats: Sides) -> int:
 
 
 def _slice_block(plan: Plan, floats: Sides, index: Int[Array, ""]) -> Slices:
-  """Returns the slices of a block: queries first, then heads and sequences."""
-  slices = []
+  """Returns the slices of a block of queries, of heads and of sequences."""
+  slices = {}
   for axis, number, size in _parts(plan, floats):
-    slices.append((axis, jax.lax.rem(index, number) * size, size))
+    slices[axis] = jax.lax.rem(index, number) * size, size
     index = jax.lax.div(index, number)
-  return tuple(slices)
+  return slices
 
 
 def _slice_tile(
   plan: Plan, block_marks: Sides, block_slices: Slices, tile: Int[Array, ""]
 ) -> Sides:
   """Returns the slices of keys, of pairs and of tables for a tile of a block."""
-  (_, *queries), *others = block_slices
   keys = tile * plan.tile, plan.tile
-  pairs = [(3, *queries), (4, *keys)]  # in pairs, heads come before tokens
-  for axis, *part in others:
-    pairs.append((2 if axis == 3 else axis, *part))
-  tables = ()
+  others = {axis: part for axis, part in block_slices.items() if axis != 2}
+  pairs = {3: block_slices[2], 4: keys}
+  for axis, part in others.items():
+    pairs[2 if axis == 3 else axis] = part  # in pairs, heads come before tokens
+  tables = {}
   if plan.first_distance is not None:
     rows = _slice_rows(plan, block_marks, tile, plan.first_distance)
-    tables = rows, *others
-  return Sides((), ((2, *keys), *others), tuple(pairs), tables)
+    tables = {2: rows} | others
+  return Sides({}, {2: keys} | others, pairs, tables)
 
 
 def _slice_rows(
   plan: Plan, block_marks: Sides, tile: Int[Array, ""], first_distance: int
-) -> tuple[int, Array, int]:
-  """Returns the axis, the start and the size of a tile's rows in `Tables`.
+) -> tuple[Array, int]:
+  """Returns the start and the size of a tile's rows in `Tables`.
 
   A tile needs a row for each of its distances, and one more at each end. All sequences
   of a block have the same positions, so they need the same rows.
@@ -402,7 +402,7 @@ def _slice_rows(
   first_key = block_marks.keys.positions[0, 0, tile * plan.tile, 0]
   offset = _clip_offsets(first_query - first_key)
   row = jnp.maximum(-offset - plan.block - first_distance, 0)
-  return 2, row.astype(tile.dtype), _band_of_tile(plan).num_rows
+  return row.astype(tile.dtype), _band_of_tile(plan).num_rows
 
 
 def _band_of_tile(plan: Plan) -> Band:
@@ -457,7 +457,7 @@ def _bounds(x: Array, slices: Slices) -> tuple[list, list[int]]:
   Axes without a slice, and axes of size 1, are taken whole.
   """
   starts, sizes = [0] * x.ndim, list(x.shape)
-  for axis, start, size in slices:
+  for axis, (start, size) in slices.items():
     if x.shape[axis] > 1:
       starts[axis], sizes[axis] = start, size
   return starts, sizes
@@ -467,7 +467,7 @@ def _needed_tiles(plan: Plan, marks: Sides) -> tuple[Any, Any]:
   """Returns the first tile that a block may attend to, and one past the last."""
   # All sequences have the same key positions.
   starts = marks.keys.positions[0, 0, :: plan.tile, 0]
-  left, right = plan.reach
+  left, right = plan.window
   if left == right == masks.UNLIMITED:
     return 0, len(starts)
   offsets = marks.queries.positions[..., 0].reshape(-1, 1) - starts[None]
@@ -661,7 +661,7 @@ def _distances(marks: Sides) -> Int[Array, "*#B 1 S T"]:
 def _mask(plan: Plan, marks: Sides, logits: Array) -> Float[Array, "*B S T"]:
   """Sets the logits of masked pairs to `masks.LOWEST`."""
   queries, keys, mask, _ = marks
-  left, right = plan.reach
+  left, right = plan.window
   parts = [None if mask is None else jnp.moveaxis(mask, -3, -1)]
   if keys.valid is not None:
     parts.append(keys.valid[..., None])
