@@ -17,7 +17,7 @@ class Case:
   """A row of the table."""
 
   name: str
-  source: str  # the report, or the law's number in the paper that states it
+  source: str  # the paper, the report, or the number of a law in docs/laws.md
   symptom: str  # what is seen where it goes wrong
   arrays: dict
   options: dict = dataclasses.field(default_factory=dict)
@@ -133,7 +133,7 @@ CASES = [
   ),
   Case(
     name="narrow values",
-    source="attention.md, any relation: values of any width",
+    source="docs/operator.md: values of any width",
     symptom="the width of values is taken for that of keys",
     arrays=tokens(V=5),
   ),
@@ -197,7 +197,7 @@ CASES = [
   ),
   Case(
     name="bias and mask",
-    source="attention.md, one function",
+    source="docs/operator.md: bias and mask",
     symptom="one of the two is dropped once both are given",
     arrays=tokens() | {"bias": (1, 4, 11, 11), "mask": at_random(2, 1, 11, 11)},
   ),
@@ -352,7 +352,7 @@ CASES = [
   ),
   Case(
     name="segments and a mask of ones",
-    source="huggingface/transformers#46634; axolotl#1375",
+    source="huggingface/transformers#46634; axolotl-ai-cloud/axolotl#1375",
     symptom="segments are dropped once a mask is given",
     arrays=tokens(T=20)
     | SHAW
@@ -431,7 +431,7 @@ CASES = [
   ),
   Case(
     name="Shaw, 8 back and 3 ahead",
-    source="attention.md: left; clipped first",
+    source="docs/operator.md: left",
     symptom="the row of distance 0 is taken for the middle",
     arrays=tokens(T=16) | {"key_table": (12, 8)},
     options={"left": 8},

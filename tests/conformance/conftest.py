@@ -53,7 +53,8 @@ class Record:
   def pytest_sessionfinish(self):
     name = self.config.getoption("--attend")
     module = importlib.import_module(name.split(":")[0])
-    versions = {x: importlib.metadata.version(x) for x in module.PACKAGES}
+    packages = getattr(module, "PACKAGES", ())
+    versions = {package: importlib.metadata.version(package) for package in packages}
     record = {
       "date": datetime.date.today().isoformat(),
       "attend": name,

@@ -33,7 +33,7 @@ def repeats_its_bits(attend, arrays, options):
 
 
 def depends_on_distances(attend, arrays, options):
-  """Adding a number to all positions changes no bit."""
+  """Adding a number to all positions changes nothing."""
   queries, keys = arrays["query"].shape[1], arrays["key"].shape[1]
   near = {"query_positions": np.arange(queries), "key_positions": np.arange(keys)}
   far = {name: at + FAR for name, at in near.items()}
@@ -55,7 +55,7 @@ def equals_the_paper_where_attended(attend, arrays, options):
 
   Its cotangent is zero here, as where a loss leaves it out: nothing may come of it.
   """
-  unmasked = papers.attended(arrays, options, distances(arrays)).any((1, 3))
+  unmasked = papers.attended(arrays, options, distances(arrays, options)).any((1, 3))
   unmasked = unmasked[:, :, None, None]
   arrays = {**arrays, "cotangent": np.where(unmasked, arrays["cotangent"], 0)}
   arrays["cotangent"] = arrays["cotangent"].astype(arrays["query"].dtype)
@@ -64,15 +64,15 @@ def equals_the_paper_where_attended(attend, arrays, options):
   return found, wanted
 
 
-def distances(arrays):
-  """Returns j - i for positions 0, 1, ..., [1, T, S]."""
-  queries, keys = arrays["query"].shape[1], arrays["key"].shape[1]
-  return (np.arange(keys) - np.arange(queries)[:, None])[None]
+def distances(arrays, options):
+  """Returns j - i, [B, T, S]."""
+  query_at, key_at = papers.positions(arrays, options)
+  return key_at[:, None, :] - query_at[:, :, None]
 
 
 def masked_keys_are_inert(attend, arrays, options):
   """Other numbers in keys that nobody attends to change nothing."""
-  seen = papers.attended(arrays, options, distances(arrays)).any((1, 2))
+  seen = papers.attended(arrays, options, distances(arrays, options)).any((1, 2))
   seen = seen[:, :, None, None]
   changed = {
     name: np.where(seen, arrays[name], 100.0).astype(arrays[name].dtype)
@@ -168,9 +168,8 @@ def ends_repeat(attend, arrays, options):
 def labels_of_distances(attend, arrays, options):
   """Labels that say the clipped distance are the clipped distance."""
   left = len(arrays["key_table"]) // 2
-  labels = np.clip(distances(arrays), -left, left) + left
-  labels = np.broadcast_to(labels, (len(arrays["query"]), *labels.shape[1:]))
-  found = results(attend({**arrays, "labels": labels.copy()}, options))
+  labels = np.clip(distances(arrays, options), -left, left) + left
+  found = results(attend({**arrays, "labels": labels}, options))
   return found, results(attend(arrays, options))
 
 
@@ -203,5 +202,9 @@ def low_sinks_change_nothing(attend, arrays, options):
   """Sinks of -inf take no weight."""
   sinks = np.full(arrays["query"].shape[2], -np.inf, arrays["query"].dtype)
   found = results(attend({**arrays, "sinks": sinks}, options))
-  del found["sinks"]
-  return found, results(attend(arrays, options))
+  wanted = results(attend(arrays, options))
+  return found, {**wanted, "sinks": np.zeros_like(sinks)}
+
+
+# What they compare is the same to the bit.
+EXACT = repeats_its_bits, zero_for_zero, later_keys_get_no_gradient

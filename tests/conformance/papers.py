@@ -52,7 +52,7 @@ def attention(arrays, options):
   if "soft_cap" in options:
     cap = options["soft_cap"]
     slope = 1 - np.tanh(logits / cap) ** 2
-    logits = cap * np.tanh(logits / cap)
+    logits = np.where(np.isneginf(logits), -np.inf, cap * np.tanh(logits / cap))
   logits = np.where(attended(x, options, distance), logits, -np.inf)
 
   weights, sink_weights = softmax(logits, x.get("sinks"))
@@ -227,7 +227,7 @@ def summed_groups(gradient, groups):
 def summed_to(gradient, shape):
   """Sums over the axes that an array of this shape was broadcast over."""
   if gradient.ndim == 3 and len(shape) == 2:  # a table that all heads share
-    gradient, shape = gradient.sum(1), shape
+    gradient = gradient.sum(1)
   while gradient.ndim > len(shape):
     gradient = gradient.sum(0)
   for axis, size in enumerate(shape):

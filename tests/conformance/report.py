@@ -16,6 +16,7 @@ PAGE = ROOT / "docs" / "conformance.md"
 MARKS = "<!-- begin tables -->", "<!-- end tables -->"
 FOLDER = "tests/conformance"
 TEST = "test_conformance.py::test_attention"
+NOT_RUN = {"verdict": "not run"}  # the record is older than the case
 VERDICTS = ("pass", "refused", "raises", "wrong")
 
 
@@ -63,7 +64,9 @@ def matrix(records):
   """Returns the table of all cells, a row for each case."""
   rows = []
   for case in cases.CASES:
-    cells = [cell(record["cases"][case.name]) for record in records]
+    cells = []
+    for record in records:
+      cells.append(cell(record["cases"].get(case.name, NOT_RUN)))
     rows.append([case.name, *cells])
   return table(["case", *map(str, range(1, len(records) + 1))], rows)
 
@@ -77,24 +80,13 @@ def exceptions(records):
       if case["verdict"] == "raises":
         found = case["how"].replace("|", "\\|")[:90]
       elif case["verdict"] == "wrong":
-        found = f"wrong by {case['error']:.1g}: {symptoms[name]}?"
+        found = f"wrong by {case['error']:.1g}: {symptoms.get(name, name)}?"
         found = found.replace("wrong by inf", "not finite")
       else:
         continue
       arguments = f"`'{TEST}[{name}]' --attend={record['attend']}`"
       rows.append([str(number), found, arguments])
   return table(["", "found", f"`cd {FOLDER}; pytest` ..."], rows)
-
-
-def refusals(records):
-  """Returns what each implementation refuses, in its adapter's words."""
-  rows = []
-  for number, record in enumerate(records, 1):
-    reasons = [x["how"] for x in record["cases"].values() if x["verdict"] == "refused"]
-    counts = {reason: reasons.count(reason) for reason in reasons}
-    words = [f"{reason} ({count})" for reason, count in sorted(counts.items())]
-    rows.append([str(number), "; ".join(words) or "nothing"])
-  return table(["", "refused, and in how many cases"], rows)
 
 
 def tables():
@@ -107,8 +99,6 @@ def tables():
     "### Every case",
     "A dash: refused. A number: wrong, by so much of the largest number, or of one.",
     matrix(records),
-    "### Refused",
-    refusals(records),
   ]
   return "\n\n".join(sections)
 

@@ -8,10 +8,9 @@ returns the gradients.
 import functools
 
 import numpy as np
+from papers import FIXED
 
 ALWAYS = {"query", "key", "value", "cotangent"}
-FIXED = {"mask", "labels", "query_positions", "key_positions", "cotangent"}
-FIXED |= {"query_segments", "key_segments"}
 
 
 def takes(*names):
@@ -73,7 +72,9 @@ def in_jax(function):
       (gradients,) = pull_back(cotangent.astype(output.dtype))
       return output, gradients
 
-    with jax.enable_x64(arrays["query"].dtype == np.float64):
+    # Otherwise GPUs and TPUs multiply float32 with fewer digits.
+    precision = jax.default_matmul_precision("highest")
+    with precision, jax.enable_x64(arrays["query"].dtype == np.float64):
       results = output_and_gradients(moving, arrays["cotangent"])
     return jax.tree.map(np.asarray, results)
 

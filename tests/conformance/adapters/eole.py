@@ -40,6 +40,7 @@ def attend(x, options):
   refuse_if(start is None and x["key"].shape[1] != queries, "self-attention")
   module = module_for(x, options)
   given = {"attn_mask": torch.tensor(pair_mask(x, options))}
+  refuse_if(start is not None and not options.get("causal"), "a cache is for decoders")
   if start is not None:  # a cache, whose later slots nobody attends to
     module.kcache, module.vcache = x["key"].clone(), x["value"].clone()
     given["cache_slice"] = torch.arange(new.start, new.stop)

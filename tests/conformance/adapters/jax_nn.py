@@ -14,6 +14,7 @@ PACKAGES = ("jax", "flax")
 @in_jax
 def attend(x, options):
   refuse_if(options.get("query_offset"), "has no offset of queries")
+  refuse_if(x["value"].shape != x["key"].shape, "values are as wide as keys")
   return jax.nn.dot_product_attention(
     x["query"],
     x["key"],
@@ -30,6 +31,7 @@ def attend(x, options):
 @takes("bias", "mask", "causal")
 @in_jax
 def nnx(x, options):
+  refuse_if(x["value"].shape != x["key"].shape, "values are as wide as keys")
   return flax_nnx.dot_product_attention(
     x["query"],
     x["key"],
@@ -43,6 +45,7 @@ def nnx(x, options):
 @takes("bias", "mask", "causal", "query_offset", "query_segments", "key_segments")
 @in_jax
 def linen(x, options):
+  refuse_if(x["query"].shape[2] != x["key"].shape[2], "as many key heads as heads")
   mask = pair_mask(x, options)  # as nn.make_causal_mask and combine_masks do
   arrays = x["query"], x["key"], x["value"], x.get("bias")
   return flax_linen.dot_product_attention(*arrays, jnp.asarray(mask))

@@ -38,9 +38,10 @@ def output_of(x, options, implementation):
   q, k = turned(x, options)
   given = {NAMES[name]: value for name, value in (x | options).items() if name in NAMES}
   if "content_bias" in x:  # Transformer-XL
-    scale = q.shape[-1] ** -0.5
+    scale = options.get("scale", q.shape[-1] ** -0.5)
     position_query = scale * (q + x["position_bias"])
-    relations = (relpos_jax.ContentBias(position_query, x["key_table"]),)
+    rows = rows_of(options)
+    relations = (relpos_jax.ContentBias(position_query, x["key_table"], **rows),)
     q = q + x["content_bias"]
   else:
     relations = relations_of(x, options)
@@ -60,9 +61,13 @@ def turned(x, options):
   return relpos_jax.rotate(q, query_at), relpos_jax.rotate(k, jnp.arange(k.shape[1]))
 
 
+def rows_of(options):
+  return {name: options[name] for name in ("beyond", "left") if name in options}
+
+
 def relations_of(x, options):
   tables = x.get("key_table"), x.get("value_table")
-  rows = {name: options[name] for name in ("beyond", "left") if name in options}
+  rows = rows_of(options)
   relations = []
   if "labels" in x:
     relations.append(relpos_jax.EdgeLabels(x["labels"], *tables))
@@ -74,7 +79,7 @@ def relations_of(x, options):
     relations.append(relpos_jax.DistanceBias(x["distance_bias"], **rows))
   if "buckets" in x:
     relations.append(relpos_jax.DistanceBias.t5(x["buckets"], *options["t5"]))
-  if "alibi" in options:
+  if options.get("alibi"):
     relations.append(relpos_jax.LinearBias.alibi(x["query"].shape[2]))
   return tuple(relations)
 
