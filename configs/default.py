@@ -211,10 +211,10 @@ _TRANSLATION = dict(
   ),
   training=dict(
     label_smoothing=rate(0.1),  # in the validation loss, too
-    # Validation sentences that each evaluation translates greedily.
+    # The first validation sentences, which each evaluation translates greedily.
     num_samples=number(100, 1),
-    # Also translates num_samples sentences of each test set: sentences longer than in
-    # training, if there are any.
+    # Also translates the first num_samples sentences of each test set: those longer
+    # than in training, if there are any.
     score_tests=False,
   ),
   decoding=dict(

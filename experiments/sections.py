@@ -273,6 +273,9 @@ def _describe_translation(sweep: str, records: Records, folder: pathlib.Path) ->
   for name, bleu in _PAPER.get(sweep.partition("-")[0], {}).items():
     table[name] = _choose_cells(bleu, records)
   facts = {"data": f"{config['data.source']} {config['data.languages']}"}
+  is_prepared = config["data.source"] == "multi30k" and config["data.multi30k.prepared"]
+  if config["data.lowercase"] or is_prepared:
+    facts["text"] = "in lower case, references too, whatever the signatures say"
   for split, sentences in first["sentences"].items():
     facts[f"sentences of {split}"] = f"{len(sentences):,}"
   signatures = first["scores"][main_split]["signatures"]

@@ -10,14 +10,10 @@ from experiments.training.workdir import read_json
 _NAMES_FILE = "graphs.json"
 
 
-def learn_names(data: GraphData, workdir: Path) -> GraphNames:
-  """Returns the names of labels and classes.
-
-  Raises InputError if the data have other names than the run.
-  """
+def check_run_names(data: GraphData, workdir: Path) -> None:
+  """Raises InputError if a run was trained on other names of labels or classes."""
   if (workdir / _NAMES_FILE).exists():
     check_names(load_names(workdir), data)
-  return data.names
 
 
 def check_names(names: GraphNames, data: GraphData) -> None:

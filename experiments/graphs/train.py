@@ -24,7 +24,12 @@ from experiments.graphs.graph import (
   num_nodes,
 )
 from experiments.graphs.graph import empty_batch as empty_batch  # for commands
-from experiments.graphs.names import check_names, learn_names, load_names, save_names
+from experiments.graphs.names import (
+  check_names,
+  check_run_names,
+  load_names,
+  save_names,
+)
 from experiments.training import loop, processes, results, start
 from experiments.training.batches import configure_batches
 from experiments.training.loss import Loss, cross_entropy
@@ -56,7 +61,8 @@ def train(
     data = load_data(config)
     for note in data.notes:
       print(note)
-    names = learn_names(data, workdir)
+    check_run_names(data, workdir)
+    names = data.names
 
   mesh = make_mesh(**config.mesh)
   with jax.set_mesh(mesh):

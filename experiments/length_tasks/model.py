@@ -20,8 +20,10 @@ class TaskModelConfig(LayersConfig):
   Attributes:
     num_symbols: V, the rows of the embedding: input symbols, the blank and padding.
     num_classes: C, the number of output symbols.
-    random_positions: draws the positions of a batch from 0 to this number - 1; 0 for
-      the positions 0, 1, 2, ...
+    random_positions: 0 for the positions 0, 1, 2, ... Otherwise the model takes the
+      positions of the batch, which are drawn from 0 to this number - 1. All rows and
+      layers share them. (The code of Ruoss et al. draws them anew in each layer, and
+      for ALiBi and Transformer-XL it draws distances.)
     table_stddev: the standard deviation of Shaw's initial tables; 0 keeps the default
       initialisation.
   """
@@ -71,8 +73,8 @@ class TaskModel(nnx.Module):
 class Alibi(Positions):
   """Adds ALiBi's biases, but subtracts 0.5 from the distance of keys on the left.
 
-  The code of Ruoss et al. does so. Otherwise a model without a causal mask could not
-  tell left from right.
+  The code of Ruoss et al. does so with plain positions. Otherwise a model without a
+  causal mask could not tell left from right.
   """
 
   def __init__(self, num_heads: int, *, rngs: nnx.Rngs | None = None):
@@ -148,4 +150,4 @@ def _fire(params, i, j, *_):
   longest = jnp.maximum(jnp.abs(params["threshold"]), i)
   share = distance / (compress(longest) + 1e-6)  # never 0 / 0
   hidden = jax.nn.relu(share * params["hidden"][0] + params["hidden_bias"])
-  return hidden @ params["out"]
+  return hidden @ params["out"]  # without a bias, which a softmax would cancel

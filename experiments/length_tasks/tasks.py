@@ -238,6 +238,7 @@ class TaskBatches:
   def _start(self, step: SupportsIndex) -> tuple[np.random.Generator, int]:
     """Returns a step's random generator, and the length of its inputs."""
     step = operator.index(step)
+    # All splits without a seed share it, so they are not independent of each other.
     seed = _TEST_SEED if self._seed is None else self._seed
     key = np.array([seed, step], np.uint64)
     random = np.random.Generator(np.random.Philox(key=key))

@@ -125,7 +125,7 @@ def make_batches(
   """Makes batches: shuffled ones for training, and ordered ones for validation.
 
   Training pieces longer than `max_length` are cut, and so are validation pieces longer
-  than `valid_length`.
+  than both `max_length` and `valid_length`.
   """
   settings = config.batches
   longest_valid = max(settings.max_length, settings.valid_length)

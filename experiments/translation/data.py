@@ -28,7 +28,7 @@ _LOADERS = dict(
 
 
 def check(config: ConfigDict) -> None:
-  """Raises InputError for wrong languages or a missing subword mark; reads no data."""
+  """Raises InputError for wrong languages, or for text that scores would misread."""
   settings = config.data
   known = LANGUAGES[settings.source]
   if is_prepared(config):
@@ -43,6 +43,12 @@ def check(config: ConfigDict) -> None:
     raise InputError(
       "config.data.multi30k.prepared is text in subwords: "
       "set config.evaluation.subword_mark=@@"
+    )
+  is_tokenized = settings.moses or is_prepared(config)
+  if is_tokenized and config.evaluation.tokenize != "none":
+    raise InputError(
+      f"config.evaluation.tokenize is {config.evaluation.tokenize!r}, but the text is "
+      "in Moses tokens: give none"
     )
 
 

@@ -55,10 +55,10 @@ class Translated(NamedTuple):
 def make_score(run: Run, data: Corpus) -> Score:
   """Makes a function that scores a model's greedy translations, given its parameters.
 
-  It translates a sample of the validation split, of pairs no longer than in training.
-  With `training.score_tests` it also translates a sample of each test set, of pairs
-  longer than in training if there are any. It returns scores by name, and a text with
-  three translations.
+  It translates the first pairs of the validation split that are no longer than in
+  training. With `training.score_tests` it also translates the first pairs of each test
+  set, those longer than in training if there are any. It returns scores by name, and
+  a text with three translations.
   """
   settings, mark = run.config.training, run.config.evaluation.subword_mark
   translate = make_translator(run, beam_size=1)
@@ -112,7 +112,7 @@ def translate_tests(run: Run, data: Corpus) -> dict[str, Translated]:
       sources, targets = zip(*pairs, strict=True)
       limits = None
       if is_given:
-        limits = encode(run.vocabulary, targets).lengths - 1
+        limits = encode(run.vocabulary, map(str.strip, targets)).lengths - 1
       start = time.perf_counter()
       translations = translate(sources, None, limits)
       seconds = round(time.perf_counter() - start, 1)

@@ -83,7 +83,7 @@ def beam_search(
   eos: int,
   pad: int,
 ) -> tuple[Int[Array, "B W L"], Float[Array, "B W"]]:
-  """Finds the W best continuations of `bos`.
+  """Finds the best continuation of `bos` by a beam of W hypotheses.
 
   The score is log P(tokens) / ((5 + length) / 6)**length_penalty, as in Wu et al. 2016,
   section 7, without coverage. The length includes `eos`. Sentences do not influence one
@@ -107,19 +107,21 @@ def beam_search(
       the paper it is the length of the source plus 50. Padding rows of a batch have
       limit 0 and get no hypotheses.
     length_penalty: 0 compares log-probabilities. Larger values favour longer outputs.
-    stop: when to stop the search for a sentence. "bound", as in Tensor2Tensor: when no
-      live hypothesis can still beat the best one that ended, so that the best is exact.
-      "present", as in Hugging Face: also when no live hypothesis, scored at its present
-      length, beats the W-th best that ended. This takes fewer steps. (fairseq stops
-      when W hypotheses have ended, which favours short ones.)
+    stop: which live hypotheses to drop; the search for a sentence ends when none is
+      left. "bound": those that cannot beat the best one that ended, even at the limit.
+      So the best is that of Tensor2Tensor's rule. "present": also those that, scored at
+      their present length, do not beat the W-th best that ended. This takes fewer
+      steps. (Hugging Face tests only the best live hypothesis so, and goes on with all.
+      fairseq stops when W hypotheses have ended, which favours short ones.)
     bos: the token that starts every hypothesis. It is not in the result.
     eos: the token that ends a hypothesis.
     pad: the token after `eos` in the result.
 
   Returns:
     Tokens and their float32 scores, best first. If no hypothesis ended within the
-    limit, the hypotheses that reached it are returned, without `eos`. A missing
-    hypothesis has score -inf and only `pad`.
+    limit, the hypotheses that reached it are returned, without `eos`. The search ends
+    once the best is found: the others are those that ended before, not always the next
+    best. A missing hypothesis has score -inf and only `pad`.
 
   >>> def count(tokens, cache):  # 3, 4, 5, ... and then 0, which is eos
   ...   return 9.0 * jax.nn.one_hot((tokens + 1) % 6, 7), cache

@@ -30,10 +30,10 @@ class LayersConfig:
     feed_forward: the hidden width of the feed-forward layers.
     positions: "relative" (tables in every self-attention), "sinusoidal" (added to
       embeddings), "both" or "none". Or one of `relpos_jax.nn.schemes` in every
-      self-attention: "t5", "alibi", "rotary", "xl" (Transformer-XL), "content"
-      (Inkling) or "deberta". Or a subclass of `Positions`. Its `__init__` may have any
-      of the arguments width, num_heads, head_width, max_distance, left, bidirectional
-      and rngs.
+      self-attention: "t5", "alibi" (for causal models), "rotary", "xl"
+      (Transformer-XL), "content" (Inkling) or "deberta". Or a subclass of `Positions`.
+      Its `__init__` may have any of the arguments width, num_heads, head_width,
+      max_distance, left, bidirectional and rngs.
     max_distance: k, the clipping distance. It has no effect on sinusoids, "alibi" and
       "rotary".
     left: the clipping distance on the left, if it differs from k. Then tables have left
@@ -54,7 +54,9 @@ class LayersConfig:
     dtype: the dtype of the computation; parameters are float32.
     implementation: name for the attention operator; None chooses the fastest.
 
-  Raises ValueError for unknown values, and for options that exclude each other.
+  Raises ValueError for unknown values, and for options of tables with a scheme that
+  lacks them. With "sinusoidal" and "none" these options have no effect, so that a sweep
+  may change the positions alone.
   """
 
   num_layers: int = 6

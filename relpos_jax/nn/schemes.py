@@ -70,6 +70,8 @@ class T5Positions(Positions):
 class AlibiPositions(Positions):
   """Adds ALiBi's bias: a fixed slope for each head, no parameters. Press et al. 2022.
 
+  It is for causal attention: without a causal mask it cannot tell left from right.
+
   >>> AlibiPositions(8)().slopes.shape
   (8,)
   """

@@ -61,6 +61,7 @@ NO_FOLDER = "data.source=multi30k data.multi30k.path=/no"
     ("mesh.tensor=4", HEADS),
     ("evaluation.subword_mark=@@", MARK),
     (PREPARED, "config.evaluation.subword_mark=@@"),
+    ("data.moses=True", "config.evaluation.tokenize is '13a' give none"),
     (NO_FOLDER, "/no/train.en.gz multi30k/dataset"),
     ("data.pairs.valid=", "no validation pairs --config.data.pairs.valid="),
   ],
