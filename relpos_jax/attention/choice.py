@@ -21,7 +21,7 @@ from relpos_jax.attention.partitioned import (
   target_device,
   target_platform,
 )
-from relpos_jax.attention.relations import RelativePositions
+from relpos_jax.attention.relations import ByDistance, RelativePositions
 from relpos_jax.typing import Array
 
 # Logs the implementation and the reason for each traced call, at level DEBUG.
@@ -97,6 +97,14 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
   "pallas_gpu": _kernel("pallas_gpu"),
   "mosaic_gpu": _kernel("mosaic_gpu"),
 }
+
+
+class Choice(NamedTuple):
+  """Holds the name of an implementation, and the reason to choose it."""
+
+  implementation: str
+  reason: str
+
 
 # Not names for `implementation=`, since users can call jax.nn themselves.
 PLAIN = "jax.nn"
@@ -199,27 +207,45 @@ def _is_plain(inputs: Inputs) -> bool:
   return inputs.query.dtype != jnp.float16 or target_platform() == "gpu"
 
 
-def _has_small_gather(inputs: Inputs) -> bool:
-  """Returns whether to prefer `per_position`, which gathers a vector for each pair.
+def _tables_by_distance(inputs: Inputs) -> list[Array]:
+  """Returns the tables of all relations; none if a relation has no distances."""
+  tables = []
+  for relation in inputs.relations:
+    if not isinstance(relation, ByDistance):
+      return []
+    tables += relation.tables
+  return tables
 
-  It is preferred on a CPU, with fewer than 128 keys and one `RelativePositions`, if the
-  vectors take no more memory than the weights (results/attention.md).
+
+def _fastest_gather(inputs: Inputs) -> Choice | None:
+  """Chooses `per_position` if it is faster to gather a vector for each pair.
+
+  It is faster on a CPU if the vectors take no more memory than the weights, as where
+  sequences share their positions, in these cases:
+
+  - There are fewer than 128 keys and one `RelativePositions` (results/attention.md).
+  - A table has two rows or more for each key, and positions are given. `projected`
+    would multiply by all rows. Without positions it leaves out rows that no pair has.
   """
-  if target_platform() != "cpu" or inputs.key.shape[1] >= 128:
-    return False
-  if [type(relation) for relation in inputs.relations] != [RelativePositions]:
-    return False
-  batch, _, heads, width = inputs.query.shape
+  tables = _tables_by_distance(inputs)
+  if target_platform() != "cpu" or not tables:
+    return None
+  batch, _, heads, _ = inputs.query.shape
   label_batch = max(len(inputs.query_positions), len(inputs.key_positions))
-  table_heads = max(table.shape[1] for table in jax.tree.leaves(inputs.relations))
-  return label_batch * table_heads * width <= batch * heads
-
-
-class Choice(NamedTuple):
-  """Holds the name of an implementation, and the reason to choose it."""
-
-  implementation: str
-  reason: str
+  numbers_of_row = max(math.prod(table.shape[1:]) for table in tables)
+  if label_batch * numbers_of_row > batch * heads:
+    return None
+  num_keys = inputs.key.shape[1]
+  is_short = num_keys < 128
+  kinds = [type(relation) for relation in inputs.relations]
+  if is_short and kinds == [RelativePositions]:
+    reason = "under 128 keys, with gathered vectors no larger than the weights"
+    return Choice("per_position", reason)
+  is_wide = max(map(len, tables)) >= 2 * num_keys
+  if is_wide and band.unsupported(inputs) and (is_short or not _is_long(inputs)):
+    reason = "tables have many rows, and gathered vectors are no larger than weights"
+    return Choice("per_position", reason)
+  return None
 
 
 _CHOICE_OF_PLAIN = Choice(
@@ -259,9 +285,9 @@ def _fastest(inputs: Inputs) -> Choice:
       return Choice("chunked", "queries are few and keys are many, on a CPU")
     # jax.nn is slower, since it would transpose the keys and the values.
     return Choice("projected", "queries are few, on a CPU")
-  if _has_small_gather(inputs):
-    reason = "under 128 keys, with gathered vectors no larger than the weights"
-    return Choice("per_position", reason)
+  gather = _fastest_gather(inputs)
+  if gather is not None:
+    return gather
   if _is_long(inputs):
     return Choice("chunked", "keys are many, and it does not store their weights")
   if _is_plain(inputs) and target_platform() != "cpu":

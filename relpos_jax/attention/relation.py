@@ -140,8 +140,13 @@ class TableRelation(Relation):
   is_by_key: ClassVar[bool] = False  # whether rows multiply keys instead of queries
 
   @property
+  def tables(self) -> tuple[Array, ...]:
+    """Returns the tables that there are, all with the same number of rows."""
+    return (self.table,)
+
+  @property
   def num_rows(self) -> int:
-    return len(self.table)
+    return len(self.tables[0])
 
   def row_shape(self, sizes: Sizes) -> tuple[int, ...]:
     """Returns the shape of a row of `table`: () for a number."""
@@ -236,8 +241,8 @@ class VectorRelation(TableRelation):
   is_scaled = True
 
   @property
-  def num_rows(self) -> int:
-    return len(self.value if self.key is None else self.key)
+  def tables(self) -> tuple[Array, ...]:
+    return tuple(jax.tree.leaves((self.key, self.value)))
 
   def map_tables(self, function: Callable[[Array], Array]):
     key, value = jax.tree.map(function, (self.key, self.value))

@@ -108,6 +108,37 @@ def test_the_choice_follows_the_measurements_on_the_platform_of_the_mesh(
   assert may_be_named == (platform in ("gpu", "cuda"))
 
 
+@pytest.mark.parametrize(
+  "batch, length, num_rows, has_positions, wanted",
+  [
+    (16, 40, 4095, True, "per_position"),
+    (1024, 40, 4095, True, "per_position"),
+    (16, 128, 4095, True, "per_position"),
+    (64, 128, 4095, True, "chunked"),  # the weights are large
+    (4, 128, 4095, True, "projected"),  # the vectors are larger than the weights
+    (16, 128, 255, True, "projected"),
+    (16, 128, 4095, False, "projected"),  # it leaves out rows that no pair has
+  ],
+)
+@pytest.mark.parametrize("kind", [ContentBias, KeyBias, RelativePositions])
+def test_the_vectors_of_tables_with_more_rows_than_keys_are_gathered(
+  kind, batch, length, num_rows, has_positions, wanted
+):
+  x = jax.ShapeDtypeStruct((batch, length, 8, 8), jnp.float32)
+  table = jax.ShapeDtypeStruct((num_rows, 8, 8), jnp.float32)
+  arrays = {
+    ContentBias: (x, table),
+    KeyBias: (table,),
+    RelativePositions: (table, None),
+  }
+  options = {"relations": kind(*arrays[kind])}
+  if has_positions:
+    at = jax.ShapeDtypeStruct((length,), jnp.int32)
+    options |= {"query_positions": at, "key_positions": at}
+  with target("cpu"):
+    assert explain(x, x, x, **options).implementation == wanted
+
+
 @pytest.mark.parametrize("length, wanted", [(64, "projected"), (2048, "chunked")])
 def test_without_relations_long_sequences_are_in_tiles(length, wanted):
   """Covers rotary positions, which are no relation."""
