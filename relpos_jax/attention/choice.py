@@ -217,32 +217,48 @@ def _tables_by_distance(inputs: Inputs) -> list[Array]:
   return tables
 
 
+def _has_small_vectors(inputs: Inputs, tables: list[Array]) -> bool:
+  """Returns whether the vectors of all pairs take no more memory than the weights.
+
+  Sequences that share their positions share the vectors.
+  """
+  batch, _, heads, _ = inputs.query.shape
+  label_batch = max(len(inputs.query_positions), len(inputs.key_positions))
+  numbers_of_row = max(math.prod(table.shape[1:]) for table in tables)
+  return label_batch * numbers_of_row <= batch * heads
+
+
+def _has_many_rows(inputs: Inputs, tables: list[Array]) -> bool:
+  """Returns whether `projected` would multiply by two rows or more for each key.
+
+  If the call has a band (band.py), it leaves out rows that no pair has.
+  """
+  num_rows, num_keys = max(map(len, tables)), inputs.key.shape[1]
+  return num_rows >= 2 * num_keys and band.unsupported(inputs) is not None
+
+
 def _fastest_gather(inputs: Inputs) -> Choice | None:
   """Chooses `per_position` if it is faster to gather a vector for each pair.
 
-  It is faster on a CPU if the vectors take no more memory than the weights, as where
-  sequences share their positions, in these cases:
+  It is faster on a CPU if the vectors take no more memory than the weights, in these
+  cases:
 
   - There are fewer than 128 keys and one `RelativePositions` (results/attention.md).
-  - A table has two rows or more for each key, and positions are given. `projected`
-    would multiply by all rows. Without positions it leaves out rows that no pair has.
+  - `projected` would multiply by two rows or more for each key, as where positions are
+    given and drawn at random.
   """
   tables = _tables_by_distance(inputs)
   if target_platform() != "cpu" or not tables:
     return None
-  batch, _, heads, _ = inputs.query.shape
-  label_batch = max(len(inputs.query_positions), len(inputs.key_positions))
-  numbers_of_row = max(math.prod(table.shape[1:]) for table in tables)
-  if label_batch * numbers_of_row > batch * heads:
+  if not _has_small_vectors(inputs, tables):
     return None
-  num_keys = inputs.key.shape[1]
-  is_short = num_keys < 128
+  is_short = inputs.key.shape[1] < 128
   kinds = [type(relation) for relation in inputs.relations]
   if is_short and kinds == [RelativePositions]:
     reason = "under 128 keys, with gathered vectors no larger than the weights"
     return Choice("per_position", reason)
-  is_wide = max(map(len, tables)) >= 2 * num_keys
-  if is_wide and band.unsupported(inputs) and (is_short or not _is_long(inputs)):
+  fits = is_short or not _is_long(inputs)
+  if fits and _has_many_rows(inputs, tables):
     reason = "tables have many rows, and gathered vectors are no larger than weights"
     return Choice("per_position", reason)
   return None
