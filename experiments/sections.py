@@ -257,6 +257,13 @@ def _collect_values(
 # --------------------------------------------------------------------------------------
 
 
+def _is_lower_case(config: Mapping[str, Any]) -> bool:
+  """Checks whether the text is in lower case before the model reads it."""
+  is_multi30k = config["data.source"] == "multi30k"
+  is_prepared = is_multi30k and config["data.multi30k.prepared"]
+  return config["data.lowercase"] or is_prepared
+
+
 def _describe_translation(sweep: str, records: Records, folder: pathlib.Path) -> str:
   first = _first(records)
   config = first["config"]
@@ -273,8 +280,7 @@ def _describe_translation(sweep: str, records: Records, folder: pathlib.Path) ->
   for name, bleu in _PAPER.get(sweep.partition("-")[0], {}).items():
     table[name] = _choose_cells(bleu, records)
   facts = {"data": f"{config['data.source']} {config['data.languages']}"}
-  is_prepared = config["data.source"] == "multi30k" and config["data.multi30k.prepared"]
-  if config["data.lowercase"] or is_prepared:
+  if _is_lower_case(config):
     facts["text"] = "in lower case, references too, whatever the signatures say"
   for split, sentences in first["sentences"].items():
     facts[f"sentences of {split}"] = f"{len(sentences):,}"

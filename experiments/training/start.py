@@ -67,8 +67,8 @@ def write_start(
   `state` is the restored state, if any. All processes must call this, but only the
   first one writes. Raises InputError unless all of them see the files.
   """
-  is_trained = state is not None and int(state.step) == num_steps
   if processes.is_first():
+    is_trained = state is not None and int(state.step) == num_steps
     write_run_files(workdir, run.config.to_dict(), num_steps, is_trained)
     save_vocabulary()
     write_digests(workdir, digests)

@@ -69,6 +69,11 @@ def claim_workdir(
         f"{workdir} holds the run of another config: {name} is {before} there and "
         f"{now} here: give another --workdir, or delete that folder"
       )
+  _check_recipe(workdir)
+
+
+def _check_recipe(workdir: Path) -> None:
+  """Raises InputError if code of another recipe trained the run."""
   # A run that was killed before its first step may have no environment yet.
   has_environment = (workdir / _ENVIRONMENT).exists()
   if has_environment and read_environment(workdir)["recipe"] != RECIPE:

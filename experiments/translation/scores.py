@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from experiments.evaluation.tables import text_table
 from experiments.files import Path, write_lines
 from experiments.training.loop import Score
 from experiments.training.metrics import track
-from experiments.training.processes import is_first
+from experiments.training.processes import is_first, print_once
 from experiments.training.results import Evaluation
 from experiments.training.run import Run, copy_to_process
 from experiments.translation.corpus import Corpus
@@ -95,20 +94,17 @@ def translate_tests(run: Run, data: Corpus) -> dict[str, Translated]:
   Each translation then gets exactly as many tokens as its reference. The name of this
   result ends in "_given".
   """
-  progress = {}
-  if is_first():
-    progress["track"] = functools.partial(track, what="sentences")
+  progress = functools.partial(track, what="sentences")
   translated = {}
   kinds = [False]
   if run.config.evaluation.given_lengths:
     kinds.append(True)
   for is_given in kinds:
-    translate = make_translator(run, never_ends=is_given, **progress)
+    translate = make_translator(run, never_ends=is_given, track=progress)
     for split in list_tests(data):
       pairs = data.splits[split]
       name = split + GIVEN if is_given else split
-      if is_first():
-        print(f"{name}: {len(pairs):,} sentences to translate", file=sys.stderr)
+      print_once(f"{name}: {len(pairs):,} sentences to translate")
       sources, targets = zip(*pairs, strict=True)
       limits = None
       if is_given:

@@ -38,9 +38,9 @@ def attend(x, options):
   start, queries = options.get("query_offset"), x["query"].shape[1]
   new = slice(start or 0, (start or 0) + queries)
   refuse_if(start is None and x["key"].shape[1] != queries, "self-attention")
+  refuse_if(start is not None and not options.get("causal"), "a cache is for decoders")
   module = module_for(x, options)
   given = {"attn_mask": torch.tensor(pair_mask(x, options))}
-  refuse_if(start is not None and not options.get("causal"), "a cache is for decoders")
   if start is not None:  # a cache, whose later slots nobody attends to
     module.kcache, module.vcache = x["key"].clone(), x["value"].clone()
     given["cache_slice"] = torch.arange(new.start, new.stop)
