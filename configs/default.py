@@ -214,7 +214,7 @@ _TRANSLATION = dict(
     # The first validation sentences, which each evaluation translates greedily.
     num_samples=number(100, 1),
     # Also translates the first num_samples sentences of each test set: those longer
-    # than in training, if there are any.
+    # than batches.max_length, if there are any.
     score_tests=False,
   ),
   decoding=dict(

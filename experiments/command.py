@@ -245,6 +245,8 @@ def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
     raise InputError(f"{text} (--help shows the flags)") from error
   if unused:
     raise InputError(f"unexpected argument {unused[0]!r}: give flags as --name=value")
+  if file:
+    _check_source(file)
   arguments = {}
   for name, flag in flags.items():
     arguments[name] = _value(name, flag, values[name].value, file)
@@ -300,6 +302,18 @@ def _read_config_file(argv: list[str], flag: Flag) -> tuple[ConfigFile, list[str
       keys.append(change[1])
   check_keys(keys, config)
   return ConfigFile(name.value, module, config.lock(), tuple(keys)), argv
+
+
+def _check_source(file: ConfigFile) -> None:
+  """Raises InputError if the command line changes options of an unused data source."""
+  source = file.config.data.source
+  for key in file.changed_keys:
+    group, *path = key.split(".")
+    if group == "data" and len(path) > 1 and path[0] != source:
+      raise InputError(
+        f"--config.{key} is given, but config.data.source is {source!r}: "
+        f"give --config.data.source={path[0]}, too"
+      )
 
 
 def make_folder(folder: Path, flag: str) -> pathlib.Path:

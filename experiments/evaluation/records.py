@@ -20,7 +20,8 @@ A record is a line of JSON with these values:
 - curve: rows of step, validation loss and validation score; the score may be null
 - exact: only in translation, by split: rows of a step and the exact matches (%) in a
   sample of the split. The splits are valid and, with `training.score_tests`, the test
-  sets; their samples are longer than in training, if possible. Old records have none
+  sets; their samples are longer than `batches.max_length`, if possible. Old records
+  have none
 
 Each row of `sentences` stands for an example, or for a batch:
 

@@ -154,10 +154,10 @@ def load_tu(name: str = "MUTAG", path: str = "") -> GraphData:
   place = pathlib.Path(path).expanduser()
   archive = f"{name}.zip"
   if archive in MOLECULES.files:
-    if place.is_file():
+    if path and not (place / archive).exists():
       raise InputError(
-        f"config.data.tu.path is the file {path}: give the folder of {archive}, "
-        "or --config.data.tu.name= for your own graphs"
+        f"config.data.tu.path is {path}, which holds no {archive}: give the folder of "
+        "that file, or --config.data.tu.name= for your own graphs"
       )
     content = io.BytesIO(MOLECULES.read(archive, path))
     return read_folder(zipfile.Path(content, f"{name}/"), name)

@@ -1,29 +1,12 @@
-"""Saves, loads and compares the names of a run's labels and classes."""
+"""Saves and loads the names of a run's labels and classes."""
 
 import json
 
-from experiments.errors import InputError
 from experiments.files import Path, write_whole
-from experiments.graphs.graph import GraphData, GraphNames
+from experiments.graphs.graph import GraphNames
 from experiments.training.workdir import read_json
 
 _NAMES_FILE = "graphs.json"
-
-
-def check_run_names(data: GraphData, workdir: Path) -> None:
-  """Raises InputError if a run was trained on other names of labels or classes."""
-  if (workdir / _NAMES_FILE).exists():
-    check_names(load_names(workdir), data)
-
-
-def check_names(names: GraphNames, data: GraphData) -> None:
-  """Raises InputError unless `data` have `names`, the names of the trained model."""
-  for kind, ours, theirs in zip(GraphNames._fields, names, data.names, strict=True):
-    if ours != theirs:
-      remedy = "give the data it was trained on, or another --workdir"
-      raise InputError(
-        f"the data have {kind} {theirs}, the trained model {ours}: {remedy}"
-      )
 
 
 def load_names(workdir: Path) -> GraphNames:

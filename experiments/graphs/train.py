@@ -24,12 +24,7 @@ from experiments.graphs.graph import (
   num_nodes,
 )
 from experiments.graphs.graph import empty_batch as empty_batch  # for commands
-from experiments.graphs.names import (
-  check_names,
-  check_run_names,
-  load_names,
-  save_names,
-)
+from experiments.graphs.names import load_names, save_names
 from experiments.training import loop, processes, results, start
 from experiments.training.batches import configure_batches
 from experiments.training.loss import Loss, cross_entropy
@@ -61,8 +56,7 @@ def train(
     data = load_data(config)
     for note in data.notes:
       print(note)
-    check_run_names(data, workdir)
-    names = data.names
+  names = data.names
 
   mesh = make_mesh(**config.mesh)
   with jax.set_mesh(mesh):
@@ -175,9 +169,7 @@ def evaluate(config: ConfigDict, workdir: Path) -> None:
   """Scores the trained model of a run directory on the run's own data."""
   data = load_data(config)
   check_unchanged(workdir, data_digests(data.splits))
-  run = load_run(config, workdir)
-  check_names(run.vocabulary, data)
-  score_run(run, data, workdir)
+  score_run(load_run(config, workdir), data, workdir)
 
 
 def score_run(run: Run, data: GraphData, workdir: Path) -> None:

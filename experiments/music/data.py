@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import glob
 import hashlib
 import json
 import pathlib
@@ -131,11 +132,11 @@ def find_midi_files(folder: pathlib.Path) -> list[MidiFile]:
   according to the hash. If there is no such depth, each file is a piece.
   """
   names = []
-  for path in sorted(folder.rglob("*")):
-    parts = path.relative_to(folder).parts
-    is_hidden = any(part.startswith(".") for part in parts)
-    if path.suffix.lower() in (".mid", ".midi") and not is_hidden:
-      names.append(parts)
+  # Not rglob: it does not follow links to folders. glob leaves out hidden files.
+  found = glob.glob("**/*", root_dir=folder, recursive=True)
+  for path in sorted(map(pathlib.PurePath, found)):
+    if path.suffix.lower() in (".mid", ".midi"):
+      names.append(path.parts)
   has_splits = _has_splits(folder)
   depth = _depth_of_pieces(names)
   files = []

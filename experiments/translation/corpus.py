@@ -72,7 +72,7 @@ def load_pairs(train: str = "", valid: str = "", test: str = "") -> Corpus:
   """
   if not train:
     raise InputError(
-      'no training pairs: give train="source_file,target_file" or train="file.tsv"'
+      "no training pairs: give --config.data.pairs.train=source_file,target_file"
     )
   tests = parse_test_files(test)
   splits = dict(train=train, valid=valid) | tests

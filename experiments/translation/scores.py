@@ -54,10 +54,10 @@ class Translated(NamedTuple):
 def make_score(run: Run, data: Corpus) -> Score:
   """Makes a function that scores a model's greedy translations, given its parameters.
 
-  It translates the first pairs of the validation split that are no longer than in
-  training. With `training.score_tests` it also translates the first pairs of each test
-  set, those longer than in training if there are any. It returns scores by name, and
-  a text with three translations.
+  It translates the first pairs of the validation split that are no longer than
+  `batches.max_length`. With `training.score_tests` it also translates the first pairs
+  of each test set, the longer ones if there are any. It returns scores by name, and a
+  text with three translations.
   """
   settings, mark = run.config.training, run.config.evaluation.subword_mark
   translate = make_translator(run, beam_size=1)

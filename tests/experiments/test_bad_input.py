@@ -63,6 +63,7 @@ NO_FOLDER = "data.source=multi30k data.multi30k.path=/no"
     (PREPARED, "config.evaluation.subword_mark=@@"),
     ("data.moses=True", "config.evaluation.tokenize is '13a' give none"),
     (NO_FOLDER, "/no/train.en.gz multi30k/dataset"),
+    ("data.source=embedded data.pairs.train=a", "'embedded' data.source=pairs"),
     ("data.pairs.valid=", "no validation pairs --config.data.pairs.valid="),
   ],
 )

@@ -9,8 +9,8 @@ from run_files import read_json
 
 from experiments import command
 from experiments.errors import InputError
-from experiments.graphs.graph import Graph, GraphData
-from experiments.graphs.names import check_names
+from experiments.graphs import train
+from experiments.graphs.graph import Graph
 from experiments.graphs.scores import predict
 from experiments.graphs.train import load_data, load_run
 from experiments.systems import load_config
@@ -109,6 +109,8 @@ def test_predictions_are_in_the_order_of_the_graphs(run):
   "change, words",
   [
     ("data.tu.path=", "unknown 'RINGS' MUTAG"),
+    ("data.tu.name=MUTAG", "config.data.tu.path no MUTAG.zip data.tu.name="),
+    ("data.clutrr.path=FOLDER", "data.clutrr.path source 'tu' data.source=clutrr"),
     ("data.tu.fold=4", "config.data.tu.fold is 4 0 to 3"),
     ("mesh.sequence=2", "config.mesh.sequence is 2 graphs"),
     ("mesh.sequence=-1", "config.mesh.sequence is -1 graphs"),
@@ -120,10 +122,12 @@ def test_mistakes_with_graphs_are_one_line(train_graphs, tmp_path, change, words
   assert not (tmp_path / "run").exists()
 
 
-def test_a_model_is_not_scored_on_graphs_with_other_names(run):
-  loaded = load_run(load_config(run[0]), run[0])
-  data = load_data(loaded.config)
-  other = GraphData(data.splits, data.names._replace(edge_labels=("0", "7")))
-  words = r"the data have edge_labels .*7.*, the trained model .*1"
-  with pytest.raises(InputError, match=words):
-    check_names(loaded.vocabulary, other)
+def test_a_model_is_not_scored_on_other_graphs(run, monkeypatch):
+  workdir, _ = run
+  config = load_config(workdir)
+  data = load_data(config)
+  one, *others = data.splits["test"]
+  changed = data.splits | {"test": [one._replace(labels=one.labels + 1), *others]}
+  monkeypatch.setattr(train, "load_data", lambda _: data._replace(splits=changed))
+  with pytest.raises(InputError, match=r"the test data of .* changed"):
+    train.evaluate(config, workdir)

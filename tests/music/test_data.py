@@ -125,6 +125,16 @@ def test_sub_folders_are_splits_and_their_files_pieces_by_name(tmp_path):
   assert music.notes == (f"MIDI files of {tmp_path}: 3 train, 1 valid",)
 
 
+def test_links_to_folders_are_followed(tmp_path):
+  for name in ("a", "b"):
+    write(tmp_path / "elsewhere" / f"{name}.mid")
+  for split in ("train", "valid"):
+    (tmp_path / "music").mkdir(exist_ok=True)
+    (tmp_path / "music" / split).symlink_to(tmp_path / "elsewhere")
+  music = data.load_midi_folder(str(tmp_path / "music"), codec="voices")
+  assert music.notes == (f"MIDI files of {tmp_path}/music: 2 train, 2 valid",)
+
+
 DRUM = mido.Message("note_on", channel=9, note=36)
 DRUMS = mido.MidiTrack([DRUM, mido.MetaMessage("marker")])
 
