@@ -230,10 +230,13 @@ def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
   argv = ["command", *argv]
   values = absl_flags.FlagValues()
   file = None
+  # Not in the `try` below: a mistake within a config file needs its traceback.
+  for flag in flags.values():
+    if flag in (CONFIG, SWEEP):
+      file, argv = _read_config_file(argv, flag)
   try:
     for name, flag in flags.items():
       if flag in (CONFIG, SWEEP):
-        file, argv = _read_config_file(argv, flag)
         options = dict(flag_values=values, sys_argv=argv)
         config_flags.DEFINE_config_dict(name, file.config, **options)
       else:
@@ -276,8 +279,10 @@ def _read_config_file(argv: list[str], flag: Flag) -> tuple[ConfigFile, list[str
   """Loads the config file that `argv` names; returns it and the other arguments."""
   config_flag = absl_flags.FlagValues()
   name = absl_flags.DEFINE_string("config", None, "", flag_values=config_flag)
-  argv = config_flag(argv, known_only=True)
   known = _configs()
+  config_flag.mark_as_parsed()
+  with contextlib.suppress(absl_flags.Error):  # --config without a value
+    argv = config_flag(argv, known_only=True)
   if not name.value:
     raise InputError(f"missing --config: {flag.help}: there are {', '.join(known)}")
   path, _, argument = name.value.partition(":")
@@ -293,7 +298,9 @@ def _read_config_file(argv: list[str], flag: Flag) -> tuple[ConfigFile, list[str
     raise InputError(f"{path} takes no argument: leave out :{argument}")
   try:
     config = module.get_config(argument) if argument else module.get_config()
-  except (TypeError, ValueError) as error:  # an unknown argument
+  except ValueError as error:  # an unknown argument
+    if not argument:
+      raise
     raise InputError(f"{name.value}: {error}") from error
   keys = []
   for word in argv:
@@ -306,13 +313,15 @@ def _read_config_file(argv: list[str], flag: Flag) -> tuple[ConfigFile, list[str
 
 def _check_source(file: ConfigFile) -> None:
   """Raises InputError if the command line changes options of an unused data source."""
-  source = file.config.data.source
   for key in file.changed_keys:
-    group, *path = key.split(".")
-    if group == "data" and len(path) > 1 and path[0] != source:
+    if not re.match(r"data\.\w+\.", key):
+      continue
+    source = file.config.data.source
+    _, other, *_ = key.split(".")
+    if other != source:
       raise InputError(
         f"--config.{key} is given, but config.data.source is {source!r}: "
-        f"give --config.data.source={path[0]}, too"
+        f"give --config.data.source={other}, too"
       )
 
 

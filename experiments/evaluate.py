@@ -10,8 +10,8 @@ BLEU by sacreBLEU, BLEU as in the paper, chrF, and the percentage of translation
 equal the reference. It also draws an attention map. The run directory receives
 results.json, the pictures and the translations of each split. Once the training is
 finished and its last checkpoint is intact, it also receives record.json, the run's line
-in the results of a sweep. With another --average_checkpoints than the run's config has,
-the scores are only printed: results.json and record.json stay unchanged.
+in the results of a sweep. With another --average_checkpoints N than the run's config
+has, the files are in the folder `average-N` of the run directory, without a record.
 
 --pairs writes into the folder `pairs` of the run directory, and writes no record.
 --hypotheses scores a file of translations, one line for each pair, and writes nothing.

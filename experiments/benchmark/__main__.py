@@ -84,7 +84,7 @@ _SIZES = dict(
   max_distance=command.Flag(16, "k: tables have 2 k + 1 rows", least=0),
 )
 _FILE = dict(
-  out=command.Flag("runs/benchmark", "the folder to write to"),
+  out=command.Flag("runs/benchmark", "the folder to write to", is_path=True),
   name=command.Flag("", "names the results; by default the device does"),
 )
 _STEP = dict(
@@ -93,7 +93,7 @@ _STEP = dict(
   repetitions=command.Flag(
     42, "steps of each model; a multiple of 6 balances their order", least=2
   ),
-  out=command.Flag("", "the folder to write to; empty: only print"),
+  out=command.Flag("", "the folder to write to; empty: only print", is_path=True),
 )
 _POSITIONS = dict(
   _STEP, repetitions=command.Flag(22, "steps of each of the 11 models", least=2)

@@ -72,9 +72,10 @@ def main(**values: Any) -> None:
   contestants = choose_contestants(
     values["implementations"], values["schemes"], values["peers"]
   )
-  folder = command.make_folder(pathlib.Path(values["out"], "attention"), "out")
+  folder = command.make_folder(values.pop("out") / "attention", "out")
   device = re.sub("[^a-z0-9]+", "-", jax.devices()[0].device_kind.lower()).strip("-")
-  path = folder / f"{values['name'] or device}.json"
+  path = folder / f"{values.pop('name') or device}.json"
+  _check_settings(path, values)
   results = dict(environment=environment("torch"), settings=values)
   results |= dict(cases=[], contestants={})
   for name, contestant in contestants.items():
@@ -90,6 +91,14 @@ def main(**values: Any) -> None:
     print(column_table("", {title: _format_times(measured)}), end="\n\n")
   timing.rewrite_page(folder, draw_section)
   print(f"wrote {folder.with_suffix('.md')}")
+
+
+def _check_settings(path: pathlib.Path, settings: Mapping[str, Any]) -> None:
+  """Raises InputError if a file holds measurements with other settings."""
+  if path.exists() and json.loads(path.read_text("utf-8"))["settings"] != settings:
+    raise InputError(
+      f"{path} holds measurements with other flags: give another --name, or delete it"
+    )
 
 
 def _make_cases(values: Mapping[str, Any]) -> list[Case]:
@@ -432,7 +441,13 @@ def _format_times(case: Record) -> dict[str, str]:
 def _format_memory(case: Record) -> dict[str, str]:
   """Formats temporary memory, with its ratio to jax.nn's in brackets."""
   sizes = _collect_mebibytes(case)
-  return {name: f"{x:,.1f} MiB ({x / sizes[STOCK]:.3g})" for name, x in sizes.items()}
+  stock = sizes.get(STOCK)  # absent if jax.nn could not run
+  cells = {}
+  for name, size in sizes.items():
+    cells[name] = f"{size:,.1f} MiB"
+    if stock:
+      cells[name] += f" ({size / stock:.3g})"
+  return cells
 
 
 def describe_case(case: Record) -> str:

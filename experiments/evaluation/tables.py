@@ -131,7 +131,7 @@ def rewrite_sections(page: pathlib.Path, sections: Mapping[str, str]) -> None:
   that the page lacks are appended, and a missing page is created. The page is written
   atomically. Raises InputError if a section has no end.
   """
-  text = page.read_text(encoding="utf-8") if page.exists() else ""
+  text = page.read_text(encoding="utf-8").rstrip() + "\n" if page.exists() else ""
   for name, content in sections.items():
     begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->\n"
     if begin not in text:

@@ -174,4 +174,6 @@ def evaluate(config: ConfigDict, workdir: Path) -> None:
 
 def score_run(run: Run, data: GraphData, workdir: Path) -> None:
   """Scores every split except train; writes the scores and the run's record."""
-  results.report(scores.evaluate(run, data, workdir), run, workdir, "accuracy")
+  folder = results.choose_folder(run, workdir)
+  evaluation = scores.evaluate(run, data, folder)
+  results.report(evaluation, run, workdir, "accuracy")

@@ -29,8 +29,10 @@ from experiments.errors import InputError
 from experiments.launch import end_with_parent
 
 FLAGS = dict(
-  processes=command.Flag(1, "number of processes; more than one have one GPU each"),
-  retries=command.Flag(3, "how often the command is started again"),
+  processes=command.Flag(
+    1, "number of processes; more than one have one GPU each", least=1
+  ),
+  retries=command.Flag(3, "how often the command is started again", least=0),
 )
 
 _RETRIED = (134, 137, 143)

@@ -194,4 +194,6 @@ def evaluate(config: ConfigDict, workdir: Path) -> None:
 
 def score_run(run: Run, data: Corpus, workdir: Path) -> None:
   """Scores complete pieces; writes the scores and the run's record."""
-  results.report(scores.evaluate(run, data, workdir), run, workdir, "NLL")
+  folder = results.choose_folder(run, workdir)
+  evaluation = scores.evaluate(run, data, folder)
+  results.report(evaluation, run, workdir, "NLL")

@@ -33,24 +33,33 @@ class Evaluation(NamedTuple):
   pictures: tuple[Path, ...] = ()  # image files
 
 
+def choose_folder(run: Run, workdir: Path) -> Path:
+  """Returns the folder for a run's scores: the run directory, or `average-N` in it.
+
+  The second one is for scores of another average than the run's own, so that all files
+  in the run directory are of the same average.
+  """
+  num_averaged = run.config.decoding.average_checkpoints
+  own_config = flatten(defaults(run.config)) | read_config(workdir)
+  if num_averaged == own_config["decoding.average_checkpoints"]:
+    return workdir
+  folder = workdir / f"average-{num_averaged}"
+  folder.mkdir(exist_ok=True)
+  return folder
+
+
 def report(evaluation: Evaluation | None, run: Run, workdir: Path, score: str) -> None:
   """Prints scores, draws the learning curves, and writes the results and the record.
 
   `score` names the main score, such as BLEU; its metric during training is then
-  `valid_bleu`. The scores of another average than the run's own are only printed.
-  Nothing happens if `evaluation` is None, as in all processes except the first.
+  `valid_bleu`. Another average than the run's own has no curves and no record. Nothing
+  happens if `evaluation` is None, as in all processes except the first.
   """
   if evaluation is None:
     return
-  num_averaged = run.config.decoding.average_checkpoints
-  own_config = flatten(defaults(run.config)) | read_config(workdir)
-  own_number = own_config["decoding.average_checkpoints"]
-  if num_averaged != own_number:
-    print(f"\n{evaluation.text}\n")
-    print(
-      f"config.decoding.average_checkpoints is {num_averaged}, and the run's own "
-      f"{own_number}: results.json and record.json are unchanged"
-    )
+  folder = choose_folder(run, workdir)
+  if folder != workdir:
+    print_scores(evaluation, run, folder)
     return
   metrics = read_metrics(workdir)
   title = f"{run.config.data.source}, seed {run.config.seed}"

@@ -144,5 +144,6 @@ def evaluate(config: ConfigDict, workdir: Path) -> None:
 def score_run(run: Run, data: Corpus, workdir: Path) -> None:
   """Translates the test sets; writes scores, translations and the run's record."""
   translated = scores.translate_tests(run, data)
-  evaluation = scores.evaluate(run, translated, workdir)
+  folder = results.choose_folder(run, workdir)
+  evaluation = scores.evaluate(run, translated, folder)
   results.report(evaluation, run, workdir, "BLEU")

@@ -44,6 +44,11 @@ def test_without_room_for_jax_nn_the_others_are_compared():
   assert attention.choose_pairs(names) == [("chunked", "chunked (no relations)")]
 
 
+def test_memory_is_shown_without_a_ratio_if_jax_nn_had_no_room():
+  rows = {STOCK: dict(temporary_bytes=None), "skew": dict(temporary_bytes=2**21)}
+  assert attention._format_memory(dict(contestants=rows)) == {"skew": "2.0 MiB"}
+
+
 # Attention
 # --------------------------------------------------------------------------------------
 
@@ -77,6 +82,11 @@ def test_every_time_and_every_refusal_is_kept(call, tmp_path, monkeypatch):
     refused = {name: row["refused"] for name, row in case["contestants"].items()}
     refused = {name: reason for name, reason in refused.items() if reason}
     assert refused == {"elsewhere": NOT_HERE, "cudnn": "it needs a GPU"}
+
+  before = (tmp_path / "attention" / "here.json").read_bytes()
+  other = call("benchmark.__main__", "attention", *TINY, "--lengths=8", *out)
+  other.assert_refused("here.json measurements with other flags --name")
+  assert (tmp_path / "attention" / "here.json").read_bytes() == before
 
 
 def test_every_scheme_runs_with_all_gradients():

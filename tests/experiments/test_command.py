@@ -178,6 +178,7 @@ WRONG_KEY = "unknown config.model.widht config.model.width?"
     ("--config=F --wrokdir=a", "Unknown wrokdir workdir --help"),
     ("--config=F runs/a", "unexpected argument 'runs/a' --name=value"),
     ("", "missing --config: FILE.py configs/small.py"),
+    ("--config", "missing --config: FILE.py configs/small.py"),
     ("--config=configs/smal.py", "no config file 'configs/smal.py' configs/small.py"),
     ("--config=F:huge", "configs/small.py unknown argument 'huge' small or large"),
   ],
@@ -188,6 +189,23 @@ def test_a_mistake_is_one_line_and_status_2(capsys, config_file, arguments, word
   assert (status, out, err.count("\n")) == (2, "", 1)
   assert err.startswith("error: ")
   assert all(word in err for word in words.split())
+
+
+@pytest.mark.parametrize(
+  "line, kind",
+  [
+    ("ConfigDict().modle.width = 3", AttributeError),
+    ("dict()['width']", KeyError),
+    ("int('four')", ValueError),
+  ],
+)
+def test_a_mistake_within_a_config_keeps_its_traceback(capsys, config_file, line, kind):
+  with open(config_file, "a") as file:
+    file.write(f"\n\ndef get_config():\n  {line}\n")
+  with pytest.raises(kind) as error:
+    command.run(never, FLAGS, [f"--config={config_file}"])
+  frames = [frame.path.name for frame in error.traceback]
+  assert "small.py" in frames
 
 
 @pytest.mark.parametrize(

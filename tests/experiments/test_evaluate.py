@@ -64,19 +64,25 @@ def test_results_and_record_say_which_checkpoints_were_scored(longer, call, tmp_
   assert "scored step 12, not the last, 15" in answer.err
 
 
-def test_scores_of_another_average_are_printed_but_not_recorded(longer, call, tmp_path):
+def test_scores_of_another_average_have_a_folder_and_no_record(
+  longer, call, contents, tmp_path
+):
   # A sweep finds the record of a run by the digest of the run's own config.
   copy = shutil.copytree(longer, tmp_path / "run")
-  names = "record.json", "results.json", "learning_curves.png"
-  before = [(copy / name).read_bytes() for name in names]
+  before = contents(copy)
   answer = call("evaluate", f"--workdir={copy}", "--average_checkpoints=1")
   assert answer.status == 0, answer.err
   assert re.search(r"^test +6 ", answer.out, re.MULTILINE)
-  assert "average_checkpoints is 1, and the run's own 3" in answer.out
-  assert "results.json and record.json are unchanged" in answer.out
-  assert [(copy / name).read_bytes() for name in names] == before
+  after = contents(copy)
+  own = {name: after[name] for name in after if not name.startswith("average-1")}
+  assert own.keys() == before.keys()
+  assert {name for name in own if own[name] != before[name]} <= {"average.npz"}
+  names = "attention.png", "results.json", "test.translations.txt"
+  new = sorted(after.keys() - own.keys())
+  assert new == ["average-1", *(f"average-1/{name}" for name in names)]
+  assert read_json(copy / "average-1/results.json")["test"]["checkpoints"] == [15]
   call("evaluate", f"--workdir={copy}", "--average_checkpoints=3")  # the run's own
-  assert (copy / "record.json").read_bytes() == before[0]
+  assert contents(copy)["record.json"] == before["record.json"]
 
 
 def test_only_a_finished_run_has_a_record(call, run_copy):
