@@ -66,5 +66,6 @@ def _join_blocks(
   """
   num_blocks, batch, block, *rest = blocks.shape
   overlap = num_blocks * block - num_queries
-  before = jnp.moveaxis(blocks[:-1], 0, 1).reshape(batch, -1, *rest)
+  before = jnp.moveaxis(blocks[:-1], 0, 1)
+  before = before.reshape(batch, (num_blocks - 1) * block, *rest)
   return jnp.concatenate([before, blocks[-1][:, overlap:]], axis=1)

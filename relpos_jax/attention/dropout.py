@@ -6,6 +6,8 @@ again which weights were dropped. The hash is a 32-bit multiply-xorshift, applie
 per row and once per weight. It needs only int32, which every kernel language has.
 """
 
+import numbers
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,12 @@ from relpos_jax.typing import Array, Bool, Int
 
 # 2**32 divided by the golden ratio, as int32: it spreads consecutive integers.
 _WEYL = np.int32(-1640531527)
+
+
+def check_rate(rate: float) -> None:
+  """Raises ValueError unless 0 <= rate < 1."""
+  if not isinstance(rate, numbers.Real) or not 0 <= rate < 1:
+    raise ValueError(f"dropout_rate is {rate!r}; want 0 <= rate < 1")
 
 
 def keep(seeds: Array, rows: Array, columns: Array, rate: float) -> Bool[Array, "..."]:
@@ -30,11 +38,8 @@ def keep(seeds: Array, rows: Array, columns: Array, rate: float) -> Bool[Array, 
 def from_row(seeds: Array | None, first: int | Int[Array, "*#B"]) -> Array | None:
   """Shifts the numbers of rows by `first`; returns seeds [B, N] for `keep`.
 
-  Row `first + i` under the new seeds drops the same weights as row i under `seeds`.
-
-  For example, a block of queries begins at row s of an array, and numbers its own rows
-  from 0. It passes `first=-s`. Then row i under the new seeds drops the same weights as
-  row s + i under `seeds`, so the block drops the same weights as the whole array.
+  A block of queries that begins at row s, and numbers its own rows from 0, passes
+  `first=-s`. Then it drops the same weights as the whole array.
   """
   if seeds is None or (isinstance(first, int) and first == 0):
     return seeds

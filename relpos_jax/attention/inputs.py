@@ -284,8 +284,7 @@ def check_numbers(
   """Checks the scale of a call, its dropout and its soft cap."""
   if scale is not None and jnp.ndim(scale):
     raise ValueError(f"scale has shape {jnp.shape(scale)}; want one number")
-  if not isinstance(rate, numbers.Real) or not 0 <= rate < 1:
-    raise ValueError(f"dropout_rate is {rate!r}; want 0 <= rate < 1")
+  dropout.check_rate(rate)
   if rate > 0 and key is None:
     raise ValueError(
       f"dropout_rate is {rate} and dropout_key is None; want a jax.random.key"
@@ -415,7 +414,7 @@ def _check_offset(
   offset: ArrayLike | None, batch: Shape, has_positions: bool
 ) -> int | Int[Array, "#B"]:
   """Returns the position of the first query; a Python int stays static."""
-  if offset is None or (isinstance(offset, int) and offset == 0):
+  if offset is None or (isinstance(offset, int | np.integer) and offset == 0):
     return 0
   if has_positions:
     raise ValueError("query_offset is given with positions; want it or query_positions")
@@ -446,10 +445,13 @@ def _check_window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
   """Returns the window's distances to the left and right, clipped to 32 bits."""
   if size is None:
     return None
-  sizes = tuple(size) if isinstance(size, tuple | list) else (size, size)
-  if len(sizes) != 2 or min(sizes) < 0:
+  sizes = size if isinstance(size, tuple | list) else (size, size)
+  try:
+    left, right = map(operator.index, sizes)
+  except (TypeError, ValueError):  # no integers, or not two
+    left = right = -1
+  if min(left, right) < 0:
     raise ValueError(f"local_window_size is {size}; want None, or one or two distances")
-  left, right = map(operator.index, sizes)
   return min(left, masks.UNLIMITED), min(right, masks.UNLIMITED)
 
 

@@ -56,9 +56,9 @@ def _weighted_sum(
     seeds = inputs.dropout_seeds[..., None, None]
     is_kept = dropout.keep(seeds, rows, columns, inputs.dropout_rate)
     weights = jnp.where(is_kept, weights / (1 - inputs.dropout_rate), 0)
-  batch, _, num_queries, num_keys = weights.shape
-  heads = _split_heads(inputs)
-  split_weights = weights.reshape(batch, *heads, num_queries, num_keys)
+  batch, num_heads, num_queries, num_keys = weights.shape
+  split_shape = batch, *_split_heads(inputs), num_queries, num_keys
+  split_weights = weights.reshape(split_shape)
   split_weights = split_weights.astype(inputs.value.dtype)
   if has_few_queries(inputs):
     output = product("BSKV,BK...TS->BK...TV", inputs.value, split_weights)
@@ -67,7 +67,7 @@ def _weighted_sum(
   # Swaps axes only now: XLA's CPU compiler fuses the softmax only with products that
   # transpose nothing.
   width = inputs.value.shape[3]
-  output = output.reshape(batch, -1, num_queries, width).swapaxes(1, 2)
+  output = output.reshape(batch, num_heads, num_queries, width).swapaxes(1, 2)
   for relation in inputs.relations:
     term = values_of(inputs, relation, weights)
     if term is not None:

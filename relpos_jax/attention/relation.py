@@ -277,9 +277,10 @@ class VectorRelation(TableRelation):
     if key is not None:
       key = check_table(f"{name}.key", key, sizes, sizes.width)
     if value is not None:
-      any_width = jnp.shape(value)[-1]
-      width = any_width if sizes.value_width is None else sizes.value_width
-      value = check_table(f"{name}.value", value, sizes, width)
+      width = [sizes.value_width]
+      if sizes.value_width is None:  # any width
+        width = jnp.shape(value)[-1:]
+      value = check_table(f"{name}.value", value, sizes, *width)
     if key is not None and value is not None and len(key) != len(value):
       rows = f"{len(key)} and {len(value)} rows"
       raise ValueError(f"{name}.key and {name}.value have {rows}; want as many")

@@ -121,7 +121,8 @@ def beam_search(
     Tokens and their float32 scores, best first. If no hypothesis ended within the
     limit, the hypotheses that reached it are returned, without `eos`. The search ends
     once the best is found: the others are those that ended before, not always the next
-    best. A missing hypothesis has score -inf and only `pad`.
+    best. A missing hypothesis has score -inf and only `pad`. If logits are NaN, so is
+    the score.
 
   >>> def count(tokens, cache):  # 3, 4, 5, ... and then 0, which is eos
   ...   return 9.0 * jax.nn.one_hot((tokens + 1) % 6, 7), cache
@@ -278,7 +279,7 @@ def _best(
   _, best = jax.lax.top_k(highest, num_best)
   best = jnp.sort(best)  # so that the first of equal sums win
   beams, numbers = jnp.divmod(best, num_blocks)
-  tokens = size * numbers[:, :, None] + jnp.arange(size)
+  tokens = size * numbers[:, :, None] + jnp.arange(size, dtype=jnp.int32)
   blocks = blocks.reshape(num_sentences, -1, size)
   added = _pick(added, beams)
   sums = _pick(blocks, best) + added[:, :, None]

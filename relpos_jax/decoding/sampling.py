@@ -129,7 +129,9 @@ def _draw(
   lowest = jnp.finfo(jnp.float32).min
   logits = state.logits.astype(jnp.float32)
   logits = jnp.nan_to_num(logits, nan=lowest)
-  logits = logits.at[:, banned].set(-jnp.inf)
+  # A negative number must not count from the end of the vocabulary.
+  excluded = logits.at[:, banned]
+  logits = excluded.set(-jnp.inf, mode="drop", wrap_negative_indices=False)
   keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, state.step)
   filtered = filter_logits(logits, sampling)
   drawn = jax.vmap(jax.random.categorical)(keys, filtered)

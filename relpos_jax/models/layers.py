@@ -34,8 +34,8 @@ class LayersConfig:
       (Transformer-XL), "content" (Inkling) or "deberta". Or a subclass of `Positions`.
       Its `__init__` may have any of the arguments width, num_heads, head_width,
       max_distance, left, bidirectional and rngs.
-    max_distance: k, the clipping distance. It has no effect on sinusoids, "alibi" and
-      "rotary".
+    max_distance: k, the clipping distance; 16 is Shaw's. T5 has 128, and
+      Transformer-XL does not clip. It has no effect on sinusoids, "alibi" and "rotary".
     left: the clipping distance on the left, if it differs from k. Then tables have left
       + 1 + k rows. Causal models need no rows on the right, so k may be 0.
     tables_per_head: whether each head has its own tables `[2k+1, H]`, as in the base
@@ -162,9 +162,11 @@ class Cache(NamedTuple):
     In beam search the tokens are alternatives, all at the next position. Padding has
     position -1, wherever it is: it takes a slot, but no position.
     """
-    mask = tokens != PAD
-    before = 0 if self.beam_mask is not None else jnp.cumsum(mask, axis=1) - 1
-    return jnp.where(mask, self.next_position[:, None] + before, -1)
+    is_token = tokens != PAD
+    positions = self.next_position[:, None]
+    if self.beam_mask is None:
+      positions += jnp.cumsum(is_token, axis=1, dtype=jnp.int32) - 1
+    return jnp.where(is_token, positions, -1)
 
   def read(
     self, layers, x: Array, positions: Array, memories: tuple[Memory, ...] = ()
@@ -185,7 +187,8 @@ class Cache(NamedTuple):
     for layer, cache, memory in parts:
       x, cache = layer.decode(x, cache, positions, memory, mask)
       caches.append(cache)
-    next_position = jnp.maximum(self.next_position, positions.max(axis=1) + 1)
+    last = positions.max(axis=1, initial=-1)
+    next_position = jnp.maximum(self.next_position, last + 1)
     return x, Cache(tuple(caches), next_position, beam_mask)
 
   def reorder(self, hypotheses: Int[Array, "B W"]) -> "Cache":

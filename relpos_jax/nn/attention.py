@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.core import Tracer
 
-from relpos_jax.attention.arrays import check_array
+from relpos_jax.attention.arrays import check_array, range_of
 from relpos_jax.attention.edges import edge_attention
 from relpos_jax.attention.operator import attention_weights, dot_product_attention
 from relpos_jax.nn.positions import Positions
@@ -53,12 +52,11 @@ class KVCache(NamedTuple):
     """
     num_slots = self.positions.shape[1]
     num_new = positions.shape[1]
-    if not isinstance(self.length, Tracer):
-      longest = int(self.length.max())
-      if longest + num_new > num_slots:
-        raise ValueError(
-          f"cache of {num_slots} slots holds {longest} tokens: no room for {num_new}"
-        )
+    _, longest = range_of(self.length)  # -1 if it is not concrete
+    if longest >= 0 and longest + num_new > num_slots:
+      raise ValueError(
+        f"cache of {num_slots} slots holds {longest} tokens: no room for {num_new}"
+      )
     return jax.vmap(KVCache._write)(self, key, value, positions)
 
   def _write(self, key_MKH, value_MKH, positions) -> "KVCache":
@@ -130,6 +128,10 @@ class MultiHeadAttention(nnx.Module):
         raise ValueError(f"width is {width}; want a multiple of num_heads, {num_heads}")
     if num_key_heads is None:
       num_key_heads = num_heads
+    if num_heads % num_key_heads:
+      raise ValueError(
+        f"num_key_heads is {num_key_heads}; want a divisor of num_heads, {num_heads}"
+      )
     if not isinstance(positions, Positions | None):
       raise ValueError(
         f"positions is {positions!r:.60}; want Positions such as AlibiPositions(8)"
@@ -193,14 +195,16 @@ class MultiHeadAttention(nnx.Module):
     `edge_attention`.
     """
     query = self.query(x)
-    options |= dict(query=query, key=key)
+    arguments = dict(query=query, key=key)
     if self.tables is not None:
-      for name in {"relations", "senders"} & options.keys():
+      names = "query_positions", "key_positions", "query_offset"
+      arguments = self.tables.arguments(query, key, *map(options.get, names))
+      for name in {"relations", "senders", *arguments} & options.keys():
         raise ValueError(
           f"a layer with positions takes no {name}: make it without positions="
         )
-      names = "query_positions", "key_positions", "query_offset"
-      options |= self.tables.arguments(query, key, *map(options.get, names))
+    implementation = options.pop("implementation", self.implementation)
+    options |= arguments
     is_of_edges = "senders" in options
     if self.sow_weights and not is_of_edges:
       self.sow(nnx.Intermediate, "weights", attention_weights(**options))
@@ -208,7 +212,7 @@ class MultiHeadAttention(nnx.Module):
       options |= dict(dropout_rate=self.dropout_rate, dropout_key=rngs.dropout())
     if is_of_edges:
       return self.out(edge_attention(value=value, **options))
-    options |= dict(value=value, implementation=self.implementation)
+    options |= dict(value=value, implementation=implementation)
     return self.out(dot_product_attention(**options))
 
   def decode(
@@ -258,7 +262,7 @@ class MultiHeadAttention(nnx.Module):
     if x.shape[1] <= 8 and not self.sow_weights:
       sizes = _part_sizes(num_slots)
     slots = jnp.arange(1, num_slots + 1)
-    num_in_use = jnp.max(jnp.where(is_token, slots, 0))
+    num_in_use = jnp.max(jnp.where(is_token, slots, 0), initial=0)
     part = jnp.searchsorted(jnp.array(sizes), num_in_use)
     branches = [functools.partial(self._attend_to_part, size) for size in sizes]
     y = jax.lax.switch(part, branches, x, cache, positions, mask)
@@ -309,9 +313,9 @@ class MultiHeadAttention(nnx.Module):
     if window < 1:
       raise ValueError(f"window is {window}; want 1 or more")
     shape = batch_size, window, *self.key_shape
-    empty = jnp.zeros(shape, self.dtype)
+    key, value = jnp.zeros((2, *shape), self.dtype)  # two, so that they can be donated
     positions = jnp.full((batch_size, window), -1, jnp.int32)
-    return RollingCache(empty, empty, positions)
+    return RollingCache(key, value, positions)
 
 
 def _part_sizes(num_slots: int) -> list[int]:

@@ -94,8 +94,9 @@ def drop(
   """
   if rngs is None or rate == 0:
     return x
+  dropout.check_rate(rate)
   *batch, _ = x.shape
-  bits = jax.random.bits(rngs.dropout())
+  bits = jax.random.bits(rngs.dropout(), dtype="uint32")
   seed = jax.lax.bitcast_convert_type(bits, jnp.int32)
   rows = jnp.arange(math.prod(batch)).reshape(*batch, 1)
   columns = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)

@@ -55,9 +55,11 @@ class T5Positions(Positions):
     if max_distance < 2:
       raise ValueError(f"max_distance is {max_distance}; want 2 or more")
     sides = 2 if bidirectional else 1
+    if num_buckets < 2 * sides:
+      raise ValueError(f"num_buckets is {num_buckets}; want {2 * sides} or more")
     # Half of a side's buckets hold one distance each, and must end before max_distance.
     most = 2 * max_distance - 1
-    rows_of_side = max(1, min(num_buckets // sides, most))
+    rows_of_side = min(num_buckets // sides, most)
     shape = sides * rows_of_side, num_heads
     self.buckets = new_table(rngs, shape, param_dtype)
     self.bidirectional = bidirectional
@@ -144,7 +146,9 @@ class TransformerXLPositions(Positions):
 
   Dai et al. 2019, section 3.3: logits are q_i . k_j + q_i . r_ij + u . k_j + v . r_ij,
   all scaled, and r_ij is the projected sinusoid of the distance i - j. The paper does
-  not clip distances: to do the same, give the longest length as `max_distance`.
+  not clip distances: to do the same, give the longest length as `max_distance`. The
+  wavelengths are Tensor2Tensor's, as in `sinusoids`; those of the authors' code are a
+  little shorter.
 
   Args:
     width: the width of the sinusoids, an even number.
@@ -192,7 +196,7 @@ class TransformerXLPositions(Positions):
     scale = query.shape[-1] ** -0.5
     content = (query + v) * scale
     relations = ContentBias(content, table, left=self.left)
-    return dict(query=query + u, key=key, relations=relations)
+    return dict(query=query + u, key=key, relations=relations, scale=scale)
 
 
 class ContentPositions(Positions):

@@ -95,6 +95,7 @@ WANT_ROWS = "want floating numbers of shape [R], shared by the heads, or [R, 4]"
       (RelativePositions(None, None), RELATIONS),
       "relations[0] has neither a key nor a value table",
     ),
+    (RelativePositions(None, 1.0), "relations.value is float32 of shape (); want"),
     (
       RelativePositions(TABLE, TABLE[:3]),
       "relations.key and relations.value have 5 and 3 rows",
@@ -174,6 +175,9 @@ def test_a_wrong_relation_is_named(relations, message):
       "query_offset goes from -1073741825 to 3; want -2**30 to 2**30",
     ),
     ("local_window_size", -1, "local_window_size is -1; want None, or one or two"),
+    ("local_window_size", 2.0, "local_window_size is 2.0; want None, or one or two"),
+    ("local_window_size", (3, None), "local_window_size is (3, None); want None, or"),
+    ("local_window_size", jnp.arange(2), "local_window_size is [0 1]; want None, or"),
     (
       "query_segment_ids",
       np.ones((2, 5), int),
@@ -199,6 +203,19 @@ def test_heads_and_their_width_are_not_zero(query, key):
 def test_an_offset_beside_positions_is_named():
   options = {"query_offset": 1, "key_positions": np.arange(7)}
   check_message("query_offset is given with positions; want it or", call, **options)
+
+
+def test_an_offset_of_zero_goes_with_positions():
+  options = {"key_positions": np.arange(7), "query_positions": np.arange(5)}
+  y = call(**options)
+  np.testing.assert_array_equal(call(query_offset=np.int32(0), **options), y)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "projected", "chunked"])
+def test_values_may_have_no_width(implementation):
+  relations = RelativePositions(TABLE, None)
+  y = call(value=KEY[..., :0], relations=relations, implementation=implementation)
+  assert y.shape == (2, 5, 4, 0)
 
 
 LARGE = jnp.array([3, 2**30 + 2])

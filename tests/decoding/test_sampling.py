@@ -257,3 +257,23 @@ def test_other_choices_lengths_and_seeds_compile_nothing_new(sampler):
   options = {"num_tokens": [3, 15, 2], "sampling": SamplingParams(0.5, 3, 0.9)}
   with jax.no_tracing():
     sampler([[3] * 12, [4], []], seed=1, **options)
+
+
+@pytest.mark.parametrize("pad, never", [(-1, ()), (6, (-1,))])
+def test_a_negative_token_excludes_no_other(pad, never):
+  def always_last(tokens, cache):
+    return 9.0 * jax.nn.one_hot(jnp.full(tokens.shape, 4), 5), cache
+
+  found = sample(
+    always_last,
+    (),
+    jnp.array([[1]]),
+    jnp.array([2]),
+    jax.random.key(0),
+    sampling=SamplingParams(temperature=0.0),
+    max_length=2,
+    eos=0,
+    pad=pad,
+    never=never,
+  )
+  assert found.tolist() == [[4, 4]]

@@ -13,6 +13,7 @@ from relpos_jax.nn import (
   MultiHeadAttention,
   RelativePositionTables,
   RotaryPositions,
+  TransformerXLPositions,
 )
 
 B, T, D, N, H = 3, 6, 16, 4, 4
@@ -43,6 +44,10 @@ def shared_tables(rngs):
 
 def rotary(rngs):
   return RotaryPositions()
+
+
+def transformer_xl(rngs):
+  return TransformerXLPositions(D, N, H, 4, rngs=rngs)
 
 
 def deberta(rngs):
@@ -143,6 +148,30 @@ def test_a_full_cache_refuses_a_token():
     layer.decode(jnp.asarray(X[:, :3]), cache, jnp.zeros((B, 3), int))
 
 
+def test_a_cache_may_be_closed_over_and_empty():
+  layer = make_layer()
+  cache, x = layer.init_cache(B, num_slots=4), jnp.asarray(X[:, :1])
+  positions = jnp.zeros((B, 1), int)
+  y, _ = layer.decode(x, cache, positions)
+  found = jax.jit(lambda x: layer.decode(x, cache, positions)[0])(x)
+  assert_close(found, y, atol=1e-6)
+  for size in (0, 1):
+    y, _ = layer.decode(x[:0, :size], layer.init_cache(0, 4), positions[:0, :size])
+    assert y.shape == (0, size, D)
+  y, cache = layer.decode(x[:, :0], cache, positions[:, :0])
+  assert y.shape == (B, 0, D)
+  assert not cache.length.any()
+
+
+@pytest.mark.parametrize("kind", ["init_cache", "init_rolling_cache"])
+def test_a_cache_may_be_donated(kind):
+  layer = make_layer()
+  positions = jnp.zeros((B, 1), int)
+  decode = jax.jit(layer.decode, donate_argnums=1)
+  y, _ = decode(jnp.asarray(X[:, :1]), getattr(layer, kind)(B, 4), positions)
+  assert_close(y, layer(jnp.asarray(X[:, :1])), atol=1e-6)
+
+
 def test_a_row_that_outgrows_its_cache_becomes_nan_and_the_others_do_not():
   layer = make_layer()
   x, decode = jnp.asarray(X), jax.jit(layer.decode)
@@ -162,6 +191,24 @@ def test_a_width_that_heads_do_not_divide_needs_a_head_width():
     MultiHeadAttention(18, 4, rngs=nnx.Rngs(0))
   layer = make_random(lambda: MultiHeadAttention(18, 4, head_width=5, rngs=nnx.Rngs(0)))
   assert layer.query.kernel.shape == (18, 4, 5)
+
+
+def test_key_heads_that_do_not_divide_the_heads_are_named():
+  with pytest.raises(ValueError, match="num_key_heads is 3; want a divisor of"):
+    MultiHeadAttention(D, N, num_key_heads=3, rngs=nnx.Rngs(0))
+
+
+def test_a_call_may_name_its_implementation():
+  layer = make_layer(implementation="nonsense")
+  x = jnp.asarray(X)
+  assert_close(layer(x, implementation="reference"), make_layer()(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("make_positions", [deberta, transformer_xl])
+def test_a_scale_beside_that_of_the_positions_is_refused(make_positions):
+  layer = make_layer(make_positions)
+  with pytest.raises(ValueError, match="takes no scale"):
+    layer(jnp.asarray(X), scale=2.0)
 
 
 def test_projections_start_with_unit_variance():

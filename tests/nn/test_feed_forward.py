@@ -79,3 +79,9 @@ def test_the_residual_drops_the_sub_layers_output_only(norm):
   if norm == "pre":
     assert {*np.unique(np.round(after - X, 5))} == {0.0, 2.0}
   assert not np.allclose(after, residual.after(X, ones))
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan")])
+def test_a_wrong_rate_is_named(rate):
+  with pytest.raises(ValueError, match=f"dropout_rate is {rate}; want 0 <= rate < 1"):
+    drop(X, rate, nnx.Rngs(dropout=0))

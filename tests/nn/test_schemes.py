@@ -219,6 +219,8 @@ def test_t5_has_fewer_buckets_than_asked_where_distances_are_few():
   assert num_buckets(2) == 6
   with pytest.raises(ValueError, match="max_distance is 1; want 2 or more"):
     num_buckets(1)
+  with pytest.raises(ValueError, match="num_buckets is 3; want 4 or more"):
+    num_buckets(128, num_buckets=3)
 
 
 @pytest.mark.parametrize("is_causal, num_rows", [(True, 129), (False, 257)])
