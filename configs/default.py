@@ -259,7 +259,12 @@ _MUSIC = dict(
   model=_LAYERS,
   training=dict(label_smoothing=rate(0.0)),
 )
+# For tasks whose sequences are not sharded.
+_WHOLE_SEQUENCES = dict(
+  sequence=Limited(1, lambda size: size == 1, "give 1 for this task")
+)
 _GRAPHS = dict(
+  mesh=_WHOLE_SEQUENCES,
   data=dict(
     source=one_of("clutrr", "tu"),  # each with its own options below
     clutrr=dict(
@@ -305,6 +310,7 @@ _GRAPHS = dict(
   training=dict(label_smoothing=rate(0.0)),
 )
 _LENGTH_TASKS = dict(
+  mesh=_WHOLE_SEQUENCES,
   data=dict(
     # Generated: nothing is downloaded.
     source=one_of(

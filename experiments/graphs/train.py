@@ -92,15 +92,11 @@ def train(
 
 
 def check(config: ConfigDict) -> None:
-  """Raises InputError for a wrong fold or mesh; reads no data."""
+  """Raises InputError for a wrong fold; reads no data."""
   folds = config.data.tu
   if folds.fold >= folds.num_folds:
     wanted = f"0 to {folds.num_folds - 1}, or -1 for the seed"
     raise InputError(f"config.data.tu.fold is {folds.fold}: give {wanted}")
-  if config.mesh.sequence != 1:
-    raise InputError(
-      f"config.mesh.sequence is {config.mesh.sequence}: give 1 for graphs"
-    )
 
 
 def mock_vocabulary(config: ConfigDict) -> GraphNames:

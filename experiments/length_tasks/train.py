@@ -76,16 +76,12 @@ def train(
 
 
 def check(config: ConfigDict) -> None:
-  """Raises InputError for a wrong mesh, tests or options of positions.
+  """Raises InputError for wrong tests or options of positions.
 
   The tests must have longer inputs than training. The range of random positions must
   not be smaller than the number of tokens in the longest test. `table_stddev` needs
   positions with tables.
   """
-  if config.mesh.sequence != 1:
-    raise InputError(
-      f"config.mesh.sequence is {config.mesh.sequence}: give 1 for length_tasks"
-    )
   longest_input, longest_trained = config.evaluation.longest, config.batches.max_length
   if longest_input <= longest_trained:
     raise InputError(

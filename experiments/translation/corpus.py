@@ -240,9 +240,7 @@ def read_lines(path: pathlib.Path) -> list[str]:
   return [line.removesuffix("\r") for line in lines] if text else []
 
 
-def normalize_line(
-  line: str, language: str, *, moses: bool = True, lowercase: bool = False
-) -> str:
+def tokenize_moses(line: str, language: str) -> str:
   """Normalises and tokenises a line as the Perl scripts of Moses do.
 
   Koehn et al. 2007. Applies normalize-punctuation.perl and then tokenizer.perl, in
@@ -251,13 +249,8 @@ def normalize_line(
   Processes about 7,000 lines per second.
 
   `language` is a two-letter code. As in Moses, unknown languages get English
-  abbreviations. `lowercase` first converts to lower case. Without `moses`, punctuation
-  and tokens stay as they are.
+  abbreviations.
   """
-  if lowercase:
-    line = line.lower()
-  if not moses:
-    return line
   normalise, tokenise = _moses(language)
   # With a newline, which some rules match, such as the one for '."' at a line's end.
   return tokenise(normalise(f"{line}\n"), return_str=True, escape=False)

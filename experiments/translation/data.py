@@ -118,9 +118,12 @@ def normalize(settings: ConfigDict, data: Corpus) -> Corpus:
 
 def normalize_line(settings: ConfigDict, line: str, side: int = 0) -> str:
   """Normalises a line in the source language (side 0) or target language (side 1)."""
+  if settings.lowercase:
+    line = line.lower()
+  if not settings.moses:
+    return line
   language = settings.languages.split("-")[side]
-  options = dict(moses=settings.moses, lowercase=settings.lowercase)
-  return corpora.normalize_line(line, language, **options)
+  return corpora.tokenize_moses(line, language)
 
 
 def learn_vocabulary(config: ConfigDict, data: Corpus, workdir: Path) -> Tokenizer:

@@ -277,9 +277,8 @@ class VectorRelation(TableRelation):
     if key is not None:
       key = check_table(f"{name}.key", key, sizes, sizes.width)
     if value is not None:
-      width = [sizes.value_width]
-      if sizes.value_width is None:  # any width
-        width = jnp.shape(value)[-1:]
+      any_width = jnp.shape(value)[-1:]
+      width = any_width if sizes.value_width is None else (sizes.value_width,)
       value = check_table(f"{name}.value", value, sizes, *width)
     if key is not None and value is not None and len(key) != len(value):
       rows = f"{len(key)} and {len(value)} rows"
