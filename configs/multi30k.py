@@ -82,7 +82,7 @@ def get_base(name: str, argument: str = ""):
 
   It is `get_config(argument)`, but the default version is brief.
   """
-  has_version = not _VERSIONS.keys().isdisjoint(argument.split(","))
+  has_version = any(word in _VERSIONS for word in argument.split(","))
   config = get_config(argument if has_version else f"{argument},brief")
   config.name = f"{name}-{argument}".replace(",", "-").strip("-")
   return config

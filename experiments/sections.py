@@ -189,13 +189,21 @@ def _tabulate_differences(
   others = [*records] if len(records) <= _MOST_PAIRED else [*records][:1]
   table = defaultdict(dict)
   for configuration, other in itertools.product(records, others):
-    row, column = scores[configuration], scores[other]
-    samples = [[*row.values()], [*column.values()]]
-    if is_paired:
-      samples = [[row[seed] - column[seed] for seed in sorted(row.keys() & column)]]
-    cell = "-" if configuration == other else format_difference(*samples, digits=digits)
+    cell = "-"
+    if configuration != other:
+      cell = _compare(scores[configuration], scores[other], digits, is_paired)
     table[other][configuration] = cell
   return column_table(f"{title}, row - column", table)
+
+
+def _compare(
+  row: Mapping[int, float], column: Mapping[int, float], digits: int, is_paired: bool
+) -> str:
+  """Formats the difference between two configurations' scores, given by seed."""
+  if not is_paired:
+    return format_difference([*row.values()], [*column.values()], digits=digits)
+  differences = [row[seed] - column[seed] for seed in sorted(row.keys() & column)]
+  return format_difference(differences, digits=digits)
 
 
 def _title_picture(records: Records) -> str:

@@ -200,8 +200,9 @@ def _plan_run(
 ) -> PlannedRun:
   from experiments.systems import parse_config
 
-  values = flatten(file.config)
-  values = {key: values[key] for key in file.changed_keys} | changes | {"seed": seed}
+  all_values = flatten(file.config)
+  given = {key: all_values[key] for key in file.changed_keys}
+  values = given | changes | {"seed": seed}
   arguments = [f"--config={file.name}"]
   arguments += [f"--config.{key}={value}" for key, value in values.items()]
   try:

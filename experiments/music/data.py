@@ -254,6 +254,7 @@ class MusicRows:
         rows[:] = self._size
       lengths.append(rows)
     self.lengths = np.concatenate(lengths)
+    # Two: the thread that prepares batches may be in the next epoch.
     self.in_epoch = functools.lru_cache(maxsize=2)(self.in_epoch)
 
   def in_epoch(self, epoch: int) -> Ragged:

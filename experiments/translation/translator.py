@@ -116,13 +116,15 @@ class Translator:
     limits: Int[np.ndarray, "lines"],
     waiting: list[int],
   ) -> Iterator[tuple[int, Int[np.ndarray, "L"]]]:
-    """Translates the sources with the indices `waiting`, short ones first.
+    """Translates the sources with the indices `waiting`, which begin with the longest.
 
-    `waiting` begins with the longest source. Yields pairs: the index of a source, and
-    the tokens of its translation.
+    The first batches have room for short sources only, the next ones for twice as many
+    tokens, and so on. Yields pairs: the index of a source, and the tokens of its
+    translation.
     """
     lengths, length = sources.lengths.tolist(), _SHORTEST
     while waiting:
+      # Reversed, because sources are taken from the end.
       short = [i for i in reversed(waiting) if lengths[i] <= length]
       long = [i for i in waiting if lengths[i] > length]
       num_rows = max(1, self._token_budget // length // self._num_devices)
