@@ -128,7 +128,7 @@ def _run(
         sys.stdout.flush()
     return 0
   except InputError as error:
-    refusal = error
+    return _refuse(error)
   except KeyboardInterrupt:
     print("interrupted", file=sys.stderr)
     return 130
@@ -136,10 +136,16 @@ def _run(
     DisplayStream(sys.stdout).flush()  # Python flushes it at exit
     return 141
   except OSError as error:
-    if not (refusal := explain_write_error(error, error.filename or "the output")):
+    refusal = explain_write_error(error, error.filename or "the output")
+    if not refusal:
       raise
     DisplayStream(sys.stdout).flush()
-  print(f"error: {refusal}", file=sys.stderr)
+    return _refuse(refusal)
+
+
+def _refuse(reason: InputError) -> int:
+  """Prints why a command is refused; returns the exit status."""
+  print(f"error: {reason}", file=sys.stderr)
   return 2
 
 

@@ -108,24 +108,32 @@ COMMANDS = dict(
   claims=_CLAIMS,
   pages=FLAGS,
 )
-_MODULES = dict(attention="attention", claims="claims")  # others are in models.py
+# The module and the function of each command.
+_FUNCTIONS = dict(
+  attention=("attention", "main"),
+  step=("models", "time_steps"),
+  positions=("models", "time_positions"),
+  claims=("claims", "print_claims"),
+  pages=("models", "write_pages"),
+)
 
 
 def run(argv: list[str]) -> None:
   """Runs the command that the first argument names; other arguments are its flags."""
   name, *flags = argv or ["--help"]
-  about = _ABOUT.get(name, "")
   if name in ("--help", "-h"):
-    name, flags = "pages", ["--help"]
+    print(__doc__)
+    return
   if name not in COMMANDS:
     print(f"error: no command {name!r}: give {', '.join(COMMANDS)}", file=sys.stderr)
     sys.exit(2)
 
   def main(**values) -> None:
-    module = _MODULES.get(name, "models")
-    importlib.import_module(f"experiments.benchmark.{module}").MAINS[name](**values)
+    module, function = _FUNCTIONS[name]
+    module = importlib.import_module(f"experiments.benchmark.{module}")
+    getattr(module, function)(**values)
 
-  command.run(main, COMMANDS[name], flags, about)
+  command.run(main, COMMANDS[name], flags, _ABOUT[name])
 
 
 if __name__ == "__main__":

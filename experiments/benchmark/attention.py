@@ -520,6 +520,3 @@ def _make_curves(
       if name != AGAIN:
         curves[name].append((case["length"], value))
   return curves
-
-
-MAINS = dict(attention=main)

@@ -94,6 +94,3 @@ def _bound(name: str, most: float, measured: float) -> list[str]:
 
 def _answer(holds: bool) -> str:
   return "yes" if holds else "**no**"
-
-
-MAINS = dict(claims=print_claims)

@@ -173,6 +173,3 @@ def write_pages(out: pathlib.Path) -> None:
   timing.rewrite_page(out / "attention", attention.draw_section)
   for name, prefix in _PREFIXES.items():
     timing.rewrite_page(out / name, make_section, prefix)
-
-
-MAINS = dict(step=time_steps, positions=time_positions, pages=write_pages)

@@ -115,7 +115,8 @@ def _status(processes: Sequence[subprocess.Popen]) -> int:
     code = process.poll()
     if code:
       failed.append(code if code > 0 else 128 - code)
-  return min(failed, key=lambda code: code in _RETRIED, default=0)
+  final = [code for code in failed if code not in _RETRIED]
+  return [*final, *failed, 0][0]
 
 
 def environments(processes: int, env: Mapping[str, str]) -> list[dict[str, str]]:
