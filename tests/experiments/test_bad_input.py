@@ -51,7 +51,6 @@ NO_FOLDER = "data.source=multi30k data.multi30k.path=/no"
     ("model.positions=rotory", f"config.model.positions 'rotory' {POSITIONS}"),
     ("model.norm=middle", "config.model.norm 'middle' pre, post"),
     ("model.num_heads=3", "config.model width is 16 multiple num_heads, 3"),
-    ("model.num_heads=32", "config.model width is 16 multiple num_heads, 32"),
     ("model.dropout_rate=nan", "config.model.dropout_rate is nan from 0"),
     ("training.num_epochs=3", STEPS),
     ("decoding.average_checkpoints=4", "checkpoints is 4 3 training.keep_checkpoints"),

@@ -112,7 +112,6 @@ def test_predictions_are_in_the_order_of_the_graphs(run):
     ("data.tu.name=MUTAG", "config.data.tu.path no MUTAG.zip data.tu.name="),
     ("data.clutrr.path=FOLDER", "data.clutrr.path source 'tu' data.source=clutrr"),
     ("data.tu.fold=4", "config.data.tu.fold is 4 0 to 3"),
-    ("mesh.sequence=2", "config.mesh.sequence is 2 give 1"),
     ("mesh.sequence=-1", "config.mesh.sequence is -1 give 1"),
     ("model.sees=nobody", "config.model sees 'nobody' neighbours, all"),
   ],

@@ -80,7 +80,6 @@ def test_any_number_of_devices_and_microbatches_scores_all_lengths(train_task, f
     (["model.random_positions=40"], "random_positions is 40 41 tokens"),
     (["model.table_stddev=1"], "table_stddev is 1.0 'sinusoidal' give 0"),
     (["evaluation.longest=8"], "evaluation.longest is 8 batches.max_length 8 give 9"),
-    (["mesh.sequence=2"], "config.mesh.sequence is 2 give 1"),
     (["mesh.data=1", "mesh.sequence=-1"], "config.mesh.sequence is -1 give 1"),
     (["data.source=sort"], "config.data.source is 'sort' reverse_string"),
   ],

@@ -108,17 +108,17 @@ def sample(run, call, pieces, tmp_path):
 
 
 def test_a_sample_continues_its_prime_as_the_seed_says(sample, pieces):
-  files = sample("a.mid"), sample("b.mid"), sample("c.mid", "--seed=1")
-  a, b, c = (voices.CODEC.read(file).tolist() for file in files)
-  assert a == b != c
+  files = sample("a.mid"), sample("b.mid", "--seed=1")
+  a, b = (voices.CODEC.read(file).tolist() for file in files)
+  assert a != b
   assert len(a) > 32
   prime = voices.CODEC.read(pieces / "test" / "0.mid")[:32].tolist()
-  assert a[:32] == c[:32] == prime
+  assert a[:32] == b[:32] == prime
   assert files[0].with_suffix(".png").stat().st_size > 5_000
   score = voices.CODEC.decode_score(np.array(a))
   write_wav(score, files[0].with_name("wanted.wav"))
   wanted = files[0].with_name("wanted.wav").read_bytes()
-  assert sample("sound.wav").read_bytes() == wanted
+  assert sample("sound.wav").read_bytes() == wanted  # as the seed is the same
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from relpos_jax.attention.relations import LinearBias
 
 TASK = TASKS["stack_manipulation"]
 SMALL = ("num_layers=2", "width=16", "num_heads=2", "feed_forward=16")
-BOTH = [f"{scheme},{kind}" for scheme in SCHEMES for kind in ("plain", "random")]
 
 
 @pytest.fixture(autouse=True)
@@ -42,32 +41,26 @@ def pad(batch: TaskBatch, num_more: int) -> TaskBatch:
   return padded
 
 
-@pytest.mark.parametrize("scheme", BOTH)
-def test_padding_changes_no_answer(scheme):
-  model, batch = make(scheme), make_batch(64 if "random" in scheme else 0)
+@pytest.mark.parametrize("kind", ["plain", "random"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_answers_depend_on_all_tokens_and_drawn_positions_and_not_on_padding(
+  scheme, kind
+):
+  model = make(f"{scheme},{kind}")
+  batch = make_batch(64 if kind == "random" else 0)
   apply = nnx.jit(lambda model, batch: model(batch))
   logits = apply(model, batch)
   padded = apply(model, pad(batch, 5))[:, : batch.tokens.shape[1]]
   np.testing.assert_allclose(logits, padded, atol=2e-5)
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_answers_depend_on_drawn_positions(scheme):
-  model, batch = make(f"{scheme},random"), make_batch()
-  apply = nnx.jit(lambda model, batch: model(batch))
-  moved = batch._replace(positions=batch.positions * 2)
-  change = jnp.abs(apply(model, batch) - apply(model, moved)).max()
-  assert change > 1e-4
-
-
-@pytest.mark.parametrize("scheme", ["sinusoidal", "xl", "relative"])
-def test_an_encoder_attends_to_both_sides(scheme):
-  # Without causality, the first answer depends on the last token.
-  model, batch = make(f"{scheme},plain"), make_batch(0)
-  changed = batch._replace(tokens=batch.tokens.copy())
-  changed.tokens[:, -1] = 1
-  apply = nnx.jit(lambda model, batch: model(batch)[:, 0])
-  assert jnp.abs(apply(model, batch) - apply(model, changed)).max() > 1e-6
+  if kind == "random":
+    moved = apply(model, batch._replace(positions=batch.positions * 2))
+    assert jnp.abs(logits - moved).max() > 1e-4
+  else:
+    # Without causality, the first answer depends on the last token.
+    tokens = batch.tokens.copy()
+    tokens[:, -1] = 1
+    changed = apply(model, batch._replace(tokens=tokens))
+    assert jnp.abs(logits - changed)[:, 0].max() > 1e-6
 
 
 def bias(positions, i: int, j: int) -> np.ndarray:
@@ -93,14 +86,6 @@ def test_kerple_has_two_sides():
   np.testing.assert_allclose(bias(positions, 7, 2), left, rtol=1e-5)
 
 
-def test_fire_tells_sides_apart_and_shares_distances_by_position():
-  positions = Fire(2, 20, rngs=nnx.Rngs(0))
-  assert not np.allclose(bias(positions, 30, 25), bias(positions, 30, 35))
-  # Below the threshold, the query's position has no effect.
-  np.testing.assert_allclose(bias(positions, 3, 8), bias(positions, 9, 14), rtol=1e-5)
-  assert not np.allclose(bias(positions, 30, 35), bias(positions, 90, 95))
-
-
 def test_fire_is_the_published_function_of_the_distance():
   positions = Fire(2, 20, rngs=nnx.Rngs(0))
   positions.multiplier[...] = jnp.array(-1.5)  # the threshold is 30
@@ -119,12 +104,11 @@ def test_fire_has_no_bias_by_distance_if_c_is_0():
   np.testing.assert_array_equal(bias(positions, 9, 2), bias(positions, 9, 9))
 
 
-@pytest.mark.parametrize("stddev", [0.1, 1.0])
-def test_tables_have_the_wanted_deviation(stddev):
-  model = make("relative,random", f"table_stddev={stddev}")
+def test_tables_have_the_wanted_deviation():
+  model = make("relative,random", "table_stddev=0.1")
   tables = [layer.self_attention.tables for layer in model.layers]
   for table in tables:
     for values in (table.key[...], table.value[...]):
-      np.testing.assert_allclose(jnp.std(values), stddev, rtol=0.05)
+      np.testing.assert_allclose(jnp.std(values), 0.1, rtol=0.05)
   assert not np.allclose(tables[0].key[...], tables[1].key[...])
   assert not np.allclose(tables[0].key[...], tables[0].value[...])

@@ -53,25 +53,11 @@ def test_an_average_is_kept_and_read_without_the_checkpoints(copied, average):
   assert again == steps == [2, 3]
 
 
-def flip_bit(folder):
-  file = folder.with_name("average.npz")
-  content = bytearray(file.read_bytes())
-  content[len(content) // 2] ^= 4
-  file.write_bytes(content)
-
-
-def save_other_values(folder):
-  shutil.rmtree(folder / "3")
-  with Checkpoints(folder) as checkpoints:
-    checkpoints.save(3, make_state(7))
-
-
-@pytest.mark.parametrize("change", [flip_bit, save_other_values])
-def test_an_average_is_computed_again_where_what_is_kept_is_not_it(
-  copied, average, change
-):
+def test_an_average_is_computed_again_if_a_step_was_saved_again(copied, average):
   average()
-  change(copied)
+  shutil.rmtree(copied / "3")
+  with Checkpoints(copied) as checkpoints:
+    checkpoints.save(3, make_state(7))
   wanted, _ = average_last(Checkpoints(copied), 2, part=1.0, like=make_state().params)
   assert_same_bits(average()[0], wanted)
 

@@ -85,9 +85,7 @@ def flip_bit(content: bytes) -> bytes:
   return bytes(flipped)
 
 
-@pytest.mark.parametrize(
-  "damage", [lambda _: b"", lambda _: b"no program", lambda x: x[:-99], flip_bit]
-)
+@pytest.mark.parametrize("damage", [lambda _: b"", flip_bit])
 def test_a_broken_file_is_replaced(process, cache, damage):
   process()
   (file,) = (cache / "programs").iterdir()

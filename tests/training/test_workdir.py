@@ -57,7 +57,6 @@ def test_a_run_goes_on_with_its_config_but_for_what_no_step_depends_on(
     (changed(model=dict(width=128)), "model.width is 512 there and 128 here"),
     (changed(model=dict(bias=True)), "model.bias is absent there and true here"),
     (changed(model=dict(younger=1)), "model.younger is 0 there and 1 here"),
-    (changed(model=dict(rate=0.2)), "model.rate is 0.1 there and 0.2 here"),
   ],
 )
 def test_another_config_is_refused_with_the_key_and_both_values(
