@@ -56,8 +56,6 @@ causal_t5_bucket = functools.partial(t5_bucket, bidirectional=False)
     (RelativePositions.deberta, deberta_bucket, 4, 3),
     (RelativePositions.deberta, deberta_bucket, 8, 40),
     (KeyBias.deberta, deberta_bucket, 512, 512),
-    (KeyBias.deberta, deberta_bucket, 4, 3),
-    (KeyBias.deberta, deberta_bucket, 8, 40),
   ],
 )
 def test_rows_are_the_buckets_of_the_published_code(

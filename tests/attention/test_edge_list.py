@@ -60,21 +60,6 @@ def test_a_list_of_edges_equals_all_pairs_and_so_do_its_gradients(
   assert_close(run_with_gradients(by_list, *arrays), wanted)
 
 
-def test_the_order_of_edges_and_repeated_labels_change_nothing():
-  order = np.random.default_rng(3).permutation(EDGES.labels.shape[1])
-  once = EDGES.senders, EDGES.receivers, EDGES.labels
-  ordered = [x[:, order] for x in once]
-  twice = [np.concatenate(pair, axis=1) for pair in zip(once, ordered, strict=True)]
-  table = normal(NUM_LABELS, 3)
-
-  def attend_to(edges):
-    return attend(*TENSORS, relations=EdgeLabels.from_edges(*edges, table, None))
-
-  wanted = attend_to(once)
-  assert_close(attend_to(ordered), wanted)
-  assert_close(attend_to(twice), wanted)
-
-
 @pytest.mark.parametrize("heads", [(), (HEADS,)], ids=["shared", "per head"])
 def test_numbers_of_edges_equal_a_bias(heads):
   table, (pairs, _) = normal(NUM_LABELS, *heads), EDGES.of_pairs()

@@ -24,14 +24,14 @@ LABELS_OF_EDGES = RNG.integers(-1, NUM_ROWS, (2, 20))
 
 
 def check_labels_beyond_the_table(attend, labels):
+  compiled = compile_quickly(attend)
+  to_debug = compile_quickly(functools.partial(attend))
   for wrong in (NUM_ROWS, -2):
     beyond = np.array(labels)
     beyond.flat[3] = wrong
     clamped = np.clip(beyond, -1, NUM_ROWS - 1)
-    compiled = compile_quickly(attend)
     assert_array_equal(compiled(beyond), compiled(clamped))
     with jax.debug_nans(True):
-      to_debug = compile_quickly(functools.partial(attend))
       to_debug(clamped)
       # JAX calls the function once more, without tracing, to find the NaN.
       with pytest.raises((FloatingPointError, ValueError), match=r"nan|labels go from"):

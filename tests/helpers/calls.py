@@ -123,25 +123,38 @@ def output_and_gradients(function, arrays, cotangent=None):
   return {"output": output} | jax.tree.map(without_integers, gradients)
 
 
-@functools.partial(compile_quickly, static_argnums=3)
-def compiled_results(arrays, cotangent, dynamic, static):
+def traced_results(arrays, cotangent, dynamic, static):
   def function(arrays):
     return call(arrays, **dynamic, **dict(static))
 
   return output_and_gradients(function, arrays, cotangent)
 
 
+@functools.partial(compile_quickly, static_argnums=3)
+def compiled_results(*args):
+  return traced_results(*args)
+
+
+@functools.partial(compile_quickly, static_argnums=3)
+def compiled_reference(*args):
+  return traced_results(*args)
+
+
 def results(implementation, arrays, options, cotangent=None):
   """Returns the operator's output and gradients of arrays by name; promotes no rank.
 
-  Each shape and option is compiled once, and again after `set_tiles`.
+  Each shape and option is compiled once, and again after `set_tiles`, except for the
+  reference, which has no tiles.
   """
+  compiled = compiled_results
+  if implementation == "reference":
+    compiled = compiled_reference
   dynamic, static = {}, {"implementation": implementation}
   for name, x in options.items():
     chosen = dynamic if isinstance(x, jax.Array) else static
     chosen[name] = x
   with jax.numpy_rank_promotion("raise"):
-    return compiled_results(arrays, cotangent, dynamic, tuple(static.items()))
+    return compiled(arrays, cotangent, dynamic, tuple(static.items()))
 
 
 def run(attention, arrays, options):
