@@ -300,14 +300,7 @@ def _read_config_file(argv: list[str], flag: Flag) -> tuple[ConfigFile, list[str
   spec = importlib.util.spec_from_file_location("config_file", path)
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
-  if argument and not inspect.signature(module.get_config).parameters:
-    raise InputError(f"{path} takes no argument: leave out :{argument}")
-  try:
-    config = module.get_config(argument) if argument else module.get_config()
-  except ValueError as error:  # an unknown argument
-    if not argument:
-      raise
-    raise InputError(f"{name.value}: {error}") from error
+  config = _make_config(module, path, argument)
   keys = []
   for word in argv:
     change = re.match(r"--?(?:no)?config\.([^=]*)", word)
@@ -315,6 +308,18 @@ def _read_config_file(argv: list[str], flag: Flag) -> tuple[ConfigFile, list[str
       keys.append(change[1])
   check_keys(keys, config)
   return ConfigFile(name.value, module, config.lock(), tuple(keys)), argv
+
+
+def _make_config(module: types.ModuleType, path: str, argument: str) -> ConfigDict:
+  """Calls `get_config` of a config file; raises InputError for an unknown argument."""
+  if not argument:
+    return module.get_config()
+  if not inspect.signature(module.get_config).parameters:
+    raise InputError(f"{path} takes no argument: leave out :{argument}")
+  try:
+    return module.get_config(argument)
+  except ValueError as error:
+    raise InputError(f"{path}:{argument}: {error}") from error
 
 
 def _check_source(file: ConfigFile) -> None:
