@@ -325,14 +325,11 @@ def _make_config(module: types.ModuleType, path: str, argument: str) -> ConfigDi
 def _check_source(file: ConfigFile) -> None:
   """Raises InputError if the command line changes options of an unused data source."""
   for key in file.changed_keys:
-    if not re.match(r"data\.\w+\.", key):
-      continue
-    source = file.config.data.source
-    _, other, *_ = key.split(".")
-    if other != source:
+    option = re.match(r"data\.(\w+)\.", key)
+    if option and option[1] != file.config.data.source:
       raise InputError(
-        f"--config.{key} is given, but config.data.source is {source!r}: "
-        f"give --config.data.source={other}, too"
+        f"--config.{key} is given, but config.data.source is "
+        f"{file.config.data.source!r}: give --config.data.source={option[1]}, too"
       )
 
 

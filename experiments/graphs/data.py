@@ -154,7 +154,7 @@ def load_tu(name: str = "MUTAG", path: str = "") -> GraphData:
   place = pathlib.Path(path).expanduser()
   archive = f"{name}.zip"
   if archive in MOLECULES.files:
-    if path and not (place / archive).exists():
+    if path and not any(place.glob(f"{archive}*")):  # it may end in .gz
       raise InputError(
         f"config.data.tu.path is {path}, which holds no {archive}: give the folder of "
         "that file, or --config.data.tu.name= for your own graphs"
