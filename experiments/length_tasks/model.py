@@ -92,12 +92,17 @@ class Kerple(Positions):
   """Subtracts r1 log(1 + r2 |j - i|) from the logit of query i and key j.
 
   Each head learns r1 and r2, separately for keys on the left and on the right. Chi et
-  al. 2022, equation 6, has only the left side: it is for causal attention.
+  al. 2022, equation 6, has only the left side: it is for causal attention. Initial
+  values are drawn as in the authors' code. It learns r1 and r2; this learns their
+  logarithms, so that both stay positive.
   """
 
-  def __init__(self, num_heads: int, *, rngs: nnx.Rngs | None = None):
-    self.log_r1 = nnx.Param(jnp.zeros((2, num_heads)))  # left, right
-    self.log_r2 = nnx.Param(jnp.zeros((2, num_heads)))
+  def __init__(self, num_heads: int, *, rngs: nnx.Rngs):
+    shape = 2, num_heads  # left, right
+    r1 = jax.random.uniform(rngs.params(), shape, minval=0.01, maxval=2.0)
+    r2 = jax.random.uniform(rngs.params(), shape, minval=0.01, maxval=1.0)
+    self.log_r1 = nnx.Param(jnp.log(r1))
+    self.log_r2 = nnx.Param(jnp.log(r2))
 
   def __call__(self) -> FunctionBias:
     return FunctionBias(_kerple, (self.log_r1[...], self.log_r2[...]))
@@ -115,21 +120,20 @@ class Fire(Positions):
 
   The input of the network is the distance divided by the query's position, both after
   compression by a logarithm. FIRE is for causal attention. Here the distance keeps its
-  sign.
+  sign. Initial values are drawn as in the paper's code.
 
   Args:
     max_distance: the initial threshold. Query positions below the threshold are
-      replaced by it. As in the paper's code, a learned factor multiplies it.
+      replaced by it. As in that code, a learned factor multiplies it.
   """
 
   def __init__(self, num_heads: int, max_distance: int, *, rngs: nnx.Rngs):
-    draw = jax.nn.initializers.lecun_normal()
     self.c = nnx.Param(jnp.array(0.1))
     self.max_distance = max_distance
     self.multiplier = nnx.Param(jnp.array(1.0))
-    self.hidden = nnx.Param(draw(rngs.params(), (1, 32)))
-    self.hidden_bias = nnx.Param(jnp.zeros(32))
-    self.out = nnx.Param(draw(rngs.params(), (32, num_heads)))
+    self.hidden = _draw(rngs, (32,), num_inputs=1)
+    self.hidden_bias = _draw(rngs, (32,), num_inputs=1)
+    self.out = _draw(rngs, (32, num_heads), num_inputs=32)
 
   def __call__(self) -> FunctionBias:
     params = dict(
@@ -142,6 +146,13 @@ class Fire(Positions):
     return FunctionBias(_fire, params)
 
 
+def _draw(rngs: nnx.Rngs, shape: tuple[int, ...], num_inputs: int) -> nnx.Param:
+  """Draws parameters as PyTorch's `Linear` does."""
+  bound = num_inputs**-0.5
+  values = jax.random.uniform(rngs.params(), shape, minval=-bound, maxval=bound)
+  return nnx.Param(values)
+
+
 def _fire(params, i, j, *_):
   def compress(distance):
     return jnp.log1p(jnp.abs(params["c"]) * distance)
@@ -149,5 +160,5 @@ def _fire(params, i, j, *_):
   distance = jnp.sign(j - i) * compress(jnp.abs(j - i))
   longest = jnp.maximum(jnp.abs(params["threshold"]), i)
   share = distance / (compress(longest) + 1e-6)  # never 0 / 0
-  hidden = jax.nn.relu(share * params["hidden"][0] + params["hidden_bias"])
+  hidden = jax.nn.relu(share * params["hidden"] + params["hidden_bias"])
   return hidden @ params["out"]  # without a bias, which a softmax would cancel

@@ -77,7 +77,7 @@ def test_alibi_has_half_a_step_less_on_the_left():
 
 
 def test_kerple_has_two_sides():
-  positions = Kerple(2)
+  positions = Kerple(2, rngs=nnx.Rngs(0))
   positions.log_r1[...] = jnp.log(jnp.array([[3.0, 4.0], [1.0, 2.0]]))
   positions.log_r2[...] = jnp.log(jnp.array([[0.3, 0.4], [0.1, 0.2]]))
   right = -np.array([1, 2]) * np.log1p(np.array([0.1, 0.2]) * 5)
@@ -94,8 +94,27 @@ def test_fire_is_the_published_function_of_the_distance():
   for i, j in ((25, 7), (90, 11), (25, 70), (4, 4)):
     share = np.log(0.1 * abs(j - i) + 1) / (np.log(0.1 * max(i, 30) + 1) + 1e-6)
     share *= np.sign(j - i)  # in the paper, all keys are on the left
-    expected = np.maximum(share * hidden[0] + np.linspace(-1, 1, 32), 0) @ out
+    expected = np.maximum(share * hidden + np.linspace(-1, 1, 32), 0) @ out
     np.testing.assert_allclose(bias(positions, i, j), expected, rtol=1e-4, atol=1e-6)
+
+
+def assert_drawn(param, low: float, high: float):
+  """Checks that a parameter is drawn uniformly between two numbers."""
+  values = np.asarray(param[...])
+  margin = 0.1 * (high - low)
+  assert low <= values.min() <= low + margin
+  assert high - margin <= values.max() <= high
+
+
+def test_kerple_and_fire_begin_as_in_their_authors_code():
+  """FIRE's network has the initial values of PyTorch's `Linear`."""
+  kerple = Kerple(100, rngs=nnx.Rngs(0))
+  assert_drawn(jnp.exp(kerple.log_r1[...]), 0.01, 2)
+  assert_drawn(jnp.exp(kerple.log_r2[...]), 0.01, 1)
+  fire = Fire(8, 20, rngs=nnx.Rngs(0))
+  assert_drawn(fire.hidden, -1, 1)
+  assert_drawn(fire.hidden_bias, -1, 1)
+  assert_drawn(fire.out, -(32**-0.5), 32**-0.5)
 
 
 def test_fire_has_no_bias_by_distance_if_c_is_0():
