@@ -147,8 +147,8 @@ def exported_options(name, labels, ids):
       return {"logits_soft_cap": 1.0} | segments
 
 
-# The options, the symbolic shape, and two sizes that it may have.
-SHAPES = [(name, "b, t", [(2, 3), (3, 9)]) for name in OPTIONS]
+# The options, the symbolic shape, and sizes that it may have.
+SHAPES = [(name, "b, t", [(3, 9)]) for name in OPTIONS]
 SHAPES += [("none", "2, t", [(2, 3), (2, 9)]), ("positions", "b, 4", [(2, 4), (3, 4)])]
 
 
