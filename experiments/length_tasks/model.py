@@ -93,8 +93,8 @@ class Kerple(Positions):
 
   Each head learns r1 and r2, separately for keys on the left and on the right. Chi et
   al. 2022, equation 6, has only the left side: it is for causal attention. Initial
-  values are drawn as in the authors' code. It learns r1 and r2; this learns their
-  logarithms, so that both stay positive.
+  values are drawn as in the authors' code, which learns r1 and r2. Here their
+  logarithms are learned, so that both stay positive.
   """
 
   def __init__(self, num_heads: int, *, rngs: nnx.Rngs):
