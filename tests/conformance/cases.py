@@ -1,7 +1,7 @@
-"""The cases, in one table. A row names a report or a law, inputs and what has to hold.
+"""Lists the cases. Each names a report or a law, inputs, and what has to hold.
 
-An array is given as its shape, and then drawn from a normal distribution by a seed made
-of the case's name, or as its values. README.md lists the names of arrays and options.
+A tuple is the shape of an array. Its values are drawn from a normal distribution; the
+seed depends on the case's name. README.md lists the names of arrays and options.
 """
 
 import dataclasses
@@ -14,11 +14,11 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """A row of the table."""
+  """Describes a case."""
 
   name: str
   source: str  # the paper, the report, or the number of a law in docs/laws.md
-  symptom: str  # what is seen where it goes wrong
+  symptom: str  # what goes wrong in the report, or without the law
   arrays: dict
   options: dict = dataclasses.field(default_factory=dict)
   law: Callable = laws.equals_the_paper
@@ -47,7 +47,7 @@ def tokens(T=11, S=None, N=4, K=None, B=2, H=8, V=None):
   }
 
 
-def band(T, S, left, right):
+def window_mask(T, S, left, right):
   """Returns a mask [1, 1, T, S] of keys from `left` before to `right` after a query."""
   distance = np.arange(S) - np.arange(T)[:, None]
   return ((distance >= -left) & (distance <= right))[None, None]
@@ -72,7 +72,7 @@ def low_from(key, T, low):
 
 
 def rolled(T, window):
-  """Returns key positions of a cache of `window` slots that has seen T tokens, [S]."""
+  """Returns key positions of a cache of `window` slots after T tokens, [S]."""
   return np.array([max(range(slot, T, window)) for slot in range(window)])
 
 
@@ -88,7 +88,9 @@ SHAW = {"key_table": (7, 8), "value_table": (7, 8)}  # clipped at 3, H 8
 BOTH_WAYS = (True, 128)
 BACK = (False, 128)
 SEGMENTS = np.repeat([0, 1], [9, 11])[None].repeat(2, 0)
-NO_KEYS = np.array(band(4, 4, 1, 0) & lengths(4, 2, keys=4))  # row 1, query 3: none
+NO_KEYS = np.array(
+  window_mask(4, 4, 1, 0) & lengths(4, 2, keys=4)
+)  # row 1, query 3: none
 
 CASES = [
   # Scale, heads and shapes
@@ -149,7 +151,7 @@ CASES = [
     name="mask by query",
     source="google-research/tabfm#40",
     symptom="the first row of a chunk's mask is used for all of its queries",
-    arrays=tokens(T=256, N=2, B=1, H=4) | {"mask": band(256, 256, 999, 50)},
+    arrays=tokens(T=256, N=2, B=1, H=4) | {"mask": window_mask(256, 256, 999, 50)},
   ),
   Case(
     name="mask by head",
@@ -240,7 +242,7 @@ CASES = [
   Case(
     name="queries before all keys",
     source="Dao-AILab/flash-attention#1778; ml-explore/mlx#2967",
-    symptom="with more queries than keys, aligned at the end, the first attend to some",
+    symptom="queries before the first key attend to keys",
     arrays=tokens(T=9, S=5),
     options={"causal": True, "query_offset": -4},
   ),
@@ -280,6 +282,14 @@ CASES = [
     symptom="the causal flag is ignored once a mask is given",
     arrays=tokens() | {"mask": at_random(2, 1, 11, 11)},
     options={"causal": True},
+  ),
+  Case(
+    name="causal, padded on the left",
+    source="Blaizzy/mlx-vlm#1946; huggingface/transformers#45511",
+    symptom="padding is attended to, or the queries at padding give NaN",
+    arrays=tokens() | {"mask": ~lengths(0, 4, keys=11)},
+    options={"causal": True},
+    law=laws.equals_the_paper_where_attended,
   ),
   Case(
     name="decoding one by one",
@@ -545,14 +555,6 @@ CASES = [
     arrays=tokens()
     | {"key_table": (21, 4, 8), "content_bias": (4, 8), "position_bias": (4, 8)}
     | {"mask": lengths(11, 6, keys=11)},
-  ),
-  Case(
-    name="Transformer-XL repeats its bits",
-    source="facebookresearch/fairseq#4622",
-    symptom="u and v are uninitialised memory",
-    arrays=tokens()
-    | {"key_table": (21, 4, 8), "content_bias": (4, 8), "position_bias": (4, 8)},
-    law=laws.repeats_its_bits,
   ),
   # T5
   Case(

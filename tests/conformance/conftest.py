@@ -1,4 +1,4 @@
-"""Chooses the implementation, and records what the suite finds of it."""
+"""Chooses the implementation, and records its results."""
 
 import datetime
 import importlib
@@ -17,7 +17,7 @@ def pytest_addoption(parser):
     "--attend", default=OURS, metavar="MODULE:FUNCTION", help="what is tested"
   )
   parser.addoption("--dtype", default="float32", choices=["float32", "float64"])
-  parser.addoption("--record", metavar="FILE", help="write what is found, as JSON")
+  parser.addoption("--record", metavar="FILE", help="write the results, as JSON")
 
 
 @pytest.fixture(scope="session")
@@ -46,9 +46,9 @@ class Record:
     self.verdicts = {}
 
   def pytest_runtest_logreport(self, report):
-    found = dict(report.user_properties)
-    if report.when == "call" and "case" in found:
-      self.verdicts[found.pop("case")] = found
+    result = dict(report.user_properties)
+    if report.when == "call" and "case" in result:
+      self.verdicts[result.pop("case")] = result
 
   def pytest_sessionfinish(self):
     name = self.config.getoption("--attend")

@@ -1,6 +1,8 @@
-"""What has to hold. Each law returns the results of an implementation, and the wanted.
+"""Lists what has to hold.
 
-`law(attend, arrays, options)` returns two dictionaries of arrays with the same names.
+`law(attend, arrays, options)` returns two dictionaries of arrays, with the same names:
+what the implementation computes, and what it should compute. Laws compare the output
+and all gradients, unless their docstrings say otherwise.
 """
 
 import numpy as np
@@ -21,47 +23,42 @@ def equals_the_paper(attend, arrays, options):
 
 
 def is_fresh(attend, arrays, options):
-  """A second call, with other arrays and another offset, is not given the first's."""
+  """A call returns nothing that an earlier call computed from other arrays."""
   others = {name: values[::-1].copy() for name, values in arrays.items()}
   attend(others, {**options, "query_offset": 3})
   return equals_the_paper(attend, arrays, options)
 
 
-def repeats_its_bits(attend, arrays, options):
-  """Two calls give the same bits."""
-  return results(attend(arrays, options)), results(attend(arrays, options))
-
-
 def depends_on_distances(attend, arrays, options):
-  """Adding a number to all positions changes nothing."""
+  """Adding a number to all positions changes no bit."""
   queries, keys = arrays["query"].shape[1], arrays["key"].shape[1]
   near = {"query_positions": np.arange(queries), "key_positions": np.arange(keys)}
   far = {name: at + FAR for name, at in near.items()}
-  found = results(attend({**arrays, **far}, options))
-  return found, results(attend({**arrays, **near}, options))
+  actual = results(attend({**arrays, **far}, options))
+  return actual, results(attend({**arrays, **near}, options))
 
 
 def zero_for_zero(attend, arrays, options):
   """A cotangent of zeros gives gradients of zeros, and the output is finite."""
   cotangent = np.zeros_like(arrays["cotangent"])
   output, gradients = attend({**arrays, "cotangent": cotangent}, options)
-  found = {"output": np.isfinite(output).astype(float), **gradients}
+  actual = {"output": np.isfinite(output).astype(float), **gradients}
   wanted = {name: np.zeros_like(x) for name, x in gradients.items()}
-  return found, {"output": np.ones_like(output), **wanted}
+  return actual, {"output": np.ones_like(output), **wanted}
 
 
 def equals_the_paper_where_attended(attend, arrays, options):
   """As `equals_the_paper`, but a query without keys may have any output.
 
-  Its cotangent is zero here, as where a loss leaves it out: nothing may come of it.
+  Its cotangent is zero, as if a loss left it out. It must not change any gradient.
   """
   unmasked = papers.attended(arrays, options, distances(arrays, options)).any((1, 3))
   unmasked = unmasked[:, :, None, None]
   arrays = {**arrays, "cotangent": np.where(unmasked, arrays["cotangent"], 0)}
   arrays["cotangent"] = arrays["cotangent"].astype(arrays["query"].dtype)
-  found, wanted = equals_the_paper(attend, arrays, options)
-  found["output"] = np.where(unmasked, found["output"], 0)
-  return found, wanted
+  actual, wanted = equals_the_paper(attend, arrays, options)
+  actual["output"] = np.where(unmasked, actual["output"], 0)
+  return actual, wanted
 
 
 def distances(arrays, options):
@@ -72,27 +69,33 @@ def distances(arrays, options):
 
 def masked_keys_are_inert(attend, arrays, options):
   """Other numbers in keys that nobody attends to change nothing."""
-  seen = papers.attended(arrays, options, distances(arrays, options)).any((1, 2))
-  seen = seen[:, :, None, None]
+  is_attended = papers.attended(arrays, options, distances(arrays, options)).any((1, 2))
+  is_attended = is_attended[:, :, None, None]
   changed = {
-    name: np.where(seen, arrays[name], 100.0).astype(arrays[name].dtype)
+    name: np.where(is_attended, arrays[name], 100.0).astype(arrays[name].dtype)
     for name in ("key", "value")
   }
-  found = results(attend({**arrays, **changed}, options))
-  return found, results(attend(arrays, options))
+  actual = results(attend({**arrays, **changed}, options))
+  return actual, results(attend(arrays, options))
 
 
 def later_keys_get_no_gradient(attend, arrays, options):
-  """Causal: from the first five queries no gradient reaches a later key."""
+  """Causal: the first five queries give later keys no gradient.
+
+  It compares the gradients of those keys and values alone.
+  """
   cotangent = arrays["cotangent"].copy()
   cotangent[:, 5:] = 0
   _, gradients = attend({**arrays, "cotangent": cotangent}, options)
-  found = {name: gradients[name][:, 5:] for name in ("key", "value")}
-  return found, {name: np.zeros_like(x) for name, x in found.items()}
+  actual = {name: gradients[name][:, 5:] for name in ("key", "value")}
+  return actual, {name: np.zeros_like(x) for name, x in actual.items()}
 
 
 def queries_one_by_one(attend, arrays, options):
-  """Decoding: each query alone, before a cache of which later slots hold rubbish."""
+  """Decoding a query at a time gives the same output; the cache has later slots.
+
+  Those slots hold other numbers, and causality masks them. Only outputs are compared.
+  """
   wanted, _ = attend(arrays, options)
   outputs = []
   for step in range(arrays["query"].shape[1]):
@@ -108,7 +111,7 @@ def queries_one_by_one(attend, arrays, options):
 
 
 def sequences_one_by_one(attend, arrays, options):
-  """A batch gives what its sequences give alone."""
+  """A batch has the outputs of its sequences alone."""
   outputs = []
   for row in range(len(arrays["query"])):
     one = dict(arrays)
@@ -127,10 +130,10 @@ def permutes_with_its_tokens(attend, arrays, options):
   moved = dict(arrays, query_positions=order, key_positions=order)
   for name in ("query", "key", "value", "cotangent"):
     moved[name] = arrays[name][:, order]
-  found, wanted = results(attend(moved, options)), results(attend(arrays, options))
+  actual, wanted = results(attend(moved, options)), results(attend(arrays, options))
   for name in ("output", "query", "key", "value"):
     wanted[name] = wanted[name][:, order]
-  return found, wanted
+  return actual, wanted
 
 
 def reverses_with_its_tables(attend, arrays, options):
@@ -140,12 +143,12 @@ def reverses_with_its_tables(attend, arrays, options):
     turned[name] = arrays[name][:, ::-1].copy()
   for name in ("key_table", "value_table"):
     turned[name] = arrays[name][::-1].copy()
-  found, wanted = results(attend(turned, options)), results(attend(arrays, options))
+  actual, wanted = results(attend(turned, options)), results(attend(arrays, options))
   for name in ("output", "query", "key", "value"):
     wanted[name] = wanted[name][:, ::-1]
   for name in ("key_table", "value_table"):
     wanted[name] = wanted[name][::-1]
-  return found, wanted
+  return actual, wanted
 
 
 def ends_repeat(attend, arrays, options):
@@ -159,18 +162,18 @@ def ends_repeat(attend, arrays, options):
   longer = dict(arrays)
   for name in ("key_table", "value_table"):
     longer[name] = np.repeat(arrays[name], repeats, axis=0)
-  found, wanted = results(attend(longer, options)), results(attend(arrays, options))
+  actual, wanted = results(attend(longer, options)), results(attend(arrays, options))
   for name in ("key_table", "value_table"):
-    found[name] = np.add.reduceat(found[name], first_copies, axis=0)
-  return found, wanted
+    actual[name] = np.add.reduceat(actual[name], first_copies, axis=0)
+  return actual, wanted
 
 
 def labels_of_distances(attend, arrays, options):
   """Labels that say the clipped distance are the clipped distance."""
   left = len(arrays["key_table"]) // 2
   labels = np.clip(distances(arrays, options), -left, left) + left
-  found = results(attend({**arrays, "labels": labels}, options))
-  return found, results(attend(arrays, options))
+  actual = results(attend({**arrays, "labels": labels}, options))
+  return actual, results(attend(arrays, options))
 
 
 def shares_key_heads(attend, arrays, options):
@@ -179,15 +182,15 @@ def shares_key_heads(attend, arrays, options):
   repeated = dict(arrays)
   for name in ("key", "value"):
     repeated[name] = np.repeat(arrays[name], groups, axis=2)
-  found, wanted = results(attend(arrays, options)), results(attend(repeated, options))
+  actual, wanted = results(attend(arrays, options)), results(attend(repeated, options))
   for name in ("key", "value"):
     wanted[name] = papers.summed_groups(np.asarray(wanted[name]), groups)
-  return found, wanted
+  return actual, wanted
 
 
 def a_sink_is_a_key(attend, arrays, options):
-  """A sink is one more key with that logit, and the value zero."""
-  found, _ = attend(arrays, options)
+  """The output is as with one more key, with that logit and with zeros as its value."""
+  actual, _ = attend(arrays, options)
   longer = {name: values for name, values in arrays.items() if name != "sinks"}
   for name in ("key", "value"):
     longer[name] = np.pad(arrays[name], [(0, 0), (0, 1), (0, 0), (0, 0)])
@@ -195,16 +198,16 @@ def a_sink_is_a_key(attend, arrays, options):
   bias = np.zeros((1, heads, 1, keys), arrays["query"].dtype)
   bias[0, :, 0, -1] = arrays["sinks"]
   wanted, _ = attend({**longer, "bias": bias}, options)
-  return {"output": found}, {"output": wanted}
+  return {"output": actual}, {"output": wanted}
 
 
 def low_sinks_change_nothing(attend, arrays, options):
   """Sinks of -inf take no weight."""
   sinks = np.full(arrays["query"].shape[2], -np.inf, arrays["query"].dtype)
-  found = results(attend({**arrays, "sinks": sinks}, options))
+  actual = results(attend({**arrays, "sinks": sinks}, options))
   wanted = results(attend(arrays, options))
-  return found, {**wanted, "sinks": np.zeros_like(sinks)}
+  return actual, {**wanted, "sinks": np.zeros_like(sinks)}
 
 
-# What they compare is the same to the bit.
-EXACT = repeats_its_bits, zero_for_zero, later_keys_get_no_gradient
+# These allow no error.
+EXACT = depends_on_distances, zero_for_zero, later_keys_get_no_gradient

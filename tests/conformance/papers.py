@@ -59,29 +59,29 @@ def attention(arrays, options):
   values = value[:, None] + looked_up(one_hot, x, "value_table")  # [B, T, S, N, V]
   output = np.einsum("bnts,btsnv->btnv", weights, values)
 
-  # The same lines backward.
+  # The same lines backward: d_x is the gradient of x.
   cotangent = x["cotangent"]
-  of_weights = np.einsum("btnv,btsnv->bnts", cotangent, values)
-  mean = (weights * of_weights).sum(-1, keepdims=True)
-  of_logits = weights * (of_weights - mean) * slope
-  of_scaled = scale * of_logits
-  of_content = np.einsum("bnts,bsnh->btnh", of_scaled, key)
-  of_position = np.einsum("bnts,btsnh->btnh", of_scaled, key_vector)
-  of_key = np.einsum("bnts,btnh->bsnh", of_scaled, content_query)
-  of_key = of_key + np.einsum("bnts,btsnh->bsnh", of_scaled, query_vector)
-  of_value = np.einsum("bnts,btnv->bsnv", weights, cotangent)
+  d_weights = np.einsum("btnv,btsnv->bnts", cotangent, values)
+  mean = (weights * d_weights).sum(-1, keepdims=True)
+  d_logits = weights * (d_weights - mean) * slope
+  d_scaled = scale * d_logits
+  d_content = np.einsum("bnts,bsnh->btnh", d_scaled, key)
+  d_position = np.einsum("bnts,btsnh->btnh", d_scaled, key_vector)
+  d_key = np.einsum("bnts,btnh->bsnh", d_scaled, content_query)
+  d_key = d_key + np.einsum("bnts,btsnh->bsnh", d_scaled, query_vector)
+  d_value = np.einsum("bnts,btnv->bsnv", weights, cotangent)
   gradients = {
-    "query": rotated(of_content + of_position, query_at, options, back=True),
-    "key": rotated(summed_groups(of_key, groups), key_at, options, back=True),
-    "value": summed_groups(of_value, groups),
-    "content_bias": of_content.sum((0, 1)),
-    "position_bias": of_position.sum((0, 1)),
-    "key_table": np.einsum("bnts,btnh,btsr->rnh", of_scaled, position_query, one_hot),
-    "query_table": np.einsum("bnts,bsnh,btsr->rnh", of_scaled, key, one_hot),
+    "query": rotated(d_content + d_position, query_at, options, back=True),
+    "key": rotated(summed_groups(d_key, groups), key_at, options, back=True),
+    "value": summed_groups(d_value, groups),
+    "content_bias": d_content.sum((0, 1)),
+    "position_bias": d_position.sum((0, 1)),
+    "key_table": np.einsum("bnts,btnh,btsr->rnh", d_scaled, position_query, one_hot),
+    "query_table": np.einsum("bnts,bsnh,btsr->rnh", d_scaled, key, one_hot),
     "value_table": np.einsum("bnts,btnv,btsr->rnv", weights, cotangent, one_hot),
-    "distance_bias": np.einsum("bnts,btsr->rn", of_logits, one_hot),
-    "buckets": np.einsum("bnts,btsr->rn", of_logits, buckets),
-    "bias": of_logits,
+    "distance_bias": np.einsum("bnts,btsr->rn", d_logits, one_hot),
+    "buckets": np.einsum("bnts,btsr->rn", d_logits, buckets),
+    "bias": d_logits,
     "sinks": -(sink_weights * mean).sum((0, 2, 3)),
   }
   return output, {
@@ -204,18 +204,18 @@ def attended(x, options, distance):
 
 
 def softmax(logits, sinks=None):
-  """Returns weights, and those of the sinks [B, N, T, 1]; rows of no key are zero.
+  """Returns the weights of keys and of sinks [B, N, T, 1]; without keys, zeros.
 
-  A sink is a logit that takes weight and gives no value (gpt-oss, 2025).
+  A sink is the logit of one more key, with the value zero (gpt-oss, 2025).
   """
   sink = -np.inf if sinks is None else sinks[:, None, None]
   highest = np.maximum(logits.max(-1, keepdims=True), sink)
   highest = np.where(np.isneginf(highest), 0.0, highest)
   numbers = np.exp(logits - highest)
-  of_sink = np.exp(sink - highest)
-  total = numbers.sum(-1, keepdims=True) + of_sink
+  sink_number = np.exp(sink - highest)
+  total = numbers.sum(-1, keepdims=True) + sink_number
   total = np.where(total == 0, 1.0, total)
-  return numbers / total, of_sink / total
+  return numbers / total, sink_number / total
 
 
 def summed_groups(gradient, groups):

@@ -5,7 +5,9 @@
 A record is what `pytest tests/conformance --attend=... --record=FILE` writes.
 """
 
+import collections
 import json
+import math
 import pathlib
 
 import cases
@@ -14,10 +16,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 RECORDS = ROOT / "results" / "conformance"
 PAGE = ROOT / "docs" / "conformance.md"
 MARKS = "<!-- begin tables -->", "<!-- end tables -->"
-FOLDER = "tests/conformance"
-TEST = "test_conformance.py::test_attention"
-NOT_RUN = {"verdict": "not run"}  # the record is older than the case
-VERDICTS = ("pass", "refused", "raises", "wrong")
+VERDICTS = ("pass", "refused", "raises", "wrong", "not run")
 
 
 def read_records():
@@ -37,56 +36,59 @@ def table(header, rows):
   return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def adapter(record):
+  """Returns the name of a record's adapter, as in the command."""
+  return f"`{record['attend'].removeprefix('adapters.')}`"
+
+
 def implementations(records):
   """Returns the table of implementations: versions, date and number of verdicts."""
   rows = []
-  for number, record in enumerate(records, 1):
+  for record in records:
     versions = ", ".join(f"{name} {x}" for name, x in record["versions"].items())
-    verdicts = [case["verdict"] for case in record["cases"].values()]
-    counts = [str(verdicts.count(verdict)) for verdict in VERDICTS]
-    name = f"`{record['attend'].removeprefix('adapters.')}`"
-    rows.append([str(number), name, versions, record["date"], *counts])
-  return table(["", "adapter", "versions", "date", *VERDICTS], rows)
+    counts = collections.Counter()
+    for case in cases.CASES:
+      counts[verdict(record, case)] += 1
+    numbers = [str(counts[name]) for name in VERDICTS]
+    rows.append([adapter(record), versions, record["date"], *numbers])
+  return table(["adapter", "versions", "date", *VERDICTS], rows)
 
 
-def cell(case):
-  """Returns a verdict in a word; of what is wrong, the error."""
-  match case["verdict"]:
-    case "wrong":
-      return f"**{case['error']:.0e}**"
-    case "refused":
-      return "-"
-    case verdict:
-      return verdict
-
-
-def matrix(records):
-  """Returns the table of all cells, a row for each case."""
-  rows = []
-  for case in cases.CASES:
-    cells = []
-    for record in records:
-      cells.append(cell(record["cases"].get(case.name, NOT_RUN)))
-    rows.append([case.name, *cells])
-  return table(["case", *map(str, range(1, len(records) + 1))], rows)
+def verdict(record, case):
+  """Returns a verdict in a word; "not run" if the record is older than the case."""
+  result = record["cases"].get(case.name)
+  return result["verdict"] if result else "not run"
 
 
 def exceptions(records):
-  """Returns the table of all that is wrong or raises, with what shows it."""
-  symptoms = {case.name: case.symptom for case in cases.CASES}
+  """Returns the table of all that is wrong or raises."""
   rows = []
-  for number, record in enumerate(records, 1):
-    for name, case in record["cases"].items():
-      if case["verdict"] == "raises":
-        found = case["how"].replace("|", "\\|")[:90]
-      elif case["verdict"] == "wrong":
-        found = f"wrong by {case['error']:.1g}: {symptoms.get(name, name)}?"
-        found = found.replace("wrong by inf", "not finite")
-      else:
-        continue
-      arguments = f"`'{TEST}[{name}]' --attend={record['attend']}`"
-      rows.append([str(number), found, arguments])
-  return table(["", "found", f"`cd {FOLDER}; pytest` ..."], rows)
+  for record in records:
+    for name, result in record["cases"].items():
+      if result["verdict"] in ("raises", "wrong"):
+        rows.append([adapter(record), name, describe(result)])
+  return table(["adapter", "case", "result"], rows)
+
+
+def describe(result):
+  """Says what is wrong, or which error is raised."""
+  if result["verdict"] == "raises":
+    return result["how"].replace("|", "\\|")[:90]
+  if math.isinf(result["error"]):
+    return "not finite"
+  return f"wrong by {result['error']:.1g}"
+
+
+def passes(records):
+  """Returns the table of cases, with the adapters that pass each of them."""
+  rows = []
+  for case in cases.CASES:
+    passing = []
+    for record in records:
+      if verdict(record, case) == "pass":
+        passing.append(adapter(record))
+    rows.append([case.name, case.source, ", ".join(passing)])
+  return table(["case", "source", "passed by"], rows)
 
 
 def tables():
@@ -97,8 +99,7 @@ def tables():
     "### All that is wrong or raises",
     exceptions(records),
     "### Every case",
-    "A dash: refused. A number: wrong, by so much of the largest number, or of one.",
-    matrix(records),
+    passes(records),
   ]
   return "\n\n".join(sections)
 

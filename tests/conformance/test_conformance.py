@@ -15,17 +15,17 @@ NAMES = [case.name for case in cases.CASES]
 FOLDER = pathlib.Path(__file__).parent
 
 
-def error_of(found, wanted):
+def error_of(actual, wanted):
   """Returns the largest error over the largest number, or over one; inf for NaN."""
   errors = [0.0]
   for name, right in wanted.items():
-    if name not in found:
+    if name not in actual:
       raise KeyError(f"no gradient of {name}")
-    actual = np.asarray(found[name], np.float64)
+    values = np.asarray(actual[name], np.float64)
     right = np.asarray(right, np.float64)
-    if actual.shape != right.shape:
-      raise TypeError(f"{name} has shape {actual.shape}, not {right.shape}")
-    error = np.max(np.abs(actual - right), initial=0)
+    if values.shape != right.shape:
+      raise TypeError(f"{name} has shape {values.shape}, not {right.shape}")
+    error = np.max(np.abs(values - right), initial=0)
     errors.append(error / max(1.0, np.max(np.abs(right), initial=0)))
   error = float(np.max(errors))
   return float("inf") if np.isnan(error) else error
@@ -50,8 +50,8 @@ def test_attention(case, attend, dtype, record_property):
   arrays = case.draw(dtype)
 
   try:
-    found, wanted = case.law(with_all_gradients(attend), arrays, case.options)
-    error = error_of(found, wanted)
+    actual, wanted = case.law(with_all_gradients(attend), arrays, case.options)
+    error = error_of(actual, wanted)
   except NotImplementedError as refusal:
     record_property("verdict", "refused")
     record_property("how", str(refusal))
@@ -101,7 +101,7 @@ def test_a_bias_of_minus_infinity_masks_under_a_soft_cap():
   assert error_of(laws.results((output, gradients)), wanted) == 0
 
 
-def test_names_are_distinct_and_sources_given():
+def test_cases_have_distinct_names_sources_and_symptoms():
   assert len(set(NAMES)) == len(NAMES) >= 40
   assert all(case.source and case.symptom for case in cases.CASES)
 

@@ -36,10 +36,7 @@ def refuse_if(condition, reason):
 
 
 def pair_mask(x, options):
-  """Returns the mask [.., .., T, S] of mask, causal and segments, for what takes masks.
-
-  Only for modules that leave all of these to a mask of their caller.
-  """
+  """Joins mask, causality and segments, for modules that take nothing but a mask."""
   queries, keys = x["query"].shape[1], x["key"].shape[1]
   query_at = np.arange(queries) + options.get("query_offset", 0)
   is_earlier = np.arange(keys) <= query_at[:, None]
@@ -60,14 +57,22 @@ def in_jax(function):
 
   @functools.wraps(function)
   def attend(arrays, options):
-    fixed = {name: x for name, x in arrays.items() if name in FIXED}
-    moving = {name: x for name, x in arrays.items() if name not in FIXED}
+    fixed, positions, moving = {}, {}, {}
+    for name, x in arrays.items():
+      if name.endswith("_positions"):
+        positions[name] = x
+      elif name in FIXED:
+        fixed[name] = x
+      else:
+        moving[name] = x
 
-    def output_of(moving):
-      return function({**fixed, **moving}, options)
+    # One compilation; without it each operation has its own. Positions are arguments:
+    # XLA computes with constants in advance, and rounds otherwise.
+    @jax.jit
+    def output_and_gradients(moving, positions, cotangent):
+      def output_of(moving):
+        return function(fixed | positions | moving, options)
 
-    @jax.jit  # one compilation; without it each operation has its own
-    def output_and_gradients(moving, cotangent):
       output, pull_back = jax.vjp(output_of, moving)
       (gradients,) = pull_back(cotangent.astype(output.dtype))
       return output, gradients
@@ -75,7 +80,7 @@ def in_jax(function):
     # Otherwise GPUs and TPUs multiply float32 with fewer digits.
     precision = jax.default_matmul_precision("highest")
     with precision, jax.enable_x64(arrays["query"].dtype == np.float64):
-      results = output_and_gradients(moving, arrays["cotangent"])
+      results = output_and_gradients(moving, positions, arrays["cotangent"])
     return jax.tree.map(np.asarray, results)
 
   return attend
@@ -131,7 +136,7 @@ def additive(x, options):
 
 
 def is_self_attention(x, options=None):
-  """Refuses what a module of self-attention cannot be given."""
+  """Refuses what a module of self-attention does not take."""
   queries, keys = x["query"], x["key"]
   refuse_if(queries.shape != keys.shape, "self-attention: T is S, and N is K")
   refuse_if(x["value"].shape != keys.shape, "values are as wide as keys")

@@ -6,7 +6,7 @@ from labml_nn.transformers.xl import relative_mha
 from adapters import in_torch, pair_mask, refuse_if, takes
 from adapters.speech import all_distances
 
-PACKAGES = ("labml-nn", "torch")
+PACKAGES = ("labml-nn", "labml", "torch")
 
 
 @takes("mask", "causal", "key_table", "content_bias", "position_bias")
@@ -27,7 +27,7 @@ def attend(x, options):
   parameters = {f"{name}.weight": eye for name in names}
   parameters |= {"key_pos_embeddings": table, "output.bias": eye[0] * 0}
   parameters |= {"value.linear.bias": eye[0] * 0}
-  given = {n: x[n].flatten(2).transpose(0, 1) for n in ("query", "key", "value")}
-  given["mask"] = torch.tensor(mask[:, 0]).permute(1, 2, 0)
-  y = torch.func.functional_call(module, parameters, (), given)
+  arguments = {n: x[n].flatten(2).transpose(0, 1) for n in ("query", "key", "value")}
+  arguments["mask"] = torch.tensor(mask[:, 0]).permute(1, 2, 0)
+  y = torch.func.functional_call(module, parameters, (), arguments)
   return y.transpose(0, 1).unflatten(2, (heads, width))

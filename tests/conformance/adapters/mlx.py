@@ -16,9 +16,12 @@ def output_of(x, options):
   if "rotary" in options:
     turn = mlx.nn.RoPE(q.shape[3], traditional=options["rotary"] == "interleaved")
     q, k = turn(q, offset), turn(k)
-  given = {"scale": options.get("scale", q.shape[3] ** -0.5), "sinks": x.get("sinks")}
+  arguments = {
+    "scale": options.get("scale", q.shape[3] ** -0.5),
+    "sinks": x.get("sinks"),
+  }
   mask = mask_of(x, options, q, k, offset)
-  y = mx.fast.scaled_dot_product_attention(q, k, v, mask=mask, **given)
+  y = mx.fast.scaled_dot_product_attention(q, k, v, mask=mask, **arguments)
   return y.transpose(0, 2, 1, 3)
 
 

@@ -36,7 +36,10 @@ def attend_by(implementation):
 
 def output_of(x, options, implementation):
   q, k = turned(x, options)
-  given = {NAMES[name]: value for name, value in (x | options).items() if name in NAMES}
+  arguments = {}
+  for name, value in (x | options).items():
+    if name in NAMES:
+      arguments[NAMES[name]] = value
   if "content_bias" in x:  # Transformer-XL
     scale = options.get("scale", q.shape[-1] ** -0.5)
     position_query = scale * (q + x["position_bias"])
@@ -46,7 +49,7 @@ def output_of(x, options, implementation):
   else:
     relations = relations_of(x, options)
   return relpos_jax.dot_product_attention(
-    q, k, x["value"], relations=relations, implementation=implementation, **given
+    q, k, x["value"], relations=relations, implementation=implementation, **arguments
   )
 
 

@@ -19,17 +19,24 @@ def output_of(x, options, flash):
   is_last = options.get("query_offset", 0) == keys - queries
   refuse_if(not is_last and positions(options), "queries are the last of the keys")
   refuse_if(flash and {"sinks", "soft_cap"} & (x | options).keys(), "not with flash")
-  module = attending.Attend(
-    causal=options.get("causal", False), heads=q.shape[1], flash=flash,
-    scale=options.get("scale"), softclamp_logits="soft_cap" in options,
-    logit_softclamp_value=options.get("soft_cap", 50.0),
-    head_learned_sink="sinks" in x,
-  )  # fmt: skip
+  module = make_module(x, options, flash)
   q, k = turned(q, k, options)
   sinks = {"head_attn_sink": x["sinks"]} if "sinks" in x else {}
-  given = {"mask": x.get("mask"), "attn_bias": bias_of(x, options, queries, keys)}
-  y = torch.func.functional_call(module, sinks, (q, k, v), given)[0]
+  masks = {"mask": x.get("mask"), "attn_bias": bias_of(x, options, queries, keys)}
+  y = torch.func.functional_call(module, sinks, (q, k, v), masks)[0]
   return y.transpose(1, 2)
+
+
+def make_module(x, options, flash):
+  return attending.Attend(
+    causal=options.get("causal", False),
+    heads=x["query"].shape[2],
+    flash=flash,
+    scale=options.get("scale"),
+    softclamp_logits="soft_cap" in options,
+    logit_softclamp_value=options.get("soft_cap", 50.0),
+    head_learned_sink="sinks" in x,
+  )
 
 
 def positions(options):
