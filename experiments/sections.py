@@ -99,7 +99,7 @@ def _collect_facts(records: Records) -> dict[str, str]:
     averaged = len(run.get("checkpoints", ()))
     facts = {
       "updates": f"{budget['updates']:,}",
-      "tokens or nodes per update": f"{budget['tokens_per_update']:,}",
+      "tokens or nodes per update, at most": f"{budget['tokens_per_update']:,}",
       "minutes per run (median)": f"{minutes:.1f}",
       "checkpoints averaged": averaged or run["config"]["decoding.average_checkpoints"],
       "hardware": run["hardware"],
