@@ -20,15 +20,15 @@ VERDICTS = ("pass", "refused", "raises", "wrong", "not run")
 
 
 def read_records():
-  """Returns the records, ours first and then by name."""
+  """Returns the records, ours first and then by adapter."""
   records = []
   for file in RECORDS.glob("*.json"):
-    records.append({"name": file.stem, **json.loads(file.read_text("utf-8"))})
-  return sorted(records, key=is_ours_then_name)
+    records.append(json.loads(file.read_text("utf-8")))
+  return sorted(records, key=is_ours_then_adapter)
 
 
-def is_ours_then_name(record):
-  return "relpos_jax" not in record["versions"], record["name"]
+def is_ours_then_adapter(record):
+  return "relpos_jax" not in record["versions"], record["attend"]
 
 
 def table(header, rows):
