@@ -88,9 +88,8 @@ SHAW = {"key_table": (7, 8), "value_table": (7, 8)}  # clipped at 3, H 8
 BOTH_WAYS = (True, 128)
 BACK = (False, 128)
 SEGMENTS = np.repeat([0, 1], [9, 11])[None].repeat(2, 0)
-NO_KEYS = np.array(
-  window_mask(4, 4, 1, 0) & lengths(4, 2, keys=4)
-)  # row 1, query 3: none
+# Query 3 of sequence 1 has no keys.
+NO_KEYS = window_mask(4, 4, 1, 0) & lengths(4, 2, keys=4)
 
 CASES = [
   # Scale, heads and shapes

@@ -58,13 +58,13 @@ def attend(x, options):
   refuse_if(start is None and x["key"].shape[1] != queries, "self-attention")
   refuse_if(start is not None and not options.get("causal"), "a cache is for decoders")
   module = module_for(x, options)
-  masks = {"attn_mask": torch.tensor(pair_mask(x, options))}
+  arguments = {"attn_mask": torch.tensor(pair_mask(x, options))}
   if start is not None:  # a cache, whose later slots nobody attends to
     module.kcache, module.vcache = x["key"].clone(), x["value"].clone()
-    masks["cache_slice"] = torch.arange(new.start, new.stop)
+    arguments["cache_slice"] = torch.arange(new.start, new.stop)
   rows = joined(x["query"], x["key"][:, new], x["value"][:, new])
   parameters = (
     {"relative_attention_bias.weight": x["buckets"]} if "buckets" in x else {}
   )
-  y, _ = torch.func.functional_call(module, parameters, (rows,), masks)
+  y, _ = torch.func.functional_call(module, parameters, (rows,), arguments)
   return y.unflatten(2, x["query"].shape[2:])
