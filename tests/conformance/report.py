@@ -64,9 +64,10 @@ def exceptions(records):
   """Returns the table of all that is wrong or raises."""
   rows = []
   for record in records:
-    for name, result in record["cases"].items():
-      if result["verdict"] in ("raises", "wrong"):
-        rows.append([adapter(record), name, describe(result)])
+    for case in cases.CASES:
+      if verdict(record, case) in ("raises", "wrong"):
+        result = describe(record["cases"][case.name])
+        rows.append([adapter(record), case.name, result])
   return table(["adapter", "case", "result"], rows)
 
 

@@ -301,5 +301,6 @@ def test_a_documented_sweep_finds_its_committed_records(name, file):
   config = flags[0]["config"].name.removeprefix("configs/")
   cells = {(x.configuration, x.seed): x.digest for x in plan(config, seeds=len(seeds))}
   for line in lines:
+    assert line["seed"] < documented[line["row"]]
     assert cells[line["row"], line["seed"]] == digest(line["config"])
     assert line["digest"] == digest(line["config"], line.get("recipe", 1))

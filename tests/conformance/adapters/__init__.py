@@ -36,7 +36,7 @@ def refuse_if(condition, reason):
 
 
 def pair_mask(x, options):
-  """Joins mask, causality and segments, for modules that take nothing but a mask."""
+  """Joins mask, causality and segments, for calls that have no argument but a mask."""
   queries, keys = x["query"].shape[1], x["key"].shape[1]
   query_at = np.arange(queries) + options.get("query_offset", 0)
   is_earlier = np.arange(keys) <= query_at[:, None]

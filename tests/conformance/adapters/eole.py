@@ -22,18 +22,17 @@ OFF = (
 
 
 def module_for(x, options):
-  both, _ = options.get("t5", (False, 128))
-  config = make_config(x, options)
+  both, farthest = options.get("t5", (False, 128))
+  config = make_config(x, options, farthest)
   module = multi_headed_attn.SelfMHA(config, is_decoder=not both).eval()
   module.linear_query, module.linear_keys, module.linear_values = map(third, range(3))
   module.final_linear = torch.nn.Identity()
   return module
 
 
-def make_config(x, options):
+def make_config(x, options, farthest):
   heads, width = x["query"].shape[2:]
   kinds = {True: PositionEncodingType.Alibi, False: PositionEncodingType.Relative}
-  _, farthest = options.get("t5", (False, 128))
   return types.SimpleNamespace(
     dim_per_head=width,
     heads=heads,

@@ -30,7 +30,6 @@ RELATIONS += ("left", "beyond", "t5", "alibi", "rotary")
 def attend_by(implementation):
   """Returns the adapter of an implementation by name."""
   function = functools.partial(output_of, implementation=implementation)
-  functools.update_wrapper(function, output_of)
   return takes(*NAMES, *RELATIONS)(in_jax(function))
 
 

@@ -28,7 +28,6 @@ def output_of(x, options, has_scale_of_head):
 
 def attend_by(has_scale_of_head):
   function = functools.partial(output_of, has_scale_of_head=has_scale_of_head)
-  functools.update_wrapper(function, output_of)
   return takes(*NAMES)(in_torch(function))
 
 

@@ -28,7 +28,6 @@ def output_of(x, options, implementation):
 
 def attend_by(implementation):
   function = functools.partial(output_of, implementation=implementation)
-  functools.update_wrapper(function, output_of)
   names = "bias", "mask", "scale", "causal", "window", "soft_cap"
   return takes(*names)(in_jax(function))
 

@@ -30,7 +30,6 @@ MASKS = ("mask", "causal", "query_segments", "key_segments")
 def by(attention, function, *names):
   """Returns the adapter of a module with transformers' "eager" or "sdpa" attention."""
   chosen = functools.partial(function, attention=attention)
-  functools.update_wrapper(chosen, function)
   return takes(*MASKS, *names)(in_torch(chosen))
 
 
@@ -201,8 +200,6 @@ XL = ("key_table", "content_bias", "position_bias")
 T5 = ("buckets", "t5", "scale", "query_offset")
 deberta_as_published = functools.partial(deberta_of, as_published=True)
 deberta_as_coded = functools.partial(deberta_of, as_published=False)
-for chosen in (deberta_as_published, deberta_as_coded):
-  functools.update_wrapper(chosen, deberta_of)
 
 t5 = needing("buckets", by("eager", t5_of, *T5))
 t5_sdpa = needing("buckets", by("sdpa", t5_of, *T5))

@@ -69,7 +69,6 @@ def bias_of(x, options, queries, keys):
 
 def attend_by(flash):
   function = functools.partial(output_of, flash=flash)
-  functools.update_wrapper(function, output_of)
   return takes(*NAMES)(in_torch(function))
 
 
