@@ -285,14 +285,15 @@ def _read_config_file(argv: list[str], flag: Flag) -> tuple[ConfigFile, list[str
   """Loads the config file that `argv` names; returns it and the other arguments."""
   config_flag = absl_flags.FlagValues()
   name = absl_flags.DEFINE_string("config", None, "", flag_values=config_flag)
-  known = _configs()
   config_flag.mark_as_parsed()
   with contextlib.suppress(absl_flags.Error):  # --config without a value
     argv = config_flag(argv, known_only=True)
   if not name.value:
-    raise InputError(f"missing --config: {flag.help}: there are {', '.join(known)}")
+    known = ", ".join(_configs())
+    raise InputError(f"missing --config: {flag.help}: there are {known}")
   path, _, argument = name.value.partition(":")
   if not pathlib.Path(path).is_file():
+    known = _configs()
     remedy = f"there are {', '.join(known)}"
     if path in known:
       remedy = f"start the command in the folder {_CONFIGS.parent}"

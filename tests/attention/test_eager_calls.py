@@ -63,8 +63,6 @@ each_kind = pytest.mark.parametrize(
   [
     (by_distance, "chunked", 64),
     (with_function, "chunked", 1024),  # in blocks of queries
-    (by_distance, "projected", 64),
-    (by_distance, "per_position", 64),
     (by_distance, None, 64),
     (no_relation, None, 64),
   ],

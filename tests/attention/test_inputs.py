@@ -305,7 +305,7 @@ ONE_QUERY = {"query": QUERY[:, :1], "is_causal": True}
 @pytest.mark.parametrize("attend", [call, weights])
 def test_one_causal_query_without_a_position_is_warned_of(attend):
   with pytest.warns(UserWarning, match="the one query is at position 0.*query_offset="):
-    attend(**ONE_QUERY)
+    jax.eval_shape(lambda: attend(**ONE_QUERY))
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_heads_before_tokens_are_a_warning():
   query = np.ones((2, 4, 80, 8), np.float32)  # [B, N, T, H]
   message = r"80 heads and 4 tokens: the layout is \[B, T, N, H\]"
   with pytest.warns(UserWarning, match=message):
-    call(query, query, query)
+    jax.eval_shape(lambda: call(query, query, query))
 
 
 FAR = 2**32  # which 32 bits do not hold
@@ -355,20 +355,20 @@ def traced_arrays(options, is_causal):
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
-  "integers, same",
+  "integers, same, is_causal",
   [
-    (segments(FAR_IDS), segments(IDS)),
-    ({"key_value_seq_lengths": np.array([FAR, FAR + 5])}, {}),
-    ({"query_offset": np.array(FAR)}, {"query_offset": 100}),
-    ({"query_positions": FAR + ROWS}, {"query_offset": 100}),
-    (SMALL, {"query_offset": 4}),
-    (queries_from(LAST), {"query_offset": 100}),
-    (queries_from(FIRST), {"query_offset": -100}),
+    (segments(FAR_IDS), segments(IDS), True),
+    ({"key_value_seq_lengths": np.array([FAR, FAR + 5])}, {}, True),
+    ({"query_offset": np.array(FAR)}, {"query_offset": 100}, True),
+    ({"query_positions": FAR + ROWS}, {"query_offset": 100}, True),
+    (SMALL, {"query_offset": 4}, True),
+    (queries_from(LAST), {"query_offset": 100}, True),
+    (queries_from(LAST), {"query_offset": 100}, False),
+    (queries_from(FIRST), {"query_offset": -100}, True),
+    (queries_from(FIRST), {"query_offset": -100}, False),
   ],
-  ids=["segments", "lengths", "offset", "positions", "8 bits", "last", "first"],
 )
-@pytest.mark.parametrize("implementation", ["reference", "projected", "chunked"])
-@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("implementation", ["projected", "chunked"])
 def test_integers_do_not_wrap_around(implementation, integers, same, is_causal):
   """Compares integers that may wrap around with small ones that mean the same."""
   arrays = make_arrays(queries=5, keys=5, width=3)

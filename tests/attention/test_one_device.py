@@ -14,9 +14,9 @@ from relpos_jax import DistanceBias
 from relpos_jax.attention import band
 
 
-@pytest.fixture(params=[True, False], ids=["one_device", "several"], autouse=True)
-def devices(request, monkeypatch):
-  monkeypatch.setattr(band, "is_one_device", lambda: request.param)
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+  monkeypatch.setattr(band, "is_one_device", lambda: True)
   compiled_results.clear_cache()
 
 

@@ -1,6 +1,5 @@
 """The operator's derivatives, precision and exports, and calls without tokens."""
 
-import dataclasses
 import functools
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from comparing import assert_close
 from compiling import compile_quickly, with_gradients
 from jax import export
 from jax.sharding import AxisType
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_array_equal
 
 from relpos_jax import (
   DistanceBias,
@@ -48,21 +47,18 @@ dot_product_attention(q, k, k, relations=LinearBias.alibi(2), is_causal=True)
   assert process.returncode == 1
 
 
-@pytest.mark.parametrize("implementation", [None, "chunked"])
 @pytest.mark.parametrize("batch, queries, keys", [(0, 3, 3), (2, 0, 3), (2, 3, 0)])
 @pytest.mark.parametrize("relations", [None, RELATIONS], ids=["none", "positions"])
 def test_without_queries_or_keys_there_is_nothing_or_zero(
-  batch, queries, keys, implementation, relations
+  batch, queries, keys, relations
 ):
   query, key = jnp.ones((batch, queries, 2, 8)), jnp.ones((batch, keys, 2, 8))
 
   def attend(query, key, relations):
-    options = {"relations": relations, "is_causal": True}
-    return dot_product_attention(
-      query, key, key, implementation=implementation, **options
-    )
+    return dot_product_attention(query, key, key, relations=relations, is_causal=True)
 
-  explain(query, key, key, relations=relations, implementation=implementation)
+  for name in (None, "chunked"):
+    explain(query, key, key, relations=relations, implementation=name)
   output, gradients = with_gradients(attend, query, key, relations)
   assert output.shape == query.shape
   for x in (output, *jax.tree.leaves(gradients)):
@@ -194,15 +190,3 @@ def test_programs_with_symbolic_shapes_equal_the_operator(
   for size in sizes:
     inputs = make_inputs(*size)
     assert_close(run(exported.call, *inputs), run(by_reference, *inputs), atol=1e-5)
-
-
-def test_a_subclass_of_a_relation_has_its_bands():
-  @jax.tree_util.register_dataclass
-  @dataclasses.dataclass(frozen=True)
-  class OwnPositions(RelativePositions):
-    pass
-
-  arrays = make_arrays(**SIZES, tables="", dtype=np.float32)
-  wanted = call(arrays | {"more": (RELATIONS,)}, implementation="reference")
-  own = arrays | {"more": (OwnPositions(TABLE, TABLE),)}
-  assert_allclose(call(own, implementation="chunked"), wanted, atol=1e-6)

@@ -100,7 +100,6 @@ CASES["explicit"] = KERNELS, {}, HEADS_TOO, "explicit", {}
 CASES["named"] = KERNELS, {}, BATCH_ALONE, "named", {}
 CASES["constrained"] = CHUNKED, {}, HEADS_TOO, "constrained", {}
 CASES["offsets"] = in_blocks, {}, HEADS_TOO, "auto", OFFSETS | DROPOUT
-CASES["offsets, named"] = in_blocks, {}, HEADS_TOO, "named", OFFSETS | DROPOUT
 CASES["a bias of pairs"] = in_blocks, A_BIAS, HEADS_TOO, "auto", MASK | DROPOUT
 CASES["a bias by head"] = in_blocks, {"bias": "1NTS"} | ALL_HEADS, HEADS_TOO, "auto", {}
 CASES["a bias of all"] = (

@@ -109,10 +109,11 @@ WIDE_CASES["an offset of each sequence"] = case(rows=25, query_offset=np.array([
 
 @pytest.mark.parametrize("name", WIDE_CASES)
 def test_wide_tables_equal_the_reference(name, monkeypatch):
+  number = [*WIDE_CASES].index(name)
   sizes, options = WIDE_CASES[name]
   arrays = make_arrays(**sizes)
   wanted = run(reference.attention, arrays, options)
-  for heads in (None, 1, 2):
+  for heads in (None, 1 + number % 2):
     set_tiles(monkeypatch, 3, 4, heads)
     assert_exact(chunked.attention, arrays, options, wanted)
 

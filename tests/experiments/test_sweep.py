@@ -1,5 +1,6 @@
 """Tests the command sweep with a stand-in for the trainings."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -48,17 +49,26 @@ shutil.copy(here / "records" / f"{workdir.name}.json", workdir / "record.json")
 """
 
 
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory, request):
+  """Returns a folder with a sweep of three rows and the records of its runs."""
+  folder = tmp_path_factory.mktemp("planned")
+  (folder / "three.py").write_text(CONFIG_FILE)
+  (folder / "records").mkdir()
+  with contextlib.chdir(request.config.rootpath):
+    plan(folder)
+  return folder
+
+
 @pytest.fixture
-def room(tmp_path, monkeypatch, request):
-  """Returns a folder with a sweep of three rows and a stand-in for their trainings."""
+def room(planned, tmp_path, monkeypatch, request):
+  """Returns such a folder, with a stand-in for the trainings."""
   monkeypatch.chdir(request.config.rootpath)
   monkeypatch.setattr(sweep, "TRAIN", ("python", str(tmp_path / "fake.py")))
   monkeypatch.setattr(sweep, "_POLL_SECONDS", 0.02)
-  (tmp_path / "three.py").write_text(CONFIG_FILE)
+  shutil.copytree(planned, tmp_path, dirs_exist_ok=True)
   (tmp_path / "fake.py").write_text(FAKE)
   (tmp_path / "calls.jsonl").touch()
-  (tmp_path / "records").mkdir()
-  plan(tmp_path)
   return tmp_path
 
 

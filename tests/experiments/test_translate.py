@@ -92,7 +92,7 @@ def test_line_ends_a_byte_order_mark_and_packing_do_not_matter(
   assert translate(text) == wanted
   (tmp_path / "lines.gz").write_bytes(gzip.compress(text))
   assert translate(b"", "--input=~/lines.gz") == wanted
-  assert (translate(b""), translate(b"\n\n")) == ([], ["", ""])
+  assert translate(b"") == []
 
 
 def test_a_long_line_is_truncated_with_a_warning(call, workdir):
@@ -115,12 +115,6 @@ def test_words_that_are_not_in_the_vocabulary_are_named(capsys):
   assert read("jump twice\n", 1, tokenizer, longest=10) == "jump twice"
   assert read("jump  thrice and hop ", 2, tokenizer, 10) == "jump  thrice and hop"
   assert capsys.readouterr().err == "line 2: not in the vocabulary: thrice hop\n"
-
-
-def test_so_many_checkpoints_are_averaged_as_asked(call, longer):
-  workdir = f"--workdir={longer}"
-  assert "averages 12, 15 alone" in call("translate", workdir).err
-  assert call("translate", workdir, "--average_checkpoints=1").err == ""
 
 
 def test_more_checkpoints_than_are_kept_are_refused(call, longer):

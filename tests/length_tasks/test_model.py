@@ -1,8 +1,11 @@
 """The encoder ignores padding, and its schemes read the positions of a batch."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import make_random
 from flax import nnx
 
 from configs.length_tasks import SCHEMES
@@ -21,11 +24,12 @@ def in_the_repository(request, monkeypatch):
   monkeypatch.chdir(request.config.rootpath)
 
 
-def make(scheme: str, *changes: str) -> nnx.Module:
+def maker(scheme: str, *changes: str) -> Callable[[], nnx.Module]:
   words = [f"--config=configs/length_tasks.py:stack_manipulation,{scheme}"]
   words += [f"--config.model.{change}" for change in (*SMALL, *changes)]
   config = command.parse({"config": command.CONFIG}, words)["config"]
-  return nnx.jit(lambda: make_model(config, TASK, nnx.Rngs(0)))()
+  """Returns a function that makes a small model."""
+  return lambda: make_model(config, TASK, nnx.Rngs(0))
 
 
 def make_batch(drawn_from: int = 64, num_shapes: int = 1) -> TaskBatch:
@@ -46,7 +50,7 @@ def pad(batch: TaskBatch, num_more: int) -> TaskBatch:
 def test_answers_depend_on_all_tokens_and_drawn_positions_and_not_on_padding(
   scheme, kind
 ):
-  model = make(f"{scheme},{kind}")
+  model = make_random(maker(f"{scheme},{kind}"), scale=0.2)
   batch = make_batch(64 if kind == "random" else 0)
   apply = nnx.jit(lambda model, batch: model(batch))
   logits = apply(model, batch)
@@ -124,7 +128,7 @@ def test_fire_has_no_bias_by_distance_if_c_is_0():
 
 
 def test_tables_have_the_wanted_deviation():
-  model = make("relative,random", "table_stddev=0.1")
+  model = nnx.jit(maker("relative,random", "table_stddev=0.1"))()
   tables = [layer.self_attention.tables for layer in model.layers]
   for table in tables:
     for values in (table.key[...], table.value[...]):

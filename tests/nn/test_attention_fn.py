@@ -88,23 +88,19 @@ def project(params):
   return projections
 
 
+LEFT = {"num_heads": None, "left": 1}, {"left": 1}
+ZERO = {"beyond": "zero", "logits_soft_cap": 0.5}, {"beyond": "zero"}
+
+
 @pytest.mark.parametrize(
-  "kind, mask, options",
+  "kind, mask, options, hook, sides",
   [
-    ("nnx", "none", {"is_causal": True}),
-    ("nnx", "of_tokens", {}),
-    ("nnx", "padding_in_numbers", {"is_causal": True}),
-    ("linen", "none", {}),
-    ("linen", "padding_in_numbers", {}),
+    ("nnx", "none", {"is_causal": True}, *LEFT),
+    ("nnx", "of_tokens", {}, *ZERO),
+    ("nnx", "padding_in_numbers", {"is_causal": True}, *LEFT),
+    ("linen", "none", {}, *ZERO),
+    ("linen", "padding_in_numbers", {}, *LEFT),
   ],
-)
-@pytest.mark.parametrize(
-  "hook, sides",
-  [
-    ({"num_heads": None, "left": 1}, {"left": 1}),
-    ({"beyond": "zero", "logits_soft_cap": 0.5}, {"beyond": "zero"}),
-  ],
-  ids=["left", "zero, soft cap"],
 )
 def test_the_layer_attends_as_the_operator_does(kind, mask, options, hook, sides):
   call, params = make_call(kind, hook)
