@@ -51,6 +51,11 @@ def pytest_xdist_auto_num_workers(config) -> int:
 class DropPrograms:
   """Drops compiled programs after each file, and on Linux above 1.2 GB."""
 
+  def pytest_collection_finish(self):
+    # Collections after each file pass over what importing has left, which stays.
+    gc.collect()
+    gc.freeze()
+
   @pytest.hookimpl(trylast=True)
   def pytest_runtest_teardown(self, item, nextitem):
     if nextitem and nextitem.path == item.path and _resident_bytes() < 1.2e9:

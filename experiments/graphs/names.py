@@ -1,10 +1,8 @@
 """Saves and loads the names of a run's labels and classes."""
 
-import json
-
-from experiments.files import Path, write_whole
+from experiments.files import Path
 from experiments.graphs.graph import GraphNames
-from experiments.training.workdir import read_json
+from experiments.training.workdir import read_json, write_json
 
 _NAMES_FILE = "graphs.json"
 
@@ -19,4 +17,4 @@ def load_names(workdir: Path) -> GraphNames:
 
 def save_names(names: GraphNames, workdir: Path) -> None:
   """Writes the names of labels and classes into a run directory."""
-  write_whole(workdir / _NAMES_FILE, json.dumps(names._asdict(), indent=2) + "\n")
+  write_json(workdir / _NAMES_FILE, names._asdict())

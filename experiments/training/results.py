@@ -1,7 +1,6 @@
 """Prints, draws and records the scores of a trained model."""
 
 import collections
-import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from experiments.evaluation.records import (
 from experiments.files import Path, write_whole
 from experiments.training.metrics import read_metrics
 from experiments.training.run import Run
-from experiments.training.workdir import read_config, read_environment
+from experiments.training.workdir import read_config, read_environment, write_json
 
 Metrics = Sequence[Mapping[str, Any]]  # the lines of metrics.jsonl
 
@@ -80,7 +79,7 @@ def print_scores(
   results = {}
   for split, values in evaluation.results.items():
     results[split] = dict(values, checkpoints=run.averaged)
-  write_whole(folder / "results.json", json.dumps(results, indent=2) + "\n")
+  write_json(folder / "results.json", results)
 
 
 def _write_record(

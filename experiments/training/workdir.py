@@ -156,6 +156,11 @@ def read_json(path: Path) -> dict[str, Any]:
   return content
 
 
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+  """Writes a JSON object into a file of a run."""
+  write_whole(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
 def write_run_files(
   workdir: Path, config: Mapping[str, Any], updates: int, is_trained: bool = False
 ) -> None:
@@ -168,9 +173,8 @@ def write_run_files(
   else:
     facts = environment() | dict(recipe=RECIPE)
   facts["updates"] = updates
-  for name, content in (("config.json", config), (_ENVIRONMENT, facts)):
-    text = json.dumps(content, indent=2, ensure_ascii=False)
-    write_whole(workdir / name, text + "\n")
+  write_json(workdir / "config.json", config)
+  write_json(workdir / _ENVIRONMENT, facts)
 
 
 def data_digests(
@@ -215,8 +219,7 @@ def check_unchanged(workdir: Path, digests: Mapping[str, str] | None = None) -> 
 
 def write_digests(workdir: Path, digests: Mapping[str, str]) -> None:
   """Writes the digests of inputs and tokenizer for `check_unchanged`."""
-  content = digests | _tokenizer_digest(workdir)
-  write_whole(workdir / _DIGESTS, json.dumps(content, indent=2) + "\n")
+  write_json(workdir / _DIGESTS, digests | _tokenizer_digest(workdir))
 
 
 def _tokenizer_digest(workdir: Path) -> dict[str, str]:

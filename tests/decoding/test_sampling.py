@@ -172,19 +172,19 @@ def test_padding_and_begin_are_never_drawn_and_nothing_follows_the_end():
 TEMPERATURES = 1.0, 0.0, np.inf, np.nan, -1.0
 
 
-@pytest.mark.parametrize("others", [0.0, -np.inf, np.nan])
-def test_what_is_never_drawn_is_not_drawn_whatever_the_options(others):
+def test_what_is_never_drawn_is_not_drawn_whatever_the_options():
   """Traces the options, which are then not checked; the model excludes others, too."""
-  decode = constant_decoder(jnp.where(jnp.arange(5) < 3, 9.0, others))
 
   @compile_quickly
-  def draw(sampling):
+  def draw(sampling, others):
+    decode = constant_decoder(jnp.where(jnp.arange(5) < 3, 9.0, others))
     prompts, limits = jnp.zeros((8, 1), int), jnp.full(8, 4)
     options = {"max_length": 4, "eos": 4, "pad": 2, "never": (0, 1)}
     return sample(decode, (), prompts, limits, KEY, sampling=sampling, **options)
 
-  for values in itertools.product(TEMPERATURES, (0, -1, 1), TEMPERATURES):
-    drawn = np.asarray(draw(SamplingParams(*values)))
+  options = itertools.product(TEMPERATURES, (0, -1, 1), TEMPERATURES)
+  for values, others in itertools.product(options, (0.0, -np.inf, np.nan)):
+    drawn = np.asarray(draw(SamplingParams(*values), others))
     assert not np.isin(drawn, (0, 1)).any()
     if np.isnan(others):  # the model diverged: rows end at once
       assert (drawn == 2).all()
@@ -254,8 +254,7 @@ def test_other_choices_lengths_and_seeds_compile_nothing_new(sampler):
     sampler([[3] * 12, [4], []], seed=1, **options)
 
 
-@pytest.mark.parametrize("pad, never", [(-1, ()), (6, (-1,))])
-def test_a_negative_token_excludes_no_other(pad, never):
+def test_a_token_beyond_the_vocabulary_excludes_no_other():
   def always_last(tokens, cache):
     return 9.0 * jax.nn.one_hot(jnp.full(tokens.shape, 4), 5), cache
 
@@ -268,7 +267,7 @@ def test_a_negative_token_excludes_no_other(pad, never):
     sampling=SamplingParams(temperature=0.0),
     max_length=2,
     eos=0,
-    pad=pad,
-    never=never,
+    pad=-1,
+    never=(-1, 6),
   )
   assert found.tolist() == [[4, 4]]

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,33 +67,35 @@ def test_two_processes_that_slurm_started_go_on_from_one_and_one_from_them(tmp_p
   folder = tmp_path / "checkpoints"
   losses = small_run.run(folder, 3, num_devices=4)
 
-  one, other = answers(finish(start(folder, 20, 1, int(signal.SIGINT), 6)))
+  one, other = answers(finish(start(folder, 20, 1, int(signal.SIGINT), 12)))
   first, received = one
   last = max(first)
   assert one == other
   assert received == "SIGINT"
-  assert 6 <= last < 10
-  assert {path.name for path in folder.iterdir()} == {"3", str(last)}
+  assert 12 <= last < 16
+  assert {path.name for path in folder.iterdir()} == {"3", "10", str(last)}
 
+  check_damage_that_one_alone_sees(tmp_path / "damaged", folder, first)
   losses |= first | small_run.run(folder, 20, num_devices=2)
   assert [*losses] == [*range(1, 21)]
   assert losses == pytest.approx(straight, rel=0, abs=1e-5)
   assert straight[20] < straight[1]
 
 
-def test_damage_that_one_process_alone_can_see_is_known_to_all(tmp_path):
-  folder = tmp_path / "checkpoints"
-  (losses, _), _ = answers(finish(start(folder, 12)))
-  files = folder.glob("12/state/ocdbt.process_1/d/*")
+def check_damage_that_one_alone_sees(copy, folder, losses):
+  """Damages the last checkpoint in a copy: both processes start from the one before."""
+  last = max(losses)
+  shutil.copytree(folder, copy)
+  files = copy.glob(f"{last}/state/ocdbt.process_1/d/*")
   file = max(files, key=lambda file: file.stat().st_size)
   os.truncate(file, file.stat().st_size // 2)
 
-  texts = finish(start(folder, 12))
+  texts = finish(start(copy, last))
   for again, _ in answers(texts):
-    assert again == {step: losses[step] for step in (11, 12)}
+    assert again == {step: losses[step] for step in range(11, last + 1)}
   errors = "".join(err for _, err in texts)
   (line,) = [line for line in errors.splitlines() if "is damaged" in line]
-  assert line.endswith(": renamed to damaged-12")
+  assert line.endswith(f": renamed to damaged-{last}")
 
 
 BATCH_SCRIPT = {k: v for k, v in slurm(0, 2).items() if "STEP" not in k}

@@ -68,16 +68,11 @@ def test_lines_come_back_in_order_and_know_nothing_of_their_neighbours(
   assert len(set(translations)) > 7
 
 
-@pytest.mark.parametrize("kind", ["skewing", "eight devices"])
-def test_a_model_trained_otherwise_or_on_other_devices_translates_alike(
-  model, translations, kind
+def test_a_model_trained_by_skewing_translates_alike_on_eight_devices(
+  model, translations
 ):
-  (graphdef, params), mesh = model, ONE
-  if kind == "skewing":
-    graphdef = nnx.graphdef(nnx.eval_shape(lambda: make("skew")))
-  else:
-    mesh = make_mesh(8)
-    params = put_parameters(params, mesh)
+  graphdef, mesh = nnx.graphdef(nnx.eval_shape(lambda: make("skew"))), make_mesh(8)
+  params = put_parameters(model[1], mesh)
   translator = Translator(graphdef, params, TOKENIZER, mesh, **OPTIONS)
   assert translator(SHORT) == translations
   assert translator(SHORT[:1]) == translations[:1]
@@ -147,8 +142,13 @@ def decode_greedily(model, sources, limits):
   return tokens[:, 1:]
 
 
+@pytest.fixture(scope="module")
+def greedy(model):
+  return Translator(*model, TOKENIZER, ONE, beam_size=1, **OPTIONS)
+
+
 def test_greedy_translations_are_those_without_a_cache_token_by_token_on_one_line(
-  model,
+  model, greedy
 ):
   sources = encode(TOKENIZER, SHORT[:4]).pad(np.arange(4), (4, 16), PAD)
   limits = (sources != PAD).sum(axis=1) + OPTIONS["extra_length"]
@@ -158,24 +158,23 @@ def test_greedy_translations_are_those_without_a_cache_token_by_token_on_one_lin
   texts = [decode(TOKENIZER, row) for row in tokens]
   assert "\n" in "".join(texts), "which a translation of one line may not have"
   wanted = [text.replace("\n", " ").replace("\r", " ") for text in texts]
-  translator = Translator(*model, TOKENIZER, ONE, beam_size=1, **OPTIONS)
-  assert translator(SHORT[:4]) == wanted
+  assert greedy(SHORT[:4]) == wanted
 
 
-def test_a_translation_of_given_length_is_the_greedy_one_that_ends_there(model):
+def test_a_translation_of_given_length_is_the_greedy_one_that_ends_there(model, greedy):
   sources, order = encode(TOKENIZER, SHORT), [*range(len(SHORT))]
+  options = OPTIONS | dict(beam_size=1, never_ends=True)
+  endless = Translator(*model, TOKENIZER, ONE, **options)
 
-  def translate(never_ends: bool, limits) -> list[list[int]]:
-    options = OPTIONS | dict(beam_size=1, never_ends=never_ends)
-    translator = Translator(*model, TOKENIZER, ONE, **options)
+  def translate(translator: Translator, limits) -> list[list[int]]:
     rows = dict(translator._translate_all(model[1], sources, limits, [*order]))
     return [rows[i][rows[i] != PAD].tolist() for i in order]
 
-  ended = translate(False, sources.lengths + OPTIONS["extra_length"])
+  ended = translate(greedy, sources.lengths + OPTIONS["extra_length"])
   free = [[token for token in row if token != EOS] for row in ended]
   lengths = np.array([*map(len, free)])
   assert len({*lengths}) > 3
-  assert translate(True, lengths) == free
-  for longer, wanted in zip(translate(True, lengths + 2), free, strict=True):
+  assert translate(endless, lengths) == free
+  for longer, wanted in zip(translate(endless, lengths + 2), free, strict=True):
     assert longer[:-2] == wanted
     assert EOS not in longer
