@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from calls import call, compiled_results, make_arrays, results
 from comparing import assert_close
+from compiling import compile_quickly
 
 from relpos_jax import DistanceBias
 from relpos_jax.attention import band
@@ -29,12 +30,15 @@ def test_values_and_gradients_are_those_of_the_reference(is_causal):
   assert_close(results("chunked", arrays, options), wanted)
 
 
+@pytest.mark.parametrize("is_one_device", [True, False])
 @pytest.mark.parametrize("options", [{}, {"local_window_size": 5}, {"is_causal": True}])
-def test_rows_that_no_pair_has_get_no_gradient(options):
+def test_rows_that_no_pair_has_get_no_gradient(options, is_one_device, monkeypatch):
+  monkeypatch.setattr(band, "is_one_device", lambda: is_one_device)
   length, reach = 128, 512
   sizes = {"queries": length, "keys": length, "rows": 2 * reach + 1}
   arrays = make_arrays(**sizes, dtype=np.float32)
 
+  @compile_quickly
   @jax.grad
   def gradients(tables):
     output = call(arrays | tables, **options, implementation="chunked")
