@@ -592,8 +592,8 @@ def _describe_task(sweep: str, records: Records, folder: pathlib.Path) -> str:
   table[f"{longest_trained + 1} to {longest}"] = longer
   table["random - plain"] = _compare_random(records)
   parts = [column_table(f"{sweep}: accuracy (%)", table)]
-  parts.append(_draw_tasks(records, folder / f"{sweep}.png"))
-  parts.append(_draw_curves(sweep, records, ["loss (nats)", "accuracy (%)"], folder))
+  parts.append(_draw_task_lengths(records, folder / f"{sweep}.png"))
+  parts.append(_draw_task_learning(records, folder / f"{sweep}-learning.png"))
   facts = {
     "task": config["data.source"],
     "inputs per update": config["batches.tokens"] // longest_trained,
@@ -612,7 +612,16 @@ def _compare_random(records: Records) -> Column:
   return column
 
 
-def _draw_tasks(records: Records, picture: pathlib.Path) -> str:
+def _split_by_positions(records: Records) -> dict[str, Records]:
+  """Divides configurations into those with plain and with random positions."""
+  split = {"plain": {}, "random": {}}
+  for configuration, runs in records.items():
+    kind = "random" if configuration.endswith(_RANDOM) else "plain"
+    split[kind][configuration.removesuffix(_RANDOM)] = runs
+  return split
+
+
+def _draw_task_lengths(records: Records, picture: pathlib.Path) -> str:
   """Draws accuracy over length, with plain and with random positions."""
   longest_trained = _first(records)["config"]["batches.max_length"]
   splits = "within", _LONGER
@@ -622,13 +631,23 @@ def _draw_tasks(records: Records, picture: pathlib.Path) -> str:
   scores = {lengths[mask].mean(): _accuracy(splits, mask) for mask in masks}
   mark = longest_trained + 0.5, "longest in training"
   panels = []
-  for title in ("plain", "random"):
-    shown = {}
-    for configuration, runs in records.items():
-      if configuration.endswith(_RANDOM) == (title == "random"):
-        shown[configuration.removesuffix(_RANDOM)] = runs
-    axis = f"length of the input, {title} positions"
+  for kind, shown in _split_by_positions(records).items():
+    axis = f"length of the input, {kind} positions"
     curves = _make_curves(shown, scores)
     panels.append(SpreadPanel(axis, "accuracy (%)", curves, mark))
   spread_curves(panels, picture, _title_picture(records))
   return _link(f"Accuracy over length: {picture.stem}", picture)
+
+
+def _draw_task_learning(records: Records, picture: pathlib.Path) -> str:
+  """Draws validation accuracy over updates, with plain and with random positions."""
+  panels = []
+  for kind, shown in _split_by_positions(records).items():
+    curves = {}
+    for scheme, runs in shown.items():
+      curves[scheme] = _collect_values(runs, column=2, start=0)
+    steps = sorted(set().union(*curves.values()))
+    axis = f"updates, {kind} positions"
+    panels.append(SpreadPanel(axis, "validation accuracy (%)", curves, ticks=steps))
+  spread_curves(panels, picture, _title_picture(records))
+  return _link(f"Learning curves: {picture.stem.removesuffix('-learning')}", picture)

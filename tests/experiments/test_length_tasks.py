@@ -122,7 +122,8 @@ def test_a_page_has_the_lengths_of_the_config(run, tmp_path, call, monkeypatch):
     "longer": [[n, 0.0] for n in range(9, 41, 9)],
   }
   (tmp_path / "runs").mkdir()
-  (tmp_path / "runs" / "tasks-a.jsonl").write_text(to_line(record))
+  lines = [to_line({**record, "row": row}) for row in ("xl", "xl, random")]
+  (tmp_path / "runs" / "tasks-a.jsonl").write_text("".join(lines))
   drawn = []
 
   def draw(panels, *_):
@@ -131,7 +132,9 @@ def test_a_page_has_the_lengths_of_the_config(run, tmp_path, call, monkeypatch):
   monkeypatch.setattr(sections, "spread_curves", draw)
   answer = call("report", f"--results={tmp_path}")
   assert (answer.status, answer.err) == (0, "")
-  (curve,) = drawn[0].curves.values()
+  # Lengths and updates, plain and at random: curves of a scheme would look too alike.
+  assert [[*panel.curves] for panel in drawn] == [["xl"]] * 4
+  curve = drawn[0].curves["xl"]
   right = {length: values for length, values in curve.items() if values != [0.0]}
   assert right == {length: [100.0] for length in range(1, 9)}
   assert [*curve][8:] == [9, 18, 27, 36]
