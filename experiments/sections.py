@@ -236,17 +236,23 @@ def _draw_curves(
   """
   panels = []
   for column, measure in enumerate(measures, start=1):
-    curves = {}
-    for configuration, runs in records.items():
-      curves[configuration] = _collect_values(runs, column, start)
-    steps = sorted(set().union(*curves.values()))
-    panel = SpreadPanel("updates", f"validation {measure}", curves, ticks=steps)
-    panels.append(panel)
+    panels.append(_plot_learning("updates", measure, records, column, start))
   if len(records) > MOST_SHADED:
     panels = panels[-1:]
   picture = folder / f"{sweep}-learning.png"
   spread_curves(panels, picture, _title_picture(records))
   return _link(f"Learning curves: {sweep}", picture)
+
+
+def _plot_learning(
+  axis: str, measure: str, records: Records, column: int, start: float = 0
+) -> SpreadPanel:
+  """Returns a plot of a measure over updates, which is a column of the curves."""
+  curves = {}
+  for configuration, runs in records.items():
+    curves[configuration] = _collect_values(runs, column, start)
+  steps = sorted(set().union(*curves.values()))
+  return SpreadPanel(axis, f"validation {measure}", curves, ticks=steps)
 
 
 def _collect_values(
@@ -643,11 +649,7 @@ def _draw_task_learning(records: Records, picture: pathlib.Path) -> str:
   """Draws validation accuracy over updates, with plain and with random positions."""
   panels = []
   for kind, shown in _split_by_positions(records).items():
-    curves = {}
-    for scheme, runs in shown.items():
-      curves[scheme] = _collect_values(runs, column=2, start=0)
-    steps = sorted(set().union(*curves.values()))
     axis = f"updates, {kind} positions"
-    panels.append(SpreadPanel(axis, "validation accuracy (%)", curves, ticks=steps))
+    panels.append(_plot_learning(axis, "accuracy (%)", shown, column=2))
   spread_curves(panels, picture, _title_picture(records))
   return _link(f"Learning curves: {picture.stem.removesuffix('-learning')}", picture)

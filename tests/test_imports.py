@@ -154,7 +154,8 @@ for command in {COMMANDS}:
 
 def test_commands_tell_a_wrong_key_before_they_load_jax():
   answer = run_python("-c", WRONG_COMMANDS)
-  assert answer.stdout.splitlines() == [f"{command} 2" for command in COMMANDS]
+  wanted = [f"{command} 2" for command in COMMANDS]
+  assert answer.stdout.splitlines() == wanted, answer.stderr[-1000:]
 
 
 def test_editors_see_short_signatures_one_result_and_all_options():

@@ -29,9 +29,8 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 TABLES = "kv"  # the names of the tables for keys and values among the arrays
 KERNELS = ["pallas_gpu"]
-ALL = ANY_DTYPE  # without a name, a call with relations chooses one
 # These take any bias, relation by distance and offset.
-ANY_MASK = [name for name in ALL if name not in KERNELS]
+ANY_MASK = [name for name in ANY_DTYPE if name not in KERNELS]
 # Kernels equal `reference` in tests of their own, from which most laws follow.
 EACH = [pytest.param(name, marks=pytest.mark.kernels) for name in KERNELS]
 EACH += ANY_MASK
@@ -129,8 +128,9 @@ def test_without_relations_it_is_jax_nn(sizes, options):
 
   wanted = call_jax_nn(arrays)
   is_refused_by_kernels = "bias" in arrays or "local_window_size" in options
-  # Without relations, the other names are the reference.
-  names = [None, "chunked"] if is_refused_by_kernels else [None, "chunked", *KERNELS]
+  names = [None, "chunked"]  # without relations, others are the reference
+  if not is_refused_by_kernels:
+    names += KERNELS
   for implementation in names:
     actual = results(implementation, arrays, options)
     assert_close(actual, wanted, implementation, atol=1e-5)

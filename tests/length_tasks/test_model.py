@@ -25,10 +25,10 @@ def in_the_repository(request, monkeypatch):
 
 
 def maker(scheme: str, *changes: str) -> Callable[[], nnx.Module]:
+  """Returns a function that makes a small model."""
   words = [f"--config=configs/length_tasks.py:stack_manipulation,{scheme}"]
   words += [f"--config.model.{change}" for change in (*SMALL, *changes)]
   config = command.parse({"config": command.CONFIG}, words)["config"]
-  """Returns a function that makes a small model."""
   return lambda: make_model(config, TASK, nnx.Rngs(0))
 
 

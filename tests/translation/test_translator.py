@@ -71,7 +71,8 @@ def test_lines_come_back_in_order_and_know_nothing_of_their_neighbours(
 def test_a_model_trained_by_skewing_translates_alike_on_eight_devices(
   model, translations
 ):
-  graphdef, mesh = nnx.graphdef(nnx.eval_shape(lambda: make("skew"))), make_mesh(8)
+  graphdef = nnx.graphdef(nnx.eval_shape(lambda: make("skew")))
+  mesh = make_mesh(8)
   params = put_parameters(model[1], mesh)
   translator = Translator(graphdef, params, TOKENIZER, mesh, **OPTIONS)
   assert translator(SHORT) == translations
