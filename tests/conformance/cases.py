@@ -53,21 +53,21 @@ def window_mask(T, S, left, right):
   return ((distance >= -left) & (distance <= right))[None, None]
 
 
-def at_random(*shape):
-  """Returns a mask at random in which each query has a key."""
+def random_mask(*shape):
+  """Returns a random mask in which each query has a key."""
   mask = np.random.default_rng(0).random(shape) < 0.5
   return mask | np.eye(*shape[-2:], dtype=bool)
 
 
-def lengths(*lengths, keys):
+def key_mask(*lengths, keys):
   """Returns the mask [B, 1, 1, S] of sequences of these lengths."""
   return (np.arange(keys) < np.array(lengths)[:, None])[:, None, None]
 
 
-def low_from(key, T, low):
-  """Returns a bias [1, 1, T, T] that is `low` in one row from that key on."""
-  bias = np.zeros((1, 1, T, T))
-  bias[..., 3, key:] = low
+def low_bias(low):
+  """Returns a bias [1, 1, 11, 11] that is `low` for query 3, from key 4 on."""
+  bias = np.zeros((1, 1, 11, 11))
+  bias[..., 3, 4:] = low
   return bias
 
 
@@ -76,7 +76,7 @@ def rolled(T, window):
   return np.array([max(range(slot, T, window)) for slot in range(window)])
 
 
-def edges():
+def edge_labels():
   """Returns labels of edges 1 -> 0, 2 -> 0, 1 -> 2 by receiver and sender, or -1."""
   labels = np.full((2, 3, 3), -1)
   for label, (sender, receiver) in enumerate([(1, 0), (2, 0), (1, 2)]):
@@ -89,7 +89,7 @@ BOTH_WAYS = (True, 128)
 BACK = (False, 128)
 SEGMENTS = np.repeat([0, 1], [9, 11])[None].repeat(2, 0)
 # Query 3 of sequence 1 has no keys.
-NO_KEYS = window_mask(4, 4, 1, 0) & lengths(4, 2, keys=4)
+NO_KEYS = window_mask(4, 4, 1, 0) & key_mask(4, 2, keys=4)
 
 CASES = [
   # Scale, heads and shapes
@@ -121,16 +121,9 @@ CASES = [
   ),
   Case(
     name="grouped heads are consecutive",
-    source="onnx/onnx#7274",
-    symptom="key heads are tiled where consecutive query heads share one",
-    arrays=tokens(N=4, K=2),
-  ),
-  Case(
-    name="grouped equals repeated",
     source="onnx/onnx#7274; FlashML-org/FreeToken#177",
-    symptom="query heads are mapped to another group's keys",
+    symptom="key heads are tiled where consecutive query heads share one",
     arrays=tokens(N=6, K=2),
-    law=laws.shares_key_heads,
   ),
   Case(
     name="narrow values",
@@ -142,7 +135,7 @@ CASES = [
     name="batch equals its sequences",
     source="law 12; line/lighthouse#77",
     symptom="the mask of one sequence is used for another's heads",
-    arrays=tokens() | {"mask": at_random(2, 1, 11, 11)},
+    arrays=tokens() | {"mask": random_mask(2, 1, 11, 11)},
     law=laws.sequences_one_by_one,
   ),
   # Masks and biases
@@ -156,19 +149,19 @@ CASES = [
     name="mask by head",
     source="line/lighthouse#77",
     symptom="masks [B, N] are laid out as [N, B]",
-    arrays=tokens() | {"mask": at_random(2, 4, 11, 11)},
+    arrays=tokens() | {"mask": random_mask(2, 4, 11, 11)},
   ),
   Case(
     name="mask of keys alone",
     source="jax-ml/jax#28974",
     symptom="a mask [B, 1, 1, S] is refused",
-    arrays=tokens(T=7) | {"mask": lengths(7, 3, keys=7)},
+    arrays=tokens(T=7) | {"mask": key_mask(7, 3, keys=7)},
   ),
   Case(
     name="masked keys are inert",
     source="law 5",
     symptom="padding changes the output",
-    arrays=tokens() | {"mask": lengths(11, 6, keys=11)},
+    arrays=tokens() | {"mask": key_mask(11, 6, keys=11)},
     law=laws.masked_keys_are_inert,
   ),
   Case(
@@ -200,13 +193,13 @@ CASES = [
     name="bias and mask",
     source="docs/operator.md: bias and mask",
     symptom="one of the two is dropped once both are given",
-    arrays=tokens() | {"bias": (1, 4, 11, 11), "mask": at_random(2, 1, 11, 11)},
+    arrays=tokens() | {"bias": (1, 4, 11, 11), "mask": random_mask(2, 1, 11, 11)},
   ),
   Case(
     name="zero cotangent in half precision",
     source="erfanzar/jax-flash-attn2#1",
     symptom="a cotangent of zeros gives gradients that are not zero, or NaN",
-    arrays=tokens(T=33) | {"bias": low_from(20, 33, -65504.0)},
+    arrays=tokens(T=33),
     options={"causal": True},
     law=laws.zero_for_zero,
     dtype="float16",
@@ -215,13 +208,13 @@ CASES = [
     name="bias of -inf",
     source="law 15; huggingface/transformers#17437",
     symptom="-inf in a bias gives NaN",
-    arrays=tokens() | {"bias": low_from(4, 11, -np.inf)},
+    arrays=tokens() | {"bias": low_bias(-np.inf)},
   ),
   Case(
     name="bias of the lowest number",
     source="law 15; huggingface/transformers#17437",
     symptom="finfo.min plus a logit overflows",
-    arrays=tokens() | {"bias": low_from(4, 11, -3.4028235e38)},
+    arrays=tokens() | {"bias": low_bias(-3.4028235e38)},
     dtype="float32",
   ),
   # A query that attends to nothing
@@ -279,14 +272,14 @@ CASES = [
     name="causal and a mask",
     source="enpasos/jax2onnx#217; google/flax#5093",
     symptom="the causal flag is ignored once a mask is given",
-    arrays=tokens() | {"mask": at_random(2, 1, 11, 11)},
+    arrays=tokens() | {"mask": random_mask(2, 1, 11, 11)},
     options={"causal": True},
   ),
   Case(
     name="causal, padded on the left",
     source="Blaizzy/mlx-vlm#1946; huggingface/transformers#45511",
     symptom="padding is attended to, or the queries at padding give NaN",
-    arrays=tokens() | {"mask": ~lengths(0, 4, keys=11)},
+    arrays=tokens() | {"mask": ~key_mask(0, 4, keys=11)},
     options={"causal": True},
     law=laws.equals_the_paper_where_attended,
   ),
@@ -331,17 +324,24 @@ CASES = [
   ),
   Case(
     name="window on both sides",
-    source="huggingface/transformers#47010; jax-ml/jax#39576",
-    symptom="the right end of a window is off by one, or open",
+    source="huggingface/transformers#47010; jax-ml/jax#39576, #32300",
+    symptom="the right end of a window is off by one, or open; or there is no window",
     arrays=tokens(),
     options={"window": (3, 2)},
   ),
   Case(
-    name="window without a mask",
-    source="jax-ml/jax#32300",
-    symptom="a window is ignored where there is no mask",
+    name="window, more queries than keys",
+    source="docs/conformance_reports.md: tokamax",
+    symptom="the limits of the window have as many rows as there are keys",
     arrays=tokens(T=12, S=9),
     options={"window": (4, 4)},
+  ),
+  Case(
+    name="window and a mask",
+    source="enpasos/jax2onnx#217",
+    symptom="the window is ignored once a mask is given",
+    arrays=tokens() | {"mask": random_mask(2, 1, 11, 11)},
+    options={"window": (3, 2)},
   ),
   Case(
     name="rolling cache",
@@ -364,7 +364,6 @@ CASES = [
     source="huggingface/transformers#46634; axolotl-ai-cloud/axolotl#1375",
     symptom="segments are dropped once a mask is given",
     arrays=tokens(T=20)
-    | SHAW
     | {"query_segments": SEGMENTS, "key_segments": SEGMENTS}
     | {"mask": np.ones((2, 1, 1, 20), bool)},
     options={"causal": True},
@@ -380,9 +379,15 @@ CASES = [
   Case(
     name="a sink is a key of value zero",
     source="law 14",
-    symptom="the sink is scaled, or masked",
+    symptom="the sink is scaled",
     arrays=tokens() | {"sinks": (4,)},
     law=laws.a_sink_is_a_key,
+  ),
+  Case(
+    name="sinks, and a query without keys",
+    source="law 14",
+    symptom="the sink is masked with the keys: NaN, or the mean of all values",
+    arrays=tokens(T=4) | {"sinks": (4,), "mask": NO_KEYS},
   ),
   Case(
     name="sinks of -inf",
@@ -395,7 +400,7 @@ CASES = [
     name="soft cap before the mask",
     source="onnx/onnx#7865; Dao-AILab/flash-attention#1025",
     symptom="masked keys get weight: the cap turns -inf into a number",
-    arrays=tokens() | {"mask": at_random(2, 1, 11, 11)},
+    arrays=tokens() | {"mask": random_mask(2, 1, 11, 11)},
     options={"soft_cap": 1.0, "scale": 1.0},
   ),
   Case(
@@ -468,7 +473,7 @@ CASES = [
   Case(
     name="reversed with its tables",
     source="law 9",
-    symptom="the distance has no sign, or one of two lookups has the other",
+    symptom="the distance has no sign",
     arrays=tokens() | SHAW,
     law=laws.reverses_with_its_tables,
   ),
@@ -492,7 +497,7 @@ CASES = [
     symptom="edges have the other direction; pairs without an edge take label 0",
     arrays=tokens(T=3)
     | {"key_table": (3, 8), "value_table": (3, 8)}
-    | {"labels": edges()},
+    | {"labels": edge_labels()},
   ),
   Case(
     name="last queries, Shaw",
@@ -553,7 +558,7 @@ CASES = [
     symptom="columns at the right belong to other rows",
     arrays=tokens()
     | {"key_table": (21, 4, 8), "content_bias": (4, 8), "position_bias": (4, 8)}
-    | {"mask": lengths(11, 6, keys=11)},
+    | {"mask": key_mask(11, 6, keys=11)},
   ),
   # T5
   Case(
@@ -578,11 +583,12 @@ CASES = [
     options={"t5": (True, 20), "scale": 1.0},
   ),
   Case(
-    name="T5, far distances",
-    source="huggingface/candle#1312",
-    symptom="beyond max_distance the bucket leaves the table",
-    arrays=tokens(T=1, S=1001, N=2, B=1, H=4) | {"buckets": (32, 2)},
-    options={"t5": BOTH_WAYS, "scale": 1.0, "query_offset": 500},
+    name="T5, permuted with its positions",
+    source="law 4",
+    symptom="slots are taken for positions",
+    arrays=tokens() | {"buckets": (32, 4)},
+    options={"t5": BOTH_WAYS, "scale": 1.0},
+    law=laws.permutes_with_its_tokens,
   ),
   Case(
     name="T5, last queries",
@@ -641,8 +647,16 @@ CASES = [
     name="ALiBi, padded",
     source="mosaicml/llm-foundry#186; lucidrains/x-transformers#85",
     symptom="the bias is lost, or shifted, once a mask is given",
-    arrays=tokens(N=8) | {"mask": lengths(11, 6, keys=11)},
+    arrays=tokens(N=8) | {"mask": key_mask(11, 6, keys=11)},
     options={"alibi": True, "causal": True},
+  ),
+  Case(
+    name="ALiBi, permuted with its positions",
+    source="law 4",
+    symptom="slots are taken for positions",
+    arrays=tokens(),
+    options={"alibi": True},
+    law=laws.permutes_with_its_tokens,
   ),
   Case(
     name="ALiBi in half precision, far away",
@@ -657,14 +671,14 @@ CASES = [
   Case(
     name="rows of -1e9 within a table",
     source="law 15",
-    symptom="subtracting one row from all leaves no digits",
+    symptom="subtracting that row from all others leaves no digits",
     arrays=tokens(T=16)
     | {"distance_bias": np.where(np.arange(9) == 2, -1e9, 0.5)[:, None].repeat(4, 1)},
   ),
   Case(
     name="a left end row of -1e9",
     source="law 15",
-    symptom="the far field is all that is left of the digits",
+    symptom="subtracting the end row from all others leaves no digits",
     arrays=tokens(T=16)
     | {"distance_bias": np.where(np.arange(9) == 0, -1e9, 0.5)[:, None].repeat(4, 1)},
   ),

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import pathlib
 
+import cases
 import pytest
 
 OURS = "adapters.relpos_jax:attend"
@@ -51,6 +52,9 @@ class Record:
       self.verdicts[result.pop("case")] = result
 
   def pytest_sessionfinish(self):
+    if len(self.verdicts) < len(cases.CASES):
+      print(f"{self.file} is not written: not every case was run.")
+      return
     name = self.config.getoption("--attend")
     module = importlib.import_module(name.split(":")[0])
     packages = getattr(module, "PACKAGES", ())

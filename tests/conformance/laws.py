@@ -176,18 +176,6 @@ def labels_of_distances(attend, arrays, options):
   return actual, results(attend(arrays, options))
 
 
-def shares_key_heads(attend, arrays, options):
-  """Grouped-query: consecutive query heads share a key head."""
-  groups = arrays["query"].shape[2] // arrays["key"].shape[2]
-  repeated = dict(arrays)
-  for name in ("key", "value"):
-    repeated[name] = np.repeat(arrays[name], groups, axis=2)
-  actual, wanted = results(attend(arrays, options)), results(attend(repeated, options))
-  for name in ("key", "value"):
-    wanted[name] = papers.summed_groups(np.asarray(wanted[name]), groups)
-  return actual, wanted
-
-
 def a_sink_is_a_key(attend, arrays, options):
   """The output is as with one more key, with that logit and with zeros as its value."""
   actual, _ = attend(arrays, options)

@@ -8,7 +8,9 @@ S keys, N heads, H head width, R rows of a table.
 
 import numpy as np
 
-INTEGERS = (
+# Arrays that have no gradient.
+FIXED = (
+  "cotangent",
   "mask",
   "labels",
   "query_positions",
@@ -16,12 +18,11 @@ INTEGERS = (
   "query_segments",
   "key_segments",
 )
-FIXED = (*INTEGERS, "cotangent")  # arrays that have no gradient
 
 
 def attention(arrays, options):
   """Returns the output [B, T, N, V] and a dictionary of gradients."""
-  x = {name: widened(name, values) for name, values in arrays.items()}
+  x = {name: widened(values) for name, values in arrays.items()}
   groups = x["query"].shape[2] // x["key"].shape[2]
   query_at, key_at = positions(x, options)
   query = rotated(x["query"], query_at, options)
@@ -52,7 +53,7 @@ def attention(arrays, options):
   if "soft_cap" in options:
     cap = options["soft_cap"]
     slope = 1 - np.tanh(logits / cap) ** 2
-    logits = np.where(np.isneginf(logits), -np.inf, cap * np.tanh(logits / cap))
+    logits = cap * np.tanh(logits / cap)
   logits = np.where(attended(x, options, distance), logits, -np.inf)
 
   weights, sink_weights = softmax(logits, x.get("sinks"))
@@ -89,11 +90,10 @@ def attention(arrays, options):
   }
 
 
-def widened(name, values):
+def widened(values):
   """Returns floats as float64, integers as int64 and masks as they are."""
-  if values.dtype == bool:
-    return values
-  return values.astype(np.int64 if name in INTEGERS else np.float64)
+  dtypes = {"f": np.float64, "i": np.int64, "b": bool}
+  return values.astype(dtypes[values.dtype.kind])
 
 
 def positions(x, options):

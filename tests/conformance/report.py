@@ -12,7 +12,7 @@ import pathlib
 
 import cases
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parent / ".." / ".."
 RECORDS = ROOT / "results" / "conformance"
 PAGE = ROOT / "docs" / "conformance.md"
 MARKS = "<!-- begin tables -->", "<!-- end tables -->"
@@ -20,14 +20,15 @@ VERDICTS = ("pass", "refused", "raises", "wrong", "not run")
 
 
 def read_records():
-  """Returns the records, ours first and then by adapter."""
+  """Returns the records in the order of the tables."""
   records = []
   for file in RECORDS.glob("*.json"):
     records.append(json.loads(file.read_text("utf-8")))
-  return sorted(records, key=is_ours_then_adapter)
+  return sorted(records, key=place)
 
 
-def is_ours_then_adapter(record):
+def place(record):
+  """Returns a key that sorts ours first, and then by adapter."""
   return "relpos_jax" not in record["versions"], record["attend"]
 
 
@@ -74,7 +75,7 @@ def exceptions(records):
 def describe(result):
   """Says what is wrong, or which error is raised."""
   if result["verdict"] == "raises":
-    return result["how"].replace("|", "\\|")[:90]
+    return result["how"].replace("|", "\\|")[:90].rstrip()
   if math.isinf(result["error"]):
     return "not finite"
   return f"wrong by {result['error']:.1g}"

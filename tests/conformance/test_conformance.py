@@ -88,19 +88,6 @@ def test_the_gradients_of_the_papers_are_central_differences(case):
   assert abs((totals[0] - totals[1]) / (2 * step) - slope) < 2e-6 * scale
 
 
-def test_a_bias_of_minus_infinity_masks_under_a_soft_cap():
-  case = next(case for case in cases.CASES if case.name == "soft cap before the mask")
-  masked = case.draw("float64")
-  biased = dict(masked, bias=np.where(masked["mask"], 0.0, -np.inf))
-  del biased["mask"]
-
-  output, gradients = papers.attention(biased, case.options)
-
-  del gradients["bias"]
-  wanted = laws.results(papers.attention(masked, case.options))
-  assert error_of(laws.results((output, gradients)), wanted) == 0
-
-
 def test_cases_have_distinct_names_sources_and_symptoms():
   assert len(set(NAMES)) == len(NAMES) >= 40
   assert all(case.source and case.symptom for case in cases.CASES)

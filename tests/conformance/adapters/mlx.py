@@ -1,5 +1,7 @@
 """MLX's fast.scaled_dot_product_attention, its ALiBi and its RoPE, on the CPU."""
 
+import functools
+
 import mlx.core as mx
 import mlx.nn
 import numpy as np
@@ -14,7 +16,7 @@ def output_of(x, options):
   q, k, v = (x[name].transpose(0, 2, 1, 3) for name in ("query", "key", "value"))
   offset = options.get("query_offset", 0)
   if "rotary" in options:
-    turn = mlx.nn.RoPE(q.shape[3], traditional=options["rotary"] == "interleaved")
+    turn = make_rotary(q.shape[3], options["rotary"] == "interleaved")
     q, k = turn(q, offset), turn(k)
   arguments = {
     "scale": options.get("scale", q.shape[3] ** -0.5),
@@ -23,6 +25,11 @@ def output_of(x, options):
   mask = mask_of(x, options, q, k, offset)
   y = mx.fast.scaled_dot_product_attention(q, k, v, mask=mask, **arguments)
   return y.transpose(0, 2, 1, 3)
+
+
+@functools.cache  # one module for all calls: `is_fresh` looks for what it keeps
+def make_rotary(width, interleaved):
+  return mlx.nn.RoPE(width, traditional=interleaved)
 
 
 def mask_of(x, options, q, k, offset):
