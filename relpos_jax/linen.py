@@ -169,7 +169,7 @@ class RelativeAttention(nn.Module):
     input_positions = None
     if self.query_positions is None and query.shape[-3] != key.shape[-3]:
       # Not by self.parent, which is not a module within a lifted transformation.
-      input_positions = _position_in_cache(self.scope.parent)
+      input_positions = _position_by_index(self.scope.parent)
     return attend_as_flax(
       self,
       arguments,
@@ -193,7 +193,7 @@ class RelativeAttention(nn.Module):
     )
 
 
-def _position_in_cache(layer: Scope | None) -> Array | None:
+def _position_by_index(layer: Scope | None) -> Array | None:
   """Returns the position of the query in the layer's cache; None without a cache."""
   if layer is None or not layer.has_variable("cache", "cache_index"):
     return None

@@ -1,6 +1,7 @@
 """Array types, and the letters for axes.
 
-A letter has these meanings in every annotation, local name and einsum:
+A letter has these meanings in annotations, local names and einsums. Where it has
+another one, the docstring there says so.
 
     B  batch
     T  queries

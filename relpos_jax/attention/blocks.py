@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import reference
+from relpos_jax.attention.arrays import accumulation_dtype
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.tiles import default_block
 from relpos_jax.typing import Array, Float
@@ -31,6 +32,9 @@ def attention(inputs: Inputs) -> Array | tuple[Array, Array]:
   key_BKSH, value_BKSV = inputs.key.swapaxes(1, 2), inputs.value.swapaxes(1, 2)
   shared = key_BKSH, value_BKSV, relations
   promoted = jax.tree.map(_promote, shared)
+
+  if inputs.bias is not None and inputs.bias.shape[2] == 1:  # all blocks share it
+    inputs = inputs._replace(bias=_promote(inputs.bias))
 
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def attend(start):
@@ -54,7 +58,7 @@ def _promote(x: Array) -> Array:
   """Casts floating numbers to the accumulation dtype; other arrays stay."""
   if not jnp.issubdtype(x.dtype, jnp.floating):
     return x
-  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  return x.astype(accumulation_dtype(x.dtype))
 
 
 def _join_blocks(

@@ -358,8 +358,9 @@ def explain(
 ) -> Explanation:
   """Explains which implementation `dot_product_attention` would choose, and why.
 
-  Takes the same arguments, and raises the same errors. Arrays may also be given as
-  `jax.ShapeDtypeStruct`s.
+  Takes the same arguments; arrays may also be `jax.ShapeDtypeStruct`s. The answer is
+  that for a call under `jax.jit`: all arrays are traced, so that integers out of range
+  raise no error.
 
   >>> import jax.numpy as jnp
   >>> from relpos_jax import RelativePositions

@@ -133,7 +133,7 @@ def _add_diagonals(
   band: Band,
   by_key: bool,
 ) -> Float[Array, "S T"]:
-  """Adds the numbers of all diagonals to x, key by key.
+  """Adds the numbers of all D diagonals to x, key by key.
 
   For each key, the queries on the band are consecutive, so their numbers are added as
   one window. On a CPU this takes a tenth of the time of adding them one by one.
@@ -161,7 +161,7 @@ def _add_diagonals(
 def _diagonals(
   x: Float[Array, "S T"], offset: Int[Array, ""], band: Band, by_key: bool
 ) -> Float[Array, "_ D"]:
-  """Returns the entry of x on each diagonal, for each query, or key if `by_key`.
+  """Returns the entry of x on each of D diagonals, for each query, or key if `by_key`.
 
   It is 0 where the tile has no such pair.
   """

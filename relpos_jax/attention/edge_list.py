@@ -27,7 +27,7 @@ _NOWHERE = 2**30  # an index that no array has: scattered nowhere, read as zero
 
 
 class EdgeTerms(TableRelation):
-  """Defines a term for each of M edges. Its arrays have the axes [*B, M, ...]."""
+  """Defines a term for each pair, [*B, T, S, ...], or of M edges, [*B, M, ...]."""
 
   def checked(self, name: str, sizes: Sizes) -> "EdgeTerms":
     pairs = sizes.queries, sizes.keys

@@ -96,7 +96,7 @@ class FunctionBias(Relation):
     # A new lambda each time, since JAX caches traces by the identity of the function.
     closed = jax.make_jaxpr(lambda *x: self.function(*x))(*arguments)
     derivative = None
-    if any(name.startswith("custom_") for name in _primitives(closed.jaxpr)):
+    if "custom_" in str(closed.jaxpr):  # a name that has it costs a trace, no more
       derivative = _trace_derivative(self.function, *arguments)
     program = PairProgram(closed, derivative)
     params = self.params, [jnp.asarray(x) for x in closed.consts]
@@ -171,10 +171,10 @@ class PairProgram:
   such as the weights of a module. Then a compiled call would keep the arrays of its
   first call. In a `PairProgram` these arrays become arguments.
 
-  A printed program shows neither callbacks nor the arrays that an inner `jax.jit`
-  closes over. So these must be the same objects in both programs. If the function uses
-  `jax.custom_vjp` or `jax.custom_jvp`, the printed programs of the derivatives must be
-  equal, too.
+  A printed program shows neither callbacks nor arrays that it holds as constants, such
+  as those that an inner `jax.jit` closes over. So these must be the same objects in
+  both programs. If the function uses `jax.custom_vjp` or `jax.custom_jvp`, the printed
+  programs of the derivatives must be equal, too.
   """
 
   def __init__(
@@ -243,14 +243,13 @@ def _inner_programs(equation: Any) -> Iterator[core.ClosedJaxpr | core.Jaxpr]:
         yield item
 
 
-def _primitives(jaxpr: core.Jaxpr) -> set[str]:
-  return {equation.primitive.name for equation in _equations(jaxpr)}
-
-
 def _hidden_in(jaxpr: core.Jaxpr) -> Iterator[Any]:
   """Yields what a printed program does not show: callbacks and inner constants."""
   for equation in _equations(jaxpr):
     if "callback" in equation.primitive.name:
       yield equation.params
+    for operand in equation.invars:  # constants, if JAX keeps them in the program
+      if isinstance(operand, core.Literal) and jnp.ndim(operand.val):
+        yield operand.val
     for inner in _inner_programs(equation):
       yield from getattr(inner, "consts", ())

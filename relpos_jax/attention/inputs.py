@@ -175,12 +175,24 @@ def gather_inputs(
   check_numbers(scale, dropout_rate, dropout_key, logits_soft_cap)
   has_positions = query_positions is not None or key_positions is not None
   offset = _check_offset(query_offset, sizes.batch, has_positions)
-  query_shape, key_shape = (sizes.batch, sizes.queries), (sizes.batch, sizes.keys)
-  query_mask = _check_lengths("query_seq_lengths", query_seq_lengths, *query_shape)
+  batch, num_queries, num_keys = sizes.batch, sizes.queries, sizes.keys
+  query_mask = _check_lengths(
+    "query_seq_lengths", query_seq_lengths, batch, num_queries
+  )
   if query_mask is not None:
     query_mask = query_mask.swapaxes(2, 3)
+  key_mask = _check_lengths(
+    "key_value_seq_lengths", key_value_seq_lengths, batch, num_keys
+  )
+  query_positions = _check_positions(
+    "query_positions", query_positions, offset, batch, num_queries
+  )
+  key_positions = _check_positions("key_positions", key_positions, 0, batch, num_keys)
   query_segment_ids, key_segment_ids = _check_segments(
     query_segment_ids, key_segment_ids, sizes
+  )
+  silu_divisor = _check_divisor(
+    weights, divisor, num_keys, sinks=sinks, return_residual=return_residual
   )
 
   inputs = Inputs(
@@ -193,19 +205,15 @@ def gather_inputs(
     scale=sizes.width**-0.5 if scale is None else scale,
     soft_cap=logits_soft_cap,
     sinks=_check_sinks(sinks, sizes),
-    silu_divisor=_check_divisor(
-      weights, divisor, sizes.keys, sinks=sinks, return_residual=return_residual
-    ),
+    silu_divisor=silu_divisor,
     is_causal=bool(is_causal),
     window=_check_window(local_window_size),
     linear_positions=not has_positions,
     query_offset=offset,
-    query_positions=_check_positions(
-      "query_positions", query_positions, offset, *query_shape
-    ),
-    key_positions=_check_positions("key_positions", key_positions, 0, *key_shape),
+    query_positions=query_positions,
+    key_positions=key_positions,
     query_mask=query_mask,
-    key_mask=_check_lengths("key_value_seq_lengths", key_value_seq_lengths, *key_shape),
+    key_mask=key_mask,
     query_segment_ids=query_segment_ids,
     key_segment_ids=key_segment_ids,
     dropout_rate=dropout_rate,
@@ -363,7 +371,7 @@ def _check_broadcast(
   num_batch_axes = len(sizes.batch)
   while num_batch_axes and shape[num_batch_axes - 1] == 1:
     num_batch_axes -= 1
-  if num_batch_axes and name == "mask":
+  if num_batch_axes and kind is jnp.bool_:
     num_batch_axes = len(sizes.batch)
   shape = *sizes.batch[:num_batch_axes], *shape[num_batch_axes:]
   return with_one_batch_axis(jnp.broadcast_to(x, shape), 3)

@@ -148,8 +148,8 @@ def dot_product_attention(
     implementation: a name, or None to choose one; `explain` says which one, and why.
 
       None chooses "chunked" for long sequences. On CPUs these have 512 keys, or 128 if
-      the weights of all pairs take 16 MiB. Relations that do not go by distance need
-      the 16 MiB in any case.
+      the weights of all pairs take 16 MiB. Other relations than by distance, given
+      positions and "silu" need the 16 MiB in any case.
 
       A kernel or cuDNN is chosen only on a single H200, for causal self-attention in
       bfloat16 with head width 64. From 1,024 tokens on, it is the kernel "pallas_gpu".
@@ -227,7 +227,7 @@ def attention_weights(
 ) -> Array:
   """Computes the weights p_ij of `dot_product_attention`, before dropout.
 
-  Takes the same arguments, except `value` and `implementation`.
+  Takes the same arguments, except `value`, `implementation` and `return_residual`.
 
   Returns:
     `[B, N, T, S]` (or `[N, T, S]`), float32, or float64 for float64 inputs. Each
@@ -253,8 +253,10 @@ def merge(
 
   Takes the results of several calls of `dot_product_attention` with `return_residual`.
   All calls have the same queries, and each has a different part of the keys. Returns
-  the output and the residual for all keys. Give sinks to one call only. Gradients are
-  exact, too.
+  the output and the residual for all keys. Gradients are exact, too.
+
+  Give sinks to one call, in which every query attends to a key: the residual of a query
+  without keys is -inf, and its sink is lost.
 
   >>> q, k = jnp.ones((2, 1, 8)), jnp.linspace(0.0, 1.0, 4 * 8).reshape(4, 1, 8)
   >>> first, last = k[:1], k[1:]

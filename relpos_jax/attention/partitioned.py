@@ -229,10 +229,12 @@ def align_manual_axes(x: Any) -> Any:
   varying = frozenset().union(*(_varying(leaf) for leaf in jax.tree.leaves(x)))
 
   def cast(leaf):
-    missing = (
-      tuple(sorted(varying - _varying(leaf))) if isinstance(leaf, jax.Array) else ()
-    )
-    return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
+    if not isinstance(leaf, jax.Array):
+      return leaf
+    missing = varying - _varying(leaf)
+    if not missing:
+      return leaf
+    return jax.lax.pcast(leaf, tuple(sorted(missing)), to="varying")
 
   return jax.tree.map(cast, x)
 

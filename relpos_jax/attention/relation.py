@@ -198,10 +198,8 @@ class TableRelation(Relation):
     labels = self.rows(queries, keys)
     if self.is_by_key:
       return lookup.look_up(numbers, labels.swapaxes(1, 2)).swapaxes(2, 3)
-    if numbers.shape[2] == 1:
-      shape = (*numbers.shape[:2], labels.shape[1], numbers.shape[3])
-      numbers = jnp.broadcast_to(numbers, shape)
-    return lookup.look_up(numbers, labels)
+    shape = (*numbers.shape[:2], labels.shape[1], numbers.shape[3])
+    return lookup.look_up(jnp.broadcast_to(numbers, shape), labels)
 
   def sum_by_row(
     self, weights: Float[Array, "B N T S"], queries: Tokens, keys: Tokens

@@ -242,7 +242,7 @@ class Embedding(nnx.Module):
   def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
     """Computes float32 logits, as products with the embeddings of all tokens."""
     table = self.table[...].astype(self.config.dtype)
-    return jnp.einsum("btd,vd->btv", x, table, preferred_element_type=jnp.float32)
+    return jnp.einsum("BTD,VD->BTV", x, table, preferred_element_type=jnp.float32)
 
 
 class Layer(nnx.Module):

@@ -101,7 +101,8 @@ class MultiHeadAttention(nnx.Module):
   example, 5 tokens may attend to 10 frames, two per token: then give
   `query_positions=2 * jnp.arange(5)`.
 
-  To capture the attention weights [B, N, T, S] of every layer in a model:
+  To capture the attention weights [B, N, T, S] of every layer in a model, but not those
+  along a list of edges:
 
   >>> layer.set_attributes(sow_weights=True)
   >>> _, sown = nnx.capture(layer, nnx.Intermediate)(jnp.ones((2, 5, 32)))
@@ -199,9 +200,10 @@ class MultiHeadAttention(nnx.Module):
     if self.tables is not None:
       names = "query_positions", "key_positions", "query_offset"
       arguments = self.tables.arguments(query, key, *map(options.get, names))
-      for name in {"relations", "senders", *arguments} & options.keys():
+      refused = sorted({"relations", "senders", *arguments} & options.keys())
+      if refused:
         raise ValueError(
-          f"a layer with positions takes no {name}: make it without positions="
+          f"a layer with positions takes no {refused[0]}: make it without positions="
         )
     implementation = options.pop("implementation", self.implementation)
     options |= arguments
@@ -225,9 +227,9 @@ class MultiHeadAttention(nnx.Module):
     """Reads M more tokens into the cache, and attends causally from them.
 
     `positions` are absolute, `[B, M]`, and -1 for padding. Reading tokens at once or
-    one by one gives the same results as a full causal pass. If the cache is too small
-    for a sequence, its results become NaN. A mask excludes slots, such as the tokens of
-    other hypotheses.
+    one by one gives the same results as a full causal pass. Raises ValueError if the
+    cache is too small for a sequence; under `jax.jit` its results become NaN. A mask
+    excludes slots, such as the tokens of other hypotheses.
 
     A rolling cache of W slots never becomes full. Its results equal those of a full
     pass with `is_causal=True, local_window_size=(W - 1, 0)`. It takes no mask:

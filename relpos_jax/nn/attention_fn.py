@@ -252,7 +252,7 @@ def _positions(
   """Returns query positions, key positions and query offset for the operator.
 
   Positions come from the call, or else from the hook. If neither gives query positions,
-  and there are not as many queries as keys, they come from `_position_in_cache`.
+  and there are not as many queries as keys, they come from `_position_by_mask`.
   """
   *batch, num_queries, _, _ = query.shape
   num_keys = key.shape[-3]
@@ -261,7 +261,7 @@ def _positions(
   if key_positions is None:
     key_positions = hook.key_positions
   if query_positions is None and num_queries != num_keys:
-    query_positions = _position_in_cache(hook, num_queries, num_keys, mask)
+    query_positions = _position_by_mask(hook, num_queries, num_keys, mask)
   if key_positions is None and num_queries == num_keys:
     key_positions = query_positions
   query_positions = _broadcast_positions("query_positions", query_positions, batch)
@@ -271,7 +271,7 @@ def _positions(
   return query_positions, key_positions, None
 
 
-def _position_in_cache(
+def _position_by_mask(
   hook: _Hook, num_queries: int, num_keys: int, mask: Array | None
 ) -> Array:
   """Returns the position of the last key that the one query may attend to.

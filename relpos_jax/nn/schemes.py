@@ -190,7 +190,7 @@ class TransformerXLPositions(Positions):
     projection = self.projection[...].astype(dtype)
     distances = self.left - jnp.arange(self.num_rows)
     waves = sinusoids(distances, len(projection))
-    table = jnp.einsum("rd,dnh->rnh", waves.astype(dtype), projection)
+    table = jnp.einsum("RD,DNH->RNH", waves.astype(dtype), projection)
     u = jnp.broadcast_to(self.u[...].astype(dtype), query.shape)
     v = jnp.broadcast_to(self.v[...].astype(dtype), query.shape)
     scale = query.shape[-1] ** -0.5
@@ -235,7 +235,7 @@ class ContentPositions(Positions):
     width, heads, _ = self.projection.shape
     _check_heads(query, heads, width)
     projection = self.projection[...].astype(query.dtype)
-    content = jnp.einsum("...nh,hnp->...np", query, projection)
+    content = jnp.einsum("...NH,HNP->...NP", query, projection)
     bank = self.bank[...]
     relations = ContentBias(content, bank, beyond="zero", left=self.left)
     return dict(query=query, key=key, relations=relations)

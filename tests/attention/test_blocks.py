@@ -21,7 +21,7 @@ from relpos_jax import (
   RelativePositions,
   dot_product_attention,
 )
-from relpos_jax.attention import band
+from relpos_jax.attention import band, blocks
 
 
 def derivatives(x, relations, name):
@@ -222,3 +222,23 @@ def test_tables_of_all_distances_take_less_memory_than_the_weights():
   shapes = (1, length, heads, 8), (2 * length - 1, heads, 8)
   bytes_of_weights = 4 * heads * length**2
   assert gradient_bytes(attend, *shapes) < 0.5 * bytes_of_weights
+
+
+@pytest.mark.parametrize("query_axis", [1, 8192])
+def test_gradients_of_a_bias_in_bfloat16_are_not_summed_in_it(query_axis, monkeypatch):
+  """Each of 8,192 queries adds a quarter, in blocks of 16 queries."""
+  monkeypatch.setattr(blocks, "_PAIRS", 1)
+  query = jnp.zeros((8192, 1, 1), jnp.bfloat16)
+  key = jnp.zeros((2, 1, 1), jnp.bfloat16)
+  value = jnp.array([0, 1], jnp.bfloat16)[:, None, None]
+  positions = jnp.arange(8192)  # not along a band
+
+  def attend(bias):
+    options = {"query_positions": positions, "implementation": "chunked"}
+    return dot_product_attention(query, key, value, bias, **options)
+
+  bias = jnp.zeros((1, query_axis, 2), jnp.bfloat16)
+  output, pull_back = jax.vjp(jax.jit(attend), bias)
+  (gradient,) = pull_back(jnp.ones_like(output))
+  total = gradient.astype(jnp.float32).sum((0, 1))
+  np.testing.assert_array_equal(total, [-2048, 2048])

@@ -16,6 +16,10 @@ def attend(function, query=QUERY):
   return dot_product_attention(query, QUERY, QUERY, relations=relation).sum()
 
 
+def bias_of(table):
+  return table[jnp.abs(jnp.arange(4)[:, None] - jnp.arange(4))]
+
+
 def look_up_in(table):
   def look_up(_, i, j, *data):
     return jnp.asarray(table)[jnp.abs(i - j)]
@@ -57,6 +61,17 @@ def test_what_a_function_reads_is_that_of_each_call(make, first, second):
   found = attend(make(second))
   wanted = jax.jit(lambda query: attend(make(second), query))(QUERY)
   np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", [look_up_in, look_up_by_jit])
+def test_constants_within_a_program_are_those_of_each_call(make, request):
+  flag = "jax_use_simplified_jaxpr_constants"  # prints arrays as [...]
+  request.addfinalizer(lambda: jax.config.update(flag, False))
+  jax.config.update(flag, True)
+  attend(make(jnp.asarray(TABLE)))
+  second = jnp.asarray(-5 * TABLE)
+  wanted = dot_product_attention(QUERY, QUERY, QUERY, bias_of(second)).sum()
+  np.testing.assert_allclose(attend(make(second)), wanted, rtol=1e-6)
 
 
 def test_a_rule_of_derivatives_is_that_of_each_call():
