@@ -110,8 +110,11 @@ class Kerple(Positions):
 
 def _kerple(params, i, j, *_):
   log_r1, log_r2 = params
-  r1 = jnp.exp(jnp.where(j < i, *log_r1))
-  r2 = jnp.exp(jnp.where(j < i, *log_r2))
+  left_r1, right_r1 = jnp.exp(log_r1)
+  left_r2, right_r2 = jnp.exp(log_r2)
+  is_left = j < i
+  r1 = jnp.where(is_left, left_r1, right_r1)
+  r2 = jnp.where(is_left, left_r2, right_r2)
   return -r1 * jnp.log1p(r2 * jnp.abs(j - i))
 
 

@@ -31,13 +31,7 @@ from experiments.training.sharding import AnyMesh, make_mesh
 from experiments.training.step import Steps, make_steps
 
 
-def train(
-  config: ConfigDict,
-  workdir: Path,
-  stop: processes.StopOnSignal,
-  profile_steps: str = "",
-  wandb: str = "",
-) -> None:
+def train(config: ConfigDict, workdir: Path, flags: loop.Flags) -> None:
   """Trains from the last checkpoint in the run directory, if any, and evaluates.
 
   The caller has checked the config. Data are generated from seed and step. After a
@@ -66,9 +60,7 @@ def train(
         score=scores.make_score(run, valid_batches),
         checkpoints=checkpoints,
         workdir=workdir,
-        stop=stop,
-        profile_steps=profile_steps,
-        wandb=wandb,
+        flags=flags,
       )
 
   score_run(load_average(run, workdir), workdir)
@@ -80,7 +72,7 @@ def check(config: ConfigDict) -> None:
 
   The tests must have longer inputs than training. The range of random positions must
   not be smaller than the number of tokens in the longest test. `table_stddev` needs
-  positions with tables.
+  Shaw's tables.
   """
   longest_input, longest_trained = config.evaluation.longest, config.batches.max_length
   if longest_input <= longest_trained:
@@ -95,11 +87,13 @@ def check(config: ConfigDict) -> None:
       f"config.model.random_positions is {drawn_from}, but the longest test has "
       f"{longest} tokens: give as many or more, or 0 for plain positions"
     )
-  has_tables = config.model.positions in ("relative", "both")
-  if config.model.table_stddev and not has_tables:
+  model = config.model
+  has_tables = model.positions in ("relative", "both")
+  has_both = has_tables and model.relative_keys and model.relative_values
+  if model.table_stddev and not has_both:
     raise InputError(
-      f"config.model.table_stddev is {config.model.table_stddev}, which positions "
-      f"{config.model.positions!r} do not have: give 0"
+      f"config.model.table_stddev is {model.table_stddev}, which needs Shaw's tables "
+      f"of keys and values: give 0"
     )
 
 

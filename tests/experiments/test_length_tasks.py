@@ -70,7 +70,7 @@ def test_a_trained_model_is_scored_again(run, call):
   "changes, words",
   [
     (["model.random_positions=40"], "random_positions is 40 41 tokens"),
-    (["model.table_stddev=1"], "table_stddev is 1.0 'sinusoidal' give 0"),
+    (["model.table_stddev=1"], "table_stddev is 1.0 Shaw's tables give 0"),
     (["evaluation.longest=8"], "evaluation.longest is 8 batches.max_length 8 give 9"),
     (["mesh.data=1", "mesh.sequence=-1"], "config.mesh.sequence is -1 give 1"),
     (["data.source=sort"], "config.data.source is 'sort' reverse_string"),
