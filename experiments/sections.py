@@ -338,8 +338,12 @@ def _describe_lengths(sweep: str, records: Records, folder: pathlib.Path) -> str
       facts[f"sentences of {split}"] = f"{len(first['sentences'][split]):,}"
   facts["data"] = source
   parts = [_compare_at_level(sweep, records, _LEVELS.get(source, _OTHER_LEVEL))]
-  for end, end_splits in splits.items():
-    parts.append(_tabulate_lengths(f"{sweep}: {end}", records, end_splits))
+  free, given = [_tabulate_lengths(records, names) for names in splits.values()]
+  if free == given:
+    parts.append(column_table(f"{sweep}: EOS free, or length given", free))
+  else:
+    parts.append(column_table(f"{sweep}: EOS free", free))
+    parts.append(column_table(f"{sweep}: length given", given))
   parts.append(_draw_exact(records, splits, folder / f"{sweep}.png"))
   return _join_parts(records, parts, facts)
 
@@ -376,8 +380,8 @@ def _find_level(run: Record, level: float) -> dict[str, float]:
   return {}
 
 
-def _tabulate_lengths(title: str, records: Records, splits: Sequence[str]) -> str:
-  """Tabulates the exact matches (%) after training, by length in tokens."""
+def _tabulate_lengths(records: Records, splits: Sequence[str]) -> dict[str, dict]:
+  """Returns columns of exact matches (%) after training, by length in tokens."""
   table = {"valid": _average(records, lambda run: run["exact"]["valid"][-1][1], 1)}
   lengths = _list_lengths(records, splits)
   is_longer = _exceeds_training(records, lengths)
@@ -388,7 +392,7 @@ def _tabulate_lengths(title: str, records: Records, splits: Sequence[str]) -> st
     binned = lengths[mask]
     name = f"{binned.min()} to {binned.max()} ({len(binned):,})"
     table[name] = _average(records, _accuracy(splits, mask), 1)
-  return column_table(title, table)
+  return table
 
 
 def _list_lengths(records: Records, splits: Sequence[str]) -> np.ndarray:
@@ -470,7 +474,8 @@ def _draw_exact(
 
 def _describe_music(sweep: str, records: Records, folder: pathlib.Path) -> str:
   first = _first(records)
-  config, main_split = first["config"], next(iter(first["scores"]))
+  config = first["config"]
+  main_split = next(iter(first["scores"]))
   facts = {}
   for split, rows in first["sentences"].items():
     facts[f"pieces of {split}"] = len(rows)
@@ -515,7 +520,8 @@ def _average_accuracy(records: Records, *splits: str) -> Column:
 
 
 def _describe_chains(sweep: str, records: Records, folder: pathlib.Path) -> str:
-  sentences, longest = _first(records)["sentences"], graphs.LONGEST_TRAINED
+  sentences = _first(records)["sentences"]
+  longest = graphs.LONGEST_TRAINED
   is_longest = np.array(sentences["valid"])[:, 0] == longest
   longest_accuracy = _accuracy(["valid"], is_longest)
   longer_tests = [f"test_{k}" for k in graphs.CTP if k > longest]
@@ -609,7 +615,8 @@ def _describe_task(sweep: str, records: Records, folder: pathlib.Path) -> str:
 
 def _compare_random(records: Records) -> Column:
   """Returns what random positions add to the accuracy of each scheme."""
-  score, column = _score(_LONGER, "accuracy"), {}
+  score = _score(_LONGER, "accuracy")
+  column = {}
   for configuration, runs in records.items():
     plain = records.get(configuration.removesuffix(_RANDOM))
     if configuration.endswith(_RANDOM) and plain:

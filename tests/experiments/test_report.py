@@ -163,7 +163,7 @@ def test_pictures_and_tables_of_lengths_are_made_for_any_pairs(tmp_path, max_len
   (page,) = report.main(write_runs(tmp_path, "lengths-own", records))
   tables = tables_of(page, "lengths-own")
   assert "lengths-own: valid first at 50%" in tables
-  table = next(iter(tables["lengths-own: EOS free"].values()))
+  table = next(iter(tables["lengths-own: EOS free, or length given"].values()))
   shown = [[int(x) for x in re.findall(r"\d+", name)[:2]] for name in table][1:]
   lengths = [
     n for split in ("test", "long") for n, *_ in records[0]["sentences"][split]
