@@ -84,6 +84,8 @@ def main(config: ConfigDict, topology: str, effort: str) -> None:
   chip, num_chips = parse(topology)
   use_compiler()
   config = parse_config(config, num_chips)
+  if config.task not in ("translation", "music"):
+    raise InputError(f"--config is of {config.task}: give translation or music")
   # Cloud TPU presents the two cores of a v4 chip as one device.
   options = {"chip_config_name": "megacore"} if chip == "v4" else {}
   description = topologies.get_topology_desc(topology, platform="tpu", **options)
@@ -161,7 +163,7 @@ def figures(chip: Chip, step: "Compiled", num_steps: int) -> dict[str, str]:
   compute_time = flops / chip.flops
   memory_time = traffic / chip.hbm_bandwidth
   low, high = max(compute_time, memory_time), compute_time + memory_time
-  updates = "of any data"
+  updates = "unknown: config.training.num_epochs depends on the data"
   if num_steps:
     hours = num_steps / 3600
     updates = f"{hours * low:.1f} to {hours * high:.1f} h"

@@ -208,6 +208,8 @@ def _plan_run(
   try:
     config = command.parse(dict(config=command.CONFIG), arguments)["config"]
     parse_config(config, num_devices=0)  # it may train on another machine
+    if config.data.source == "pairs" and not config.data.pairs.test:
+      raise InputError("no test scores to compare: give config.data.pairs.test")
   except InputError as error:
     raise InputError(f"configuration {configuration!r}: {error}") from error
   workdir = out / slug(file.config.name) / f"{slug(configuration)}-seed{seed}"

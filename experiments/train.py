@@ -78,12 +78,13 @@ def main(
     raise InputError(
       "--profile_steps writes no profile into a bucket: give a local --workdir"
     )
-  _train(config, workdir, distributed, profile_steps, wandb)
+  first, _, last = profile_steps.partition(":")
+  if profile_steps and int(first) > int(last):
+    raise InputError(f"--profile_steps={profile_steps}: give the first step first")
+  _train(config, workdir, distributed, profile_steps=profile_steps, wandb=wandb)
 
 
-def _train(
-  config: ConfigDict, workdir: Path, distributed: bool, profile_steps: str, wandb: str
-) -> None:
+def _train(config: ConfigDict, workdir: Path, distributed: bool, **flags: str) -> None:
   """Checks config and folder in all processes; then calls `train` of the config's task.
 
   Exits if a signal stops the training.
@@ -91,8 +92,8 @@ def _train(
   from experiments.systems import find_system, parse_config
   from experiments.training import processes
   from experiments.training.environment import code_version
-  from experiments.training.loop import NonFiniteError
-  from experiments.training.workdir import claim_workdir
+  from experiments.training.loop import Flags, NonFiniteError
+  from experiments.training.workdir import check_workdir
 
   processes.join_processes(distributed)
   output = None  # one process prints
@@ -107,9 +108,9 @@ def _train(
           config = parse_config(config)
           if processes.is_first():
             stack.enter_context(command.lock_folder(workdir, "workdir"))
-          claim_workdir(workdir, flatten(config), flatten(defaults(config)))
+          check_workdir(workdir, flatten(config), flatten(defaults(config)))
         system = find_system(config.task)
-        system.train(config, workdir, stop, profile_steps, wandb)
+        system.train(config, workdir, Flags(stop, **flags))
     except NonFiniteError as error:
       sys.exit(f"stopped: {error}")
     except processes.Stopped as stopped:

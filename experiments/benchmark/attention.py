@@ -426,7 +426,8 @@ def _make_tables(
 
 def _format_times(case: Record) -> dict[str, str]:
   """Formats jax.nn's median time, and the median and quartiles of each ratio."""
-  times, cells = estimate_milliseconds(case), {}
+  times = estimate_milliseconds(case)
+  cells = {}
   if times:
     cells[STOCK] = f"{times[STOCK]:,.1f} ms"
   for pair in case["pairs"]:

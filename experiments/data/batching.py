@@ -179,7 +179,8 @@ class Batches(Schedule):
 
 def first_steps(batches: Any, start: int, stop: int) -> list[int]:
   """Returns the first step with each shape, from `start` to `stop` - 1."""
-  steps, num_shapes = {}, len({*batches.shapes})
+  steps = {}
+  num_shapes = len({*batches.shapes})
   for step in range(start, stop):
     if len(steps) == num_shapes:
       break
@@ -234,7 +235,8 @@ def bucket_boundaries(
     total_ij = num_tokens[:, None] + in_bucket_ij
     num_tokens = total_ij.min(0)
     starts.append(total_ij.argmin(0))
-  boundaries, j = [], len(counts)
+  boundaries = []
+  j = len(counts)
   for start in reversed(starts):
     boundaries.append(int(ends[j]))
     j = start[j]

@@ -40,13 +40,7 @@ from experiments.training.workdir import (
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 
 
-def train(
-  config: ConfigDict,
-  workdir: Path,
-  stop: processes.StopOnSignal,
-  profile_steps: str = "",
-  wandb: str = "",
-) -> None:
+def train(config: ConfigDict, workdir: Path, flags: loop.Flags) -> None:
   """Trains from the last checkpoint in the run directory, if any, and evaluates.
 
   The caller has checked the config. Nothing is written before all other inputs are
@@ -82,9 +76,7 @@ def train(
         score=scores.make_score(run, valid_batches),
         checkpoints=checkpoints,
         workdir=workdir,
-        stop=stop,
-        profile_steps=profile_steps,
-        wandb=wandb,
+        flags=flags,
       )
 
   score_run(load_average(run, workdir), data, workdir)

@@ -41,13 +41,7 @@ from experiments.training.workdir import (
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 
 
-def train(
-  config: ConfigDict,
-  workdir: Path,
-  stop: processes.StopOnSignal,
-  profile_steps: str = "",
-  wandb: str = "",
-) -> None:
+def train(config: ConfigDict, workdir: Path, flags: loop.Flags) -> None:
   """Trains from the last checkpoint in the run directory, if any, and evaluates.
 
   The caller has checked the config. Nothing is written before all other inputs are
@@ -83,9 +77,7 @@ def train(
         num_steps=num_steps,
         checkpoints=checkpoints,
         workdir=workdir,
-        stop=stop,
-        profile_steps=profile_steps,
-        wandb=wandb,
+        flags=flags,
       )
 
   score_run(load_average(run, workdir), data, workdir)

@@ -1,11 +1,10 @@
 """Averages the parameters of a run's last checkpoints."""
 
 import contextlib
-import functools
 import io
 import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -52,35 +51,24 @@ def average_last(
   folder = checkpoints.folder
   newest = checkpoints.steps()[-1:]
   steps = sorted({*list_regular(folder), *newest}, reverse=True)
-  compute = functools.partial(_average_good, checkpoints, steps, num, like, part, since)
-  if keep:
-    kinds = {name: describe(array) for name, array in name_leaves(like).items()}
-    key = json.dumps([read_digests(folder, steps), kinds, num, part, since])
-    average, averaged = _read_or_compute(compute, keep, key, like)
+  processes.check_same({"the list of checkpoints in --workdir": steps})
+  kinds = {name: describe(array) for name, array in name_leaves(like).items()}
+  key = json.dumps([read_digests(folder, steps), kinds, num, part, since])
+  cached = read_average(keep, key, like) if keep else None
+  if cached:
+    average, averaged = cached
   else:
-    average, averaged, _ = compute()
+    average, averaged, is_whole = _average_good(
+      checkpoints, steps, num, like, part, since
+    )
+    if keep and is_whole:
+      write_average(keep, key, average, averaged)
   if len(averaged) < num:
     names = ", ".join(map(str, averaged))
     processes.print_once(
       f"averages {names} alone: {folder} has fewer than {num} good checkpoints in the "
       f"last {part:.0%} of the steps, after the warmup"
     )
-  return average, averaged
-
-
-def _read_or_compute(
-  compute: Callable[[], tuple[PyTree, list[int], bool]],
-  keep: pathlib.Path,
-  key: str,
-  like: PyTree,
-) -> tuple[PyTree, list[int]]:
-  """Reads the cached average and its steps, or computes and caches them."""
-  cached = read_average(keep, key, like)
-  if cached:
-    return cached
-  average, averaged, is_whole = compute()
-  if is_whole:
-    write_average(keep, key, average, averaged)
   return average, averaged
 
 
@@ -107,7 +95,8 @@ def _average_good(
     if averaged:
       total = _add(total, params)
     else:
-      total, first = params, max(since, (1 - part) * step)
+      total = params
+      first = max(since, (1 - part) * step)  # earlier steps do not count
     averaged.append(step)
   if not averaged:
     raise explain_missing(checkpoints.folder)

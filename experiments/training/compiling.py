@@ -63,7 +63,8 @@ def announce_attention() -> Iterator[None]:
   Messages below the logger's own level are dropped after printing; otherwise handlers
   that other libraries install would log them, too.
   """
-  logger, printed = choice.logger, set()
+  logger = choice.logger
+  printed = set()
   level, own_level = logger.getEffectiveLevel(), logger.level
 
   def announce(record: logging.LogRecord) -> bool:

@@ -5,11 +5,12 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from experiments.data.batching import first_steps
+from experiments.errors import InputError
 from experiments.files import Path
 from experiments.training import processes
 from experiments.training.batches import load_batches
@@ -35,6 +36,14 @@ from relpos_jax.typing import PyTree
 Score = Callable[[PyTree], tuple[dict[str, float], str]]
 
 
+class Flags(NamedTuple):
+  """Holds what the command `experiments.train` passes to the loop."""
+
+  stop: StopOnSignal
+  profile_steps: str = ""
+  wandb: str = ""
+
+
 class NonFiniteError(RuntimeError):
   """Ends a run after too many steps in a row with a non-finite loss or gradient."""
 
@@ -49,10 +58,8 @@ def train(
   num_steps: int,
   checkpoints: Checkpoints,
   workdir: Path,
-  stop: StopOnSignal,
+  flags: Flags,
   score: Score = lambda params: ({}, ""),
-  profile_steps: str = "",
-  wandb: str = "",
 ) -> TrainState:
   """Trains from a restored state, or from the beginning; returns the last state.
 
@@ -60,7 +67,6 @@ def train(
     batches: `batches[step]` is the batch of a step; see `experiments.data.batching`.
     score: called with the parameters at each evaluation. Returns scores by name, and a
       text to show.
-    profile_steps, wandb: see the flags of `experiments.train`.
 
   Raises NonFiniteError as `take_steps` does. After a signal, saves the state and raises
   Stopped.
@@ -71,13 +77,14 @@ def train(
   if start >= num_steps and not lacks_evaluation:
     return state
   checkpoints.prepare()
+  stop = flags.stop
   stop.deferred = True
   on_devices = load_batches(batches, run.mesh, start, num_steps)
-  if profile_steps:
+  if flags.profile_steps:
     folder = str(workdir / "tensorboard")
-    on_devices = profile(on_devices, start, profile_steps, folder)
+    on_devices = profile(on_devices, start, flags.profile_steps, folder)
   with (
-    _open_reporter(run, workdir, start, num_steps, wandb) as reporter,
+    _open_reporter(run, workdir, start, num_steps, flags.wandb) as reporter,
     announce_attention(),
     open_compiler() as compiler,
     contextlib.closing(on_devices),
@@ -93,7 +100,10 @@ def train(
     )
 
     def save(state: TrainState) -> None:
-      reporter.upload()  # first, so that no metrics before a checkpoint are lost
+      try:
+        reporter.upload()  # first, so that no metrics before a checkpoint are lost
+      except InputError as error:  # a checkpoint matters more
+        print(f"note: {error}; tried again at the next checkpoint")
       checkpoints.save(int(state.step), state)
 
     state = state or steps.init()
@@ -263,8 +273,8 @@ class _StepsInFlight:
         raise NonFiniteError(
           f"step {step}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']} "
           f"on batch {step - 1} of shape {'x'.join(map(str, shape))}, number "
-          f"{self._num_skipped} skipped in a row: lower the learning rate or look at "
-          "these batches"
+          f"{self._num_skipped} skipped in a row: start again with a lower learning "
+          "rate and another --workdir, or look at these batches"
         )
 
 

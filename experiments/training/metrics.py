@@ -241,7 +241,8 @@ def _copy_until(last: int, workdir: Path, target: Path) -> list[dict[str, Any]]:
   write_whole(target / "metrics.jsonl", text)
   samples = workdir / "samples.txt"
   if samples.exists():
-    text, end = samples.read_bytes().decode(), None
+    text = samples.read_bytes().decode()
+    end = None
     for header in re.finditer(r"^=== step (\d+), ", text, flags=re.MULTILINE):
       if int(header[1]) > last:
         end = header.start()

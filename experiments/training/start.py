@@ -68,7 +68,7 @@ def write_start(
   first one writes. Raises InputError unless all of them see the files.
   """
   if processes.is_first():
-    is_trained = state is not None and int(state.step) == num_steps
+    is_trained = state is not None and int(state.step) >= num_steps
     write_run_files(workdir, run.config.to_dict(), num_steps, is_trained)
     save_vocabulary()
     write_digests(workdir, digests)

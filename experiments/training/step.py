@@ -52,14 +52,13 @@ def make_steps(
   start = functools.partial(init_state, optimizer=optimizer)
   shapes = sharding.shard_shapes(mesh, jax.eval_shape(start, params))
 
-  @jax.jit
-  def init_params(key):
-    return nnx.state(make_model(nnx.Rngs(key)))
+  # No device ever holds all parameters, if the mesh shards them.
+  @functools.partial(jax.jit, out_shardings=jax.tree.map(lambda x: x.sharding, shapes))
+  def init_from(key):
+    return start(nnx.state(make_model(nnx.Rngs(key))))
 
   def init() -> TrainState:
-    params = init_params(jax.random.key(seed))
-    state = start(sharding.put_parameters(params, mesh))
-    return sharding.put_parameters(state, mesh)
+    return init_from(jax.random.key(seed))
 
   if ring:
     loss = sharding.use_ring(loss)

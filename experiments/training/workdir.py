@@ -27,6 +27,7 @@ MAY_CHANGE = ("mesh", "data.pairs.test", "decoding", "evaluation")
 MAY_CHANGE += ("training.num_steps", "training.num_epochs", "training.eval_every")
 MAY_CHANGE += ("training.save_every", "training.keep_checkpoints")
 MAY_CHANGE += ("training.num_samples", "training.max_skipped")
+MAY_CHANGE += ("training.score_tests", "batches.valid_length")
 
 # Keys that were removed. A run with the value here can still be read; with another
 # value, the key is refused as unknown.
@@ -43,7 +44,7 @@ _OLD_RECIPE = 2  # of runs that do not name theirs
 _SHARED_SECONDS = 10  # a network file system may show a new file this late
 
 
-def claim_workdir(
+def check_workdir(
   workdir: Path, config: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> None:
   """Raises InputError unless a run with this config may use the folder.

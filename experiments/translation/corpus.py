@@ -358,7 +358,8 @@ def load_scan(path: str = "") -> Corpus:
   holds them. Raises InputError as `Upstream.read` does.
   """
 
-  pairs, n = _read_scan("tasks_train_length.txt", path), _SCAN_HELD_OUT
+  pairs = _read_scan("tasks_train_length.txt", path)
+  n = _SCAN_HELD_OUT
   splits = dict(train=pairs[2 * n :], valid=pairs[:n], within=pairs[n : 2 * n])
   splits["test"] = _read_scan("tasks_test_length.txt", path)
   return Corpus(splits)

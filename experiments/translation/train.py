@@ -35,13 +35,7 @@ from experiments.translation.data import learn_vocabulary, load_data, make_batch
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 
 
-def train(
-  config: ConfigDict,
-  workdir: Path,
-  stop: processes.StopOnSignal,
-  profile_steps: str = "",
-  wandb: str = "",
-) -> None:
+def train(config: ConfigDict, workdir: Path, flags: loop.Flags) -> None:
   """Trains from the last checkpoint in the run directory, if any, and evaluates.
 
   The caller has checked the config. Nothing is written before all other inputs are
@@ -78,9 +72,7 @@ def train(
         score=scores.make_score(run, data),
         checkpoints=checkpoints,
         workdir=workdir,
-        stop=stop,
-        profile_steps=profile_steps,
-        wandb=wandb,
+        flags=flags,
       )
 
   score_run(load_average(run, workdir), data, workdir)

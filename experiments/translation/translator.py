@@ -122,7 +122,8 @@ class Translator:
     tokens, and so on. Yields pairs: the index of a source, and the tokens of its
     translation.
     """
-    lengths, length = sources.lengths.tolist(), _SHORTEST
+    lengths = sources.lengths.tolist()
+    length = _SHORTEST
     while waiting:
       # Reversed, because sources are taken from the end.
       short = [i for i in reversed(waiting) if lengths[i] <= length]
@@ -137,7 +138,8 @@ class Translator:
           long.append(i)
         else:
           yield i, tokens
-      waiting, length = long, 2 * length
+      waiting = long
+      length = 2 * length
 
   def _translate(
     self,
@@ -226,8 +228,10 @@ def make_translator(run: Run, **changes) -> Translator:
   """
   options = run.config.decoding.to_dict() | changes
   del options["average_checkpoints"]
-  model = run.config.model.to_json(sort_keys=True)
-  options["key"] = f"{model} {run.vocabulary.get_vocab_size()}"
+  has_own_positions = ":" in run.config.model.positions
+  if not has_own_positions:  # their code may change, and the config stay the same
+    model = run.config.model.to_json(sort_keys=True)
+    options["key"] = f"{model} {run.vocabulary.get_vocab_size()}"
   return Translator(run.graphdef, run.params, run.vocabulary, run.mesh, **options)
 
 

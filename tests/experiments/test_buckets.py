@@ -55,9 +55,24 @@ def run(bucket, root, train):
     patch.setattr(loop.Reporter, "step", signal_at(7, signal.SIGTERM))
     assert train(folder).status == 128 + signal.SIGTERM
   assert not (folder / ".lock").exists()
-  answer = train(folder)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(loop.Reporter, "upload", fail_once(loop.Reporter.upload))
+    answer = train(folder)
   assert answer.status == 0, answer.err
+  assert "note: no network; tried again at the next checkpoint\n" in answer.out
   return folder
+
+
+def fail_once(upload):
+  """Returns a method whose first call raises what a lost connection does."""
+  calls = itertools.count()
+
+  def upload_or_fail(self):
+    if next(calls) == 0:
+      raise InputError("no network")
+    upload(self)
+
+  return upload_or_fail
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from experiments.training.sharding import make_mesh
 
 ROOT = pathlib.Path(__file__).parents[2]
 WMT14, LONG = f"--config={ROOT}/configs/wmt14.py", f"--config={ROOT}/configs/long.py"
+GRAPH = f"--config={ROOT}/configs/graph.py"
 SMALL = """
 model.num_layers=1 model.width=64 model.num_heads=2 model.feed_forward=96
 model.dtype=float32 batches.num_shapes=2
@@ -59,6 +60,7 @@ def test_a_chip_holds_the_state_and_its_rows_and_takes_its_time_at_the_peak(fast
   [
     (WMT14, "v9:2x2", "--topology=v9:2x2 v4, v5e, v5p, v6e v5e:2x4"),
     (LONG, "v5e:2x2", "mesh sequence=16 fit 4"),
+    (GRAPH, "v5e:2x4", "--config is of graphs give translation or music"),
   ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_compiled(

@@ -140,6 +140,12 @@ def test_cells_at_once_share_cores_and_memory(room, swept):
   assert {call["memory"] for call in calls(room)} == {"0.450"}
 
 
+def test_pairs_without_test_sets_are_refused(swept):
+  changes = ("data.source=pairs", "data.pairs.train=t.tsv", "data.pairs.valid=v.tsv")
+  answer = swept(*(f"--config.{change}" for change in changes))
+  answer.assert_refused("no test scores to compare: give config.data.pairs.test")
+
+
 def test_one_row_is_trained_by_its_name(room, swept):
   swept("--only=k=4", seeds=2)
   assert names(room) == ["k-4-seed0", "k-4-seed1"]

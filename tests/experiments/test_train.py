@@ -147,7 +147,11 @@ def test_a_step_has_its_rate_and_is_logged_and_profiled(other_run):
 
 @pytest.mark.parametrize(
   "flag, words",
-  [("--profile_steps=x", "10:20"), ("--wandb=mine", "pip install wandb")],
+  [
+    ("--profile_steps=x", "10:20"),
+    ("--profile_steps=20:10", "the first step first"),
+    ("--wandb=mine", "pip install wandb"),
+  ],
 )
 def test_flags_that_cannot_be_met_are_refused(train, tmp_path, flag, words):
   train(tmp_path / "run", flag).assert_refused(words)

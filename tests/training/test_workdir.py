@@ -12,7 +12,7 @@ from experiments.errors import InputError
 from experiments.training import workdir as workdir_module
 from experiments.training.workdir import (
   check_shared,
-  claim_workdir,
+  check_workdir,
   read_json,
   write_run_files,
 )
@@ -45,10 +45,10 @@ def changed(**sections):
 def test_a_run_goes_on_with_its_config_but_for_what_no_step_depends_on(
   tmp_path, config
 ):
-  claim_workdir(tmp_path / "new", flatten(config), DEFAULTS)
+  check_workdir(tmp_path / "new", flatten(config), DEFAULTS)
   assert not (tmp_path / "new").exists()
   write_run_files(tmp_path, OLD, updates=100)
-  claim_workdir(tmp_path, flatten(config), DEFAULTS)
+  check_workdir(tmp_path, flatten(config), DEFAULTS)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_another_config_is_refused_with_the_key_and_both_values(
 ):
   write_run_files(tmp_path, OLD, updates=100)
   with pytest.raises(InputError, match=f"{tmp_path} .*{words}: give another --workdir"):
-    claim_workdir(tmp_path, flatten(config), DEFAULTS)
+    check_workdir(tmp_path, flatten(config), DEFAULTS)
 
 
 def test_a_run_by_code_that_computes_other_numbers_is_refused(tmp_path, monkeypatch):
@@ -72,10 +72,10 @@ def test_a_run_by_code_that_computes_other_numbers_is_refused(tmp_path, monkeypa
   environment = read_json(tmp_path / "environment.json")
   del environment["recipe"]  # as in an older run
   (tmp_path / "environment.json").write_text(json.dumps(environment))
-  claim_workdir(tmp_path, flatten(CONFIG), DEFAULTS)
+  check_workdir(tmp_path, flatten(CONFIG), DEFAULTS)
   monkeypatch.setattr(workdir_module, "RECIPE", 3)
   with pytest.raises(InputError, match=f"{tmp_path} holds a run by other code"):
-    claim_workdir(tmp_path, flatten(CONFIG), DEFAULTS)
+    check_workdir(tmp_path, flatten(CONFIG), DEFAULTS)
 
 
 def test_the_environment_of_a_trained_run_stays(tmp_path, monkeypatch):
@@ -91,7 +91,7 @@ def test_the_environment_of_a_trained_run_stays(tmp_path, monkeypatch):
 def test_a_folder_with_other_files_is_refused(tmp_path):
   (tmp_path / "thesis.tex").write_text("years of work")
   with pytest.raises(InputError, match=r"holds 'thesis\.tex' but no run"):
-    claim_workdir(tmp_path, flatten(CONFIG), DEFAULTS)
+    check_workdir(tmp_path, flatten(CONFIG), DEFAULTS)
 
 
 def test_a_folder_without_what_the_first_process_wrote_is_not_shared(

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from configs import default
 from experiments.data.tokenizer import BOS, EOS, PAD, decode, encode, train_tokenizer
+from experiments.training.run import Run
 from experiments.training.sharding import make_mesh, put_parameters
 from experiments.translation import translator as translator_module
 from experiments.translation.translator import Translator
@@ -121,6 +123,21 @@ def test_another_process_does_not_trace(model, translations, cache, monkeypatch)
     translator = Translator(*model, TOKENIZER, ONE, **options | {name: value})
     with pytest.raises(TypeError):  # of what it traces
       translator(SHORT)
+
+
+@pytest.mark.parametrize("positions", ["rotary", "my_positions:Kerple"])
+def test_programs_with_positions_of_ones_own_are_not_cached(
+  model, positions, monkeypatch
+):
+  """The code of such positions may change, and the config stay the same."""
+  config = default.get_config("translation")
+  config.model.positions = positions
+  arguments = {}
+  monkeypatch.setattr(
+    Translator, "__init__", lambda *_, **given: arguments.update(given)
+  )
+  translator_module.make_translator(Run(config, TOKENIZER, ONE, *model))
+  assert ("key" in arguments) == (positions == "rotary")
 
 
 def test_other_parameters_can_take_the_place_of_the_translators(
