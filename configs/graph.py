@@ -9,24 +9,26 @@ r"""Classifies labelled graphs (Shaw et al. 2018, section 3.1): kinship, molecul
   python -m experiments.train --config=configs/graph.py:tu --workdir=runs/mine \
       --config.data.tu.path=FOLDER --config.data.tu.name=""
 
-Arguments are a source and a system, separated by commas. The sources are:
+Arguments are a source and a use of the labels of edges, separated by commas. Sources:
 
 - `clutrr`: kinship. Trains on chains of 2 to 4 relations, scores chains of 2 to 10.
 - `tu`: the molecules MUTAG, or a folder in TU format. There are ten folds, and each of
   the seeds 0 to 9 tests on a different one.
 - `mutagenicity`: more molecules.
 
-The systems are keys_values, keys, values, none and unstructured: see `_SYSTEMS`.
+Labels are used on keys and values (`keys_values`), on one of them (`keys`, `values`) or
+not at all (`none`): a node then attends to its neighbours. With `unstructured`, nodes
+attend to all nodes.
 
 In a folder, NAME_node_attributes.txt and NAME_edge_attributes.txt are optional. They
 hold features of nodes and edges, in addition to labels. Scale the features first.
-Systems without edge labels ignore features of edges, too.
+Without labels of edges, their features are ignored, too.
 """
 
 from configs import default
 
 _BLIND = dict(relative_keys=False, relative_values=False)
-_SYSTEMS = {
+_LABELS = {
   "keys_values": {},  # labels of edges on keys and values
   "keys": dict(relative_values=False),
   "values": dict(relative_keys=False),
@@ -58,18 +60,18 @@ _SOURCES = dict(clutrr=(_CLUTRR,), tu=(_TU,), mutagenicity=(_TU, _MUTAGENICITY))
 
 
 def get_config(argument: str = ""):
-  source, system = default.choose(argument, _SOURCES, _SYSTEMS)
+  source, labels = default.choose(argument, _SOURCES, _LABELS)
   config = default.get_config("graphs")
-  config.name = f"graph-{source}" + (f"-{system}" if system != "keys_values" else "")
+  config.name = f"graph-{source}" + (f"-{labels}" if labels != "keys_values" else "")
   config.training.update(
     schedule="inverse_sqrt", learning_rate=0.001, keep_checkpoints=3
   )
   for values in _SOURCES[source]:
     config.update(values)
-  config.model.update(_SYSTEMS[system])
+  config.model.update(_LABELS[labels])
   return config
 
 
 def sweep():
-  for name, changes in _SYSTEMS.items():
+  for name, changes in _LABELS.items():
     yield name.replace("_", " and "), {f"model.{key}": x for key, x in changes.items()}
