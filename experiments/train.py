@@ -81,10 +81,12 @@ def main(
   first, _, last = profile_steps.partition(":")
   if profile_steps and int(first) > int(last):
     raise InputError(f"--profile_steps={profile_steps}: give the first step first")
-  _train(config, workdir, distributed, profile_steps=profile_steps, wandb=wandb)
+  _train(config, workdir, distributed, profile_steps, wandb)
 
 
-def _train(config: ConfigDict, workdir: Path, distributed: bool, **flags: str) -> None:
+def _train(
+  config: ConfigDict, workdir: Path, distributed: bool, profile_steps: str, wandb: str
+) -> None:
   """Checks config and folder in all processes; then calls `train` of the config's task.
 
   Exits if a signal stops the training.
@@ -110,7 +112,7 @@ def _train(config: ConfigDict, workdir: Path, distributed: bool, **flags: str) -
             stack.enter_context(command.lock_folder(workdir, "workdir"))
           check_workdir(workdir, flatten(config), flatten(defaults(config)))
         system = find_system(config.task)
-        system.train(config, workdir, Flags(stop, **flags))
+        system.train(config, workdir, Flags(stop, profile_steps, wandb))
     except NonFiniteError as error:
       sys.exit(f"stopped: {error}")
     except processes.Stopped as stopped:
