@@ -21,7 +21,7 @@ from experiments.graphs.graph import (
   num_nodes,
 )
 from experiments.training.batches import configure_batches, load_batches
-from experiments.training.loop import Score
+from experiments.training.loop import ScoreFunction
 from experiments.training.processes import is_first
 from experiments.training.results import Evaluation
 from experiments.training.run import Run, copy_to_process
@@ -34,7 +34,7 @@ NAME = "CTP, published"
 LONGEST_TRAINED = 4  # relations in the longest training chains
 
 
-def make_score(run: Run, batches: GraphBatches) -> Score:
+def make_score(run: Run, batches: GraphBatches) -> ScoreFunction:
   """Makes a function that computes a model's accuracy, given its parameters."""
 
   @jax.jit

@@ -12,7 +12,7 @@ from experiments.data.batching import round_up
 from experiments.evaluation.tables import text_table
 from experiments.length_tasks.tasks import TaskBatch, TaskBatches
 from experiments.training.batches import load_batches
-from experiments.training.loop import Score
+from experiments.training.loop import ScoreFunction
 from experiments.training.processes import is_first
 from experiments.training.results import Evaluation
 from experiments.training.run import Run
@@ -25,7 +25,7 @@ _STEP = 9
 _ROWS = 8  # inputs of a batch: at 1,001 tokens their attention weights take 256 MB
 
 
-def make_score(run: Run, batches: TaskBatches) -> Score:
+def make_score(run: Run, batches: TaskBatches) -> ScoreFunction:
   """Makes a function that computes a model's mean accuracy, given its parameters."""
   count = _make_count(run)
 

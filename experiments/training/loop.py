@@ -33,7 +33,7 @@ from experiments.training.step import Steps, TrainState
 from relpos_jax.typing import PyTree
 
 # Maps parameters to scores by name, and a text to show.
-Score = Callable[[PyTree], tuple[dict[str, float], str]]
+ScoreFunction = Callable[[PyTree], tuple[dict[str, float], str]]
 
 
 class Flags(NamedTuple):
@@ -59,7 +59,7 @@ def train(
   checkpoints: Checkpoints,
   workdir: Path,
   flags: Flags,
-  score: Score = lambda params: ({}, ""),
+  score: ScoreFunction = lambda params: ({}, ""),
 ) -> TrainState:
   """Trains from a restored state, or from the beginning; returns the last state.
 
@@ -72,24 +72,26 @@ def train(
   Stopped.
   """
   settings = run.config.training
-  start = int(state.step) if state else 0
-  lacks_evaluation = _lacks_evaluation(workdir, start, num_steps, settings.eval_every)
-  if start >= num_steps and not lacks_evaluation:
+  first_step = int(state.step) if state else 0
+  lacks_evaluation = _lacks_evaluation(
+    workdir, first_step, num_steps, settings.eval_every
+  )
+  if first_step >= num_steps and not lacks_evaluation:
     return state
   checkpoints.prepare()
   stop = flags.stop
   stop.deferred = True
-  on_devices = load_batches(batches, run.mesh, start, num_steps)
+  on_devices = load_batches(batches, run.mesh, first_step, num_steps)
   if flags.profile_steps:
     folder = str(workdir / "tensorboard")
-    on_devices = profile(on_devices, start, flags.profile_steps, folder)
+    on_devices = profile(on_devices, first_step, flags.profile_steps, folder)
   with (
-    _open_reporter(run, workdir, start, num_steps, flags.wandb) as reporter,
+    _open_reporter(run, workdir, first_step, num_steps, flags.wandb) as reporter,
     announce_attention(),
     open_compiler() as compiler,
     contextlib.closing(on_devices),
   ):
-    first_batches = _first_batches(batches, run, start, num_steps)
+    first_batches = _first_batches(batches, run, first_step, num_steps)
     train_step = compile_ahead(steps.train, compiler, steps.shapes, first_batches)
     first_batches = _first_batches(valid_batches, run, 0, valid_batches.num_per_epoch)
     eval_step = compile_ahead(
@@ -166,7 +168,7 @@ def _evaluate(
   run: Run,
   eval_step: Callable,
   batches: Any,
-  score: Score,
+  score: ScoreFunction,
   reporter: Reporter | NoReporter,
   stop: StopOnSignal,
   state: TrainState,

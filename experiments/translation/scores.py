@@ -18,7 +18,7 @@ from experiments.evaluation import bleu
 from experiments.evaluation.pictures import Panel, attention_heatmap
 from experiments.evaluation.tables import text_table
 from experiments.files import Path, write_lines
-from experiments.training.loop import Score
+from experiments.training.loop import ScoreFunction
 from experiments.training.metrics import track
 from experiments.training.processes import is_first, print_once
 from experiments.training.results import Evaluation
@@ -51,7 +51,7 @@ class Translated(NamedTuple):
   skipped: Sequence[int] = ()
 
 
-def make_score(run: Run, data: Corpus) -> Score:
+def make_score(run: Run, data: Corpus) -> ScoreFunction:
   """Makes a function that scores a model's greedy translations, given its parameters.
 
   It translates the first pairs of the validation split that are no longer than
