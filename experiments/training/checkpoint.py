@@ -242,7 +242,11 @@ class Checkpoints(contextlib.AbstractContextManager):
     options = ocp.CheckpointManagerOptions(
       preservation_policy=policy, async_options=in_background
     )
-    return ocp.CheckpointManager(folder, options=options)
+    manager = ocp.CheckpointManager(folder, options=options)
+    # Orbax would ask for signals with the step's number, and `StopOnSignal` asks with
+    # the number of its calls: processes would stop at different steps, or never.
+    manager.reached_preemption = lambda step: False
+    return manager
 
   def _finish(self) -> None:
     """Adds digests to a checkpoint just before Orbax makes it final."""

@@ -15,6 +15,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from faults import damage, refusal
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 from train_states import assert_same_bits, make_state
 
@@ -42,6 +43,15 @@ def test_every_dtype_comes_back_bit_for_bit(checkpoints):
   state = {dtype: jnp.asarray(words.view(jnp.dtype(dtype))) for dtype in DTYPES}
   checkpoints.save(1, state)
   assert_same_bits(checkpoints.restore(like=state), state)
+
+
+def test_a_save_leaves_signals_to_the_loop(checkpoints, monkeypatch):
+  """Both would give JAX numbers of steps, and all must be of one count."""
+  asked = []
+  monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", asked.append)
+  checkpoints.save(1, make_state())
+  checkpoints.wait()
+  assert not asked
 
 
 def test_others_can_check_the_digests(saved):
