@@ -102,10 +102,7 @@ def train(
     )
 
     def save(state: TrainState) -> None:
-      try:
-        reporter.upload()  # first, so that no metrics before a checkpoint are lost
-      except InputError as error:  # a checkpoint matters more
-        print(f"note: {error}; tried again at the next checkpoint")
+      _upload(reporter)  # first, so that no metrics before a checkpoint are lost
       checkpoints.save(int(state.step), state)
 
     state = state or steps.init()
@@ -191,7 +188,15 @@ def _evaluate(
   reporter.values(step, {"valid_loss": total / num_tokens, **values})
   if text:
     reporter.text(step, "valid", text)
-  reporter.upload()
+  _upload(reporter)
+
+
+def _upload(reporter: Reporter | NoReporter) -> None:
+  """Copies metrics into a bucket; if that fails, the run goes on."""
+  try:
+    reporter.upload()
+  except InputError as error:
+    print(f"note: {error}; tried again at the next checkpoint")
 
 
 def take_steps(
