@@ -35,7 +35,8 @@ FLAGS = dict(
   retries=command.Flag(3, "how often the command is started again", least=0),
 )
 
-_RETRIED = (134, 137, 143)
+# Killed, stopped, or ended because another process was. libtpu turns 134 into 139.
+_RETRIED = (134, 137, 139, 143)
 
 
 def make_main(words: Sequence[str]) -> Callable[..., None]:

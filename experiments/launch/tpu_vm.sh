@@ -50,6 +50,6 @@ while true; do
   tpu scp "$code" "$TPU:relpos_jax.tar.gz" &&
     tpu ssh "$TPU" --command="$install" && tpu ssh "$TPU" --command="$train" || status=$?
   # Killed, stopped by SIGTERM as before a preemption, or (255) disconnected.
-  [[ $status =~ ^(134|137|143|255)$ ]] || exit "$status"
+  [[ $status =~ ^(134|137|139|143|255)$ ]] || exit "$status"
   sleep "$WAIT"
 done

@@ -52,9 +52,11 @@ def average_last(
   newest = checkpoints.steps()[-1:]
   steps = sorted({*list_regular(folder), *newest}, reverse=True)
   processes.check_same({"the list of checkpoints in --workdir": steps})
-  kinds = {name: describe(array) for name, array in name_leaves(like).items()}
-  key = json.dumps([read_digests(folder, steps), kinds, num, part, since])
-  cached = read_average(keep, key, like) if keep else None
+  cached = None
+  if keep:
+    kinds = {name: describe(array) for name, array in name_leaves(like).items()}
+    key = json.dumps([read_digests(folder, steps), kinds, num, part, since])
+    cached = read_average(keep, key, like)
   if cached:
     average, averaged = cached
   else:

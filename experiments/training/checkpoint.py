@@ -188,7 +188,9 @@ class Checkpoints(contextlib.AbstractContextManager):
     """Reads a state, or one field of it; returns None if it is damaged or deleted."""
     path = self.folder / str(step)
     try:
-      with local_copy(path) as folder:
+      with contextlib.ExitStack() as stack:
+        with processes.fail_together():  # each process downloads from a bucket
+          folder = stack.enter_context(local_copy(path))
         with processes.fail_together(Damage):
           if processes.is_first():
             check_digests(folder)

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 
 from experiments.data.batching import first_steps
-from experiments.errors import InputError
 from experiments.files import Path
 from experiments.training import processes
 from experiments.training.batches import load_batches
@@ -102,7 +101,7 @@ def train(
     )
 
     def save(state: TrainState) -> None:
-      _upload(reporter)  # first, so that no metrics before a checkpoint are lost
+      reporter.upload()  # first, so that no metrics before a checkpoint are lost
       checkpoints.save(int(state.step), state)
 
     state = state or steps.init()
@@ -188,15 +187,7 @@ def _evaluate(
   reporter.values(step, {"valid_loss": total / num_tokens, **values})
   if text:
     reporter.text(step, "valid", text)
-  _upload(reporter)
-
-
-def _upload(reporter: Reporter | NoReporter) -> None:
-  """Copies metrics into a bucket; if that fails, the run goes on."""
-  try:
-    reporter.upload()
-  except InputError as error:
-    print(f"note: {error}; tried again at the next checkpoint")
+  reporter.upload()
 
 
 def take_steps(

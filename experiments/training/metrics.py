@@ -150,10 +150,17 @@ class Reporter:
     self._last = None
 
   def upload(self) -> None:
-    """Copies the files into the bucket, if the run directory is in one."""
-    if in_bucket(self._workdir):
+    """Copies the files into the bucket, if the run directory is in one.
+
+    If that fails, the run goes on: its checkpoints matter more.
+    """
+    if not in_bucket(self._workdir):
+      return
+    try:
       upload(self._folder, self._workdir)
-      self._last = None  # do not time the next step, which includes the upload
+    except InputError as error:
+      print(f"note: {error}; tried again at the next checkpoint")
+    self._last = None  # do not time the next step, which includes the upload
 
   def _listen(self, event: str, seconds: float, fun_name: str = "", **_) -> None:
     if event == _COMPILED:  # steps before it may have waited for it

@@ -17,8 +17,8 @@ from jax.experimental import multihost_utils
 from experiments import signals
 from experiments.errors import InputError
 
-# If a process sends no heartbeat for this long, the others end with status 134.
-_HEARTBEAT_SECONDS = 10
+# An error in one process ends the others after this time, with status 134.
+_SHUTDOWN_SECONDS = 30
 # JAX finds the tasks of a SLURM step by these variables.
 _SLURM = {
   "SLURM_JOB_ID",
@@ -49,8 +49,7 @@ def join_processes(
     jax.distributed.initialize(
       num_processes=_read_number(env, "JAX_NUM_PROCESSES"),
       process_id=_read_number(env, "JAX_PROCESS_ID"),
-      heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
-      shutdown_timeout_seconds=3 * _HEARTBEAT_SECONDS,
+      shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
     )
   except (ValueError, RuntimeError) as error:
     reason = " ".join(str(error).split())[:200]
@@ -58,6 +57,10 @@ def join_processes(
       f"cannot join the other processes ({reason}): look at JAX_COORDINATOR_ADDRESS, "
       "JAX_NUM_PROCESSES and JAX_PROCESS_ID, or at the messages of the cluster"
     ) from error
+  if jax.default_backend() == "gpu":
+    # The first process alone writes the cache of compiled programs. On GPUs, processes
+    # that compile tune kernels together, and would wait for one that reads the cache.
+    jax.config.update("jax_enable_compilation_cache", False)
 
 
 def _read_number(env: Mapping[str, str], name: str) -> int | None:

@@ -41,7 +41,7 @@ _REMOVED_KEYS = {
 _DIGESTS = "digests.json"
 _ENVIRONMENT = "environment.json"
 _OLD_RECIPE = 2  # of runs that do not name theirs
-_SHARED_SECONDS = 10  # a network file system may show a new file this late
+_SHARED_SECONDS = 90  # NFS may show a new file a minute late
 
 
 def check_workdir(
@@ -108,7 +108,7 @@ def check_shared(workdir: Path) -> None:
   """Raises InputError unless all processes share the folder; all must call this."""
   processes.wait_for_all("written")
   file, until = workdir / "config.json", time.monotonic() + _SHARED_SECONDS
-  # Listing the folder asks the file server. Looking up a file may use an old cache.
+  # A listing may be of an old cache, too, but not for as long as a look-up.
   is_shared = file in list_folder(workdir)
   while not is_shared and time.monotonic() < until:
     time.sleep(0.1)

@@ -16,6 +16,7 @@ from experiments import command, files
 from experiments.errors import InputError
 from experiments.files import to_path
 from experiments.training import loop
+from experiments.training import metrics as metrics_module
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.checkpoint_reader import COMPLETE, list_damaged, list_steps
 from experiments.training.metrics import read_metrics
@@ -56,7 +57,7 @@ def run(bucket, root, train):
     assert train(folder).status == 128 + signal.SIGTERM
   assert not (folder / ".lock").exists()
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(loop.Reporter, "upload", fail_once(loop.Reporter.upload))
+    patch.setattr(metrics_module, "upload", fail_once(metrics_module.upload))
     answer = train(folder)
   assert answer.status == 0, answer.err
   assert "note: no network; tried again at the next checkpoint\n" in answer.out
@@ -64,13 +65,13 @@ def run(bucket, root, train):
 
 
 def fail_once(upload):
-  """Returns a method whose first call raises what a lost connection does."""
+  """Returns a function whose first call raises what a lost connection does."""
   calls = itertools.count()
 
-  def upload_or_fail(self):
+  def upload_or_fail(*arguments):
     if next(calls) == 0:
       raise InputError("no network")
-    upload(self)
+    upload(*arguments)
 
   return upload_or_fail
 

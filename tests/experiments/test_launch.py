@@ -22,6 +22,7 @@ FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "launch"
     ("exit 143", 143, 3),
     ("kill -9 $$", 137, 3),
     ("kill -6 $$", 134, 3),
+    ("kill -11 $$", 139, 3),
     ("exit 1", 1, 1),
   ],
 )

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from experiments.errors import InputError
@@ -113,6 +114,16 @@ BATCH_SCRIPT = {k: v for k, v in slurm(0, 2).items() if "STEP" not in k}
 )
 def test_an_environment_names_the_other_processes_if_there_are_any(env, is_one):
   assert is_one_of_several(env) == is_one
+
+
+@pytest.mark.parametrize("backend", ["gpu", "tpu"])
+def test_several_processes_on_gpus_use_no_cache_of_programs(
+  backend, cache, monkeypatch
+):
+  monkeypatch.setattr(jax.distributed, "initialize", lambda **_: None)
+  monkeypatch.setattr(jax, "default_backend", lambda: backend)
+  join_processes(distributed=True)
+  assert jax.config.jax_enable_compilation_cache == (backend == "tpu")
 
 
 def test_a_wrong_environment_is_named():
