@@ -25,14 +25,15 @@ class Case:
   dtype: str | None = None  # where the case is about one
 
   def draw(self, dtype):
-    """Returns the arrays, the same in every run; floats in the dtype."""
+    """Returns read-only arrays, the same in every run; floats in the dtype."""
     generator = np.random.default_rng(zlib.crc32(self.name.encode()))
     arrays = {}
     for name, values in self.arrays.items():
       if isinstance(values, tuple):
         values = generator.standard_normal(values)
       is_float = values.dtype.kind == "f"
-      arrays[name] = values.astype(self.dtype or dtype) if is_float else values
+      arrays[name] = values.astype(self.dtype or dtype if is_float else values.dtype)
+      arrays[name].flags.writeable = False
     return arrays
 
 

@@ -1,5 +1,6 @@
 """Chooses the implementation, and records its results."""
 
+import collections
 import datetime
 import importlib
 import importlib.metadata
@@ -24,8 +25,12 @@ def pytest_addoption(parser):
 @pytest.fixture(scope="session")
 def attend(request):
   """Returns the function under test; ours where a larger run has no such option."""
-  module, name = request.config.getoption("--attend", OURS).split(":")
-  return getattr(importlib.import_module(module), name)
+  words = request.config.getoption("--attend", OURS)
+  module, _, name = words.partition(":")
+  try:
+    return getattr(importlib.import_module(module), name)
+  except (ImportError, AttributeError, ValueError) as error:
+    pytest.exit(f"--attend={words}: {error}; want MODULE:FUNCTION", returncode=4)
 
 
 @pytest.fixture(scope="session")
@@ -34,31 +39,45 @@ def dtype(request):
 
 
 def pytest_configure(config):
-  file = config.getoption("--record", None)
-  if file:
-    config.pluginmanager.register(Record(config, pathlib.Path(file)))
+  if config.getoption("--attend", None):
+    config.pluginmanager.register(Record(config))
 
 
 class Record:
-  """Writes a verdict for each case: pass, refused, raises or wrong."""
+  """Counts the verdicts pass, refused, raises and wrong, and may write them."""
 
-  def __init__(self, config, file):
-    self.config, self.file = config, file
+  def __init__(self, config):
+    self.config = config
     self.verdicts = {}
+    file = config.getoption("--record")
+    self.file = pathlib.Path(file) if file else None
+    if file and not self.file.parent.is_dir():
+      raise pytest.UsageError(f"--record={file}: there is no such folder")
 
   def pytest_runtest_logreport(self, report):
     result = dict(report.user_properties)
     if report.when == "call" and "case" in result:
       self.verdicts[result.pop("case")] = result
 
-  def pytest_sessionfinish(self):
-    if len(self.verdicts) < len(cases.CASES):
-      print(f"{self.file} is not written: not every case was run.")
-      return
+  def pytest_terminal_summary(self, terminalreporter):
     name = self.config.getoption("--attend")
+    verdicts = [result["verdict"] for result in self.verdicts.values()]
+    counts = collections.Counter(verdicts).items()
+    numbers = ", ".join(f"{number} {verdict}" for verdict, number in counts)
+    terminalreporter.write_line(f"{name}: {numbers}")
+    if self.file and len(verdicts) < len(cases.CASES):
+      terminalreporter.write_line(f"{self.file} is not written: not all cases were run")
+    elif self.file:
+      self._write(name)
+
+  def _write(self, name):
     module = importlib.import_module(name.split(":")[0])
-    packages = getattr(module, "PACKAGES", ())
-    versions = {package: importlib.metadata.version(package) for package in packages}
+    versions = {}
+    for package in getattr(module, "PACKAGES", ()):
+      try:
+        versions[package] = importlib.metadata.version(package)
+      except importlib.metadata.PackageNotFoundError:
+        versions[package] = "unknown"  # a module that is not installed
     record = {
       "date": datetime.date.today().isoformat(),
       "attend": name,

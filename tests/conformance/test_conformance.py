@@ -16,8 +16,12 @@ FOLDER = pathlib.Path(__file__).parent
 
 
 def error_of(actual, wanted):
-  """Returns the largest error over the largest number, or over one; inf for NaN."""
-  errors = [0.0]
+  """Returns the largest error, and the name of the array that has it.
+
+  An error is divided by the largest expected number, or by 1 if that is larger. It is
+  inf for NaN.
+  """
+  errors = {}
   for name, right in wanted.items():
     if name not in actual:
       raise KeyError(f"no gradient of {name}")
@@ -26,19 +30,24 @@ def error_of(actual, wanted):
     if values.shape != right.shape:
       raise TypeError(f"{name} has shape {values.shape}, not {right.shape}")
     error = np.max(np.abs(values - right), initial=0)
-    errors.append(error / max(1.0, np.max(np.abs(right), initial=0)))
-  error = float(np.max(errors))
-  return float("inf") if np.isnan(error) else error
+    error = float(error / max(1.0, np.max(np.abs(right), initial=0)))
+    errors[name] = float("inf") if np.isnan(error) else error
+  worst = max(errors, key=errors.get)
+  return errors[worst], worst
 
 
 def with_all_gradients(attend):
-  """Returns `attend`; a call raises KeyError if it lacks a gradient."""
+  """Returns `attend`; a call raises an error unless it returns all gradients."""
 
   def call(arrays, options):
-    output, gradients = attend(arrays, options)
-    for name in arrays:
-      if name not in gradients and name not in papers.FIXED:
-        raise KeyError(f"no gradient of {name}")
+    results = attend(arrays, options)
+    if not isinstance(results, tuple):
+      raise TypeError(f"returns {type(results).__name__}; want (output, gradients)")
+    output, gradients = results
+    wanted = arrays.keys() - set(papers.FIXED)
+    if gradients.keys() != wanted:
+      names = ", ".join(sorted(gradients.keys() ^ wanted))
+      raise KeyError(f"gradients are missing, or too many: {names}")
     return output, gradients
 
   return call
@@ -51,7 +60,7 @@ def test_attention(case, attend, dtype, record_property):
 
   try:
     actual, wanted = case.law(with_all_gradients(attend), arrays, case.options)
-    error = error_of(actual, wanted)
+    error, name = error_of(actual, wanted)
   except NotImplementedError as refusal:
     record_property("verdict", "refused")
     record_property("how", str(refusal))
@@ -65,7 +74,8 @@ def test_attention(case, attend, dtype, record_property):
   is_right = error <= tolerance
   record_property("verdict", "pass" if is_right else "wrong")
   record_property("error", error)
-  assert is_right, f"{case.symptom}? error {error:.1e} ({case.source})"
+  part = name if name == "output" else f"gradient of {name}"
+  assert is_right, f"error {error:.1e} in {part}; {case.symptom}? ({case.source})"
 
 
 @pytest.mark.parametrize("case", cases.CASES, ids=NAMES)
@@ -97,7 +107,8 @@ def test_the_page_has_the_records():
   if not report.PAGE.exists():
     pytest.skip("the folder is alone")
 
-  assert report.tables() in report.PAGE.read_text("utf-8")
+  is_written = report.tables() in report.PAGE.read_text("utf-8")
+  assert is_written, "run python tests/conformance/report.py"
 
 
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("adapters/[!_]*.py")), ids=str)
