@@ -94,6 +94,7 @@ def choose(scheme: str, is_random: bool) -> dict[str, object]:
   """
   positions, reach, random_reach = SCHEMES[scheme]
   changes: dict[str, object] = {"model.positions": positions}
+  changes["model.random_positions"] = RANGE if is_random else 0
   if reach:
     changes["model.max_distance"] = random_reach if is_random else reach
   # The authors' code applies dropout to embeddings only if it adds sinusoids to them.
@@ -102,8 +103,6 @@ def choose(scheme: str, is_random: bool) -> dict[str, object]:
     # It gathers rows once for all sequences, which share the positions. `projected`
     # multiplies the queries by all rows, and random positions have 4,095.
     changes["model.implementation"] = "per_position"
-  if is_random:
-    changes["model.random_positions"] = RANGE
   return changes
 
 

@@ -268,6 +268,11 @@ def merge(
   """
   output_of_part = jnp.stack(outputs)
   residual_of_part = jnp.stack(residuals)
+  if output_of_part.shape[:-1] != residual_of_part.shape:
+    raise ValueError(
+      f"outputs have shape {output_of_part.shape} and residuals "
+      f"{residual_of_part.shape}; want [X, *B, T, N, V] and [X, *B, T, N] for X parts"
+    )
   is_masked = jnp.isneginf(residual_of_part).all(0, keepdims=True)
   finite = jnp.where(is_masked, 0, residual_of_part)
   total = jax.nn.logsumexp(finite, axis=0, keepdims=True)

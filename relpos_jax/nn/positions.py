@@ -72,7 +72,7 @@ class Positions(nnx.Module):
   def __call__(self) -> Relations:
     """Returns the relation between queries and keys."""
     raise NotImplementedError(
-      f"{type(self).__name__} has no relation: it changes `arguments`"
+      f"{type(self).__name__} has no relation: define `__call__`, or `arguments`"
     )
 
   def arguments(
@@ -87,7 +87,12 @@ class Positions(nnx.Module):
 
     The positions and the offset are those that the layer was called with, or None.
     """
-    return dict(query=query, key=key, relations=self())
+    relations = self()
+    if relations is None:
+      raise ValueError(
+        f"{type(self).__name__}.__call__ returns None; want a relation, or a tuple"
+      )
+    return dict(query=query, key=key, relations=relations)
 
 
 class TableOptions(TypedDict, total=False):

@@ -113,3 +113,11 @@ def test_a_masked_query_along_a_band_has_no_residual(name, sinks):
     *TENSORS, mask=mask, return_residual=True, **options
   )
   np.testing.assert_array_equal(np.isneginf(residual[:, :, 0]), [~mask[:, 0]] * 2)
+
+
+@pytest.mark.parametrize("outputs, residuals", [(2, 1), (1, 2)])
+def test_merge_takes_as_many_residuals_as_outputs(outputs, residuals):
+  q, k, v = TENSORS
+  output, residual = dot_product_attention(q, k, v, return_residual=True)
+  with pytest.raises(ValueError, match=r"outputs have shape .* for X parts"):
+    merge([output] * outputs, [residual] * residuals)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from relpos_jax.nn.positions import RelativePositionTables, sinusoids
+from relpos_jax.nn.positions import Positions, RelativePositionTables, sinusoids
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,15 @@ def test_sinusoids_are_those_of_tensor2tensor_at_any_positions(positions):
 def test_an_odd_width_has_no_sinusoids():
   with pytest.raises(ValueError, match="width is 5"):
     sinusoids(jnp.arange(3), 5)
+
+
+def test_positions_without_a_relation_are_refused():
+  class Forgetful(Positions):
+    def __call__(self):
+      pass
+
+  query = jnp.zeros((3, 2, 4))
+  with pytest.raises(ValueError, match=r"Forgetful\.__call__ returns None"):
+    Forgetful().arguments(query, query)
+  with pytest.raises(NotImplementedError, match="define `__call__`, or `arguments`"):
+    Positions().arguments(query, query)
