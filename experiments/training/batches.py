@@ -26,7 +26,7 @@ def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
       f"config.batches.tokens is {tokens}, {tokens // longest} rows of "
       f"config.batches.max_length {longest}, which {num_devices} devices and "
       f"{num_parts} microbatches cannot divide: give {least} tokens or more, or lower "
-      "config.mesh.data"
+      "config.training.num_microbatches or config.mesh.data"
     )
 
 
