@@ -32,6 +32,7 @@ install='mkdir -p relpos_jax && tar -xzf relpos_jax.tar.gz -C relpos_jax && cd r
 train="cd relpos_jax && exec flock .running .venv/bin/python -m experiments.launch --retries=${RETRIES:-3} -- \
   python -m experiments.train --distributed $arguments"
 
+status=0
 while true; do
   if ! state=$(queue describe --format='value(state.state)' 2>"$errors"); then
     grep -q NOT_FOUND "$errors" || { cat "$errors" >&2; exit 1; }
@@ -41,15 +42,16 @@ while true; do
     continue
   fi
   case $state in
-    ACTIVE) ;;
-    SUSPENDED) queue delete --force --quiet; continue ;;  # preempted
+    ACTIVE) [[ ! $status =~ ^13 ]] || exit "$status" ;;  # it was not the VM's end
+    SUSPENDED) status=0; queue delete --force --quiet; continue ;;  # preempted
     FAILED) queue describe >&2; exit 1 ;;
     *) echo "$TPU: $state" >&2; sleep "$WAIT"; continue ;;
   esac
   status=0
   tpu scp "$code" "$TPU:relpos_jax.tar.gz" &&
     tpu ssh "$TPU" --command="$install" && tpu ssh "$TPU" --command="$train" || status=$?
-  # Killed, stopped by SIGTERM as before a preemption, or (255) disconnected.
+  # Killed in spite of all retries, stopped by SIGTERM as before a preemption, or (255)
+  # disconnected.
   [[ $status =~ ^(134|137|139|143|255)$ ]] || exit "$status"
   sleep "$WAIT"
 done

@@ -1,6 +1,7 @@
 """Tests the launcher, and its recipes with stand-ins for the clusters' programs."""
 
 import contextlib
+import itertools
 import os
 import pathlib
 import signal
@@ -169,6 +170,8 @@ FIRST = "describe create describe describe scp ssh ssh"
   [
     ("echo SUSPENDED > $state; exit 255", 0, f"{FIRST} describe delete {FIRST}"),
     ("exit 143", 0, f"{FIRST} describe scp ssh ssh"),
+    ("echo SUSPENDED > $state; exit 134", 0, f"{FIRST} describe delete {FIRST}"),
+    ("exit 134", 134, f"{FIRST} describe"),
     ("exit 2", 2, FIRST),
   ],
 )
@@ -182,6 +185,6 @@ def test_a_tpu_vm_is_queued_and_a_preempted_one_replaced(recipe, end, status, ve
     assert "--zone=z" in call
     assert ("--spot" in call) == (call[4] == "create")
     assert ("--worker=all" in call) == is_on_vm
-  (train,) = (word for word in calls[-1] if word.startswith("--command="))
-  assert "experiments.train --distributed" in train
+  words = itertools.chain.from_iterable(calls)
+  *_, train = (word for word in words if "experiments.train --distributed" in word)
   assert "--workdir=runs/with\\ space" in train
