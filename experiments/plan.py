@@ -77,15 +77,14 @@ def main(config: ConfigDict, topology: str, effort: str) -> None:
   from jax.experimental import topologies
 
   from experiments.evaluation.tables import markdown_table
-  from experiments.systems import parse_config
+  from experiments.systems import check_is_of_tokens, parse_config
   from experiments.training.batches import longest_shape
   from experiments.training.sharding import make_mesh
 
   chip, num_chips = parse(topology)
   use_compiler()
   config = parse_config(config, num_chips)
-  if config.task not in ("translation", "music"):
-    raise InputError(f"--config is of {config.task}: give translation or music")
+  check_is_of_tokens(config)
   # Cloud TPU presents the two cores of a v4 chip as one device.
   options = {"chip_config_name": "megacore"} if chip == "v4" else {}
   description = topologies.get_topology_desc(topology, platform="tpu", **options)

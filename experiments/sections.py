@@ -323,8 +323,8 @@ def _describe_lengths(sweep: str, records: Records, folder: pathlib.Path) -> str
 
   The first table is for the step at which validation first reaches a level. The other
   tables are for the end of training, by length: one for translations that are free to
-  end, and one for translations with the lengths of their references. The picture shows
-  the matches over length.
+  end, and one for translations with the lengths of their references; it is one table if
+  these are equal. The picture shows the matches over length.
   """
   first = _first(records)
   source = first["config"]["data.source"]

@@ -104,6 +104,12 @@ def _check_tensor_axis(model: ConfigDict, size: int) -> None:
       )
 
 
+def check_is_of_tokens(config: ConfigDict) -> None:
+  """Raises InputError unless a config's batches are of tokens, [rows, length]."""
+  if config.task not in ("translation", "music"):
+    raise InputError(f"--config is of {config.task}: give one of translation or music")
+
+
 def check_model(config: ConfigDict) -> None:
   """Raises InputError if the model does not support its config.
 

@@ -18,7 +18,7 @@ from experiments.errors import InputError
 from experiments.evaluation.records import digest
 from experiments.evaluation.tables import markdown_table
 from experiments.files import write_whole
-from experiments.systems import find_system, parse_config
+from experiments.systems import check_is_of_tokens, find_system, parse_config
 from experiments.training.environment import environment
 from experiments.training.sharding import make_mesh
 
@@ -61,9 +61,7 @@ def _time_models(config, models, length: int, repetitions: int, out: str, kind: 
   is written.
   """
   parse_config(config)
-  if config.task not in ("translation", "music"):
-    wanted = "give one of translation or music"
-    raise InputError(f"--config is of {config.task}: {wanted}")
+  check_is_of_tokens(config)
   tokens = config.batches.tokens
   if not 1 <= length <= tokens:
     raise InputError(f"--length={length}: give 1 to {tokens}, config.batches.tokens")

@@ -39,8 +39,8 @@ class Flags(NamedTuple):
   """Holds what the command `experiments.train` passes to the loop."""
 
   stop: StopOnSignal
-  profile_steps: str = ""
-  wandb: str = ""
+  profile_steps: str
+  wandb: str
 
 
 class NonFiniteError(RuntimeError):

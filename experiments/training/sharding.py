@@ -197,11 +197,6 @@ def constrain_sharding(tree: PyTree) -> PyTree:
   return jax.lax.with_sharding_constraint(tree, parameter_sharding(tree, mesh))
 
 
-def put_parameters(tree: PyTree, mesh: Mesh) -> PyTree:
-  """Shards parameters or a training state over the devices, as `RULES` says."""
-  return jax.device_put(tree, parameter_sharding(tree, mesh))
-
-
 def put_batch(tree: PyTree, mesh: Mesh) -> PyTree:
   """Shards host arrays [rows, tokens, ...]; every process must pass all rows."""
 

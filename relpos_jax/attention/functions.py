@@ -226,15 +226,6 @@ def _trace_derivative(
   return jax.make_jaxpr(differentiate)(params, query_position, key_position, *data)
 
 
-def _equations(jaxpr: core.Jaxpr) -> Iterator[Any]:
-  """Yields the equations of a program, and of the programs within."""
-  for equation in jaxpr.eqns:
-    yield equation
-    for inner in _inner_programs(equation):
-      is_closed = isinstance(inner, core.ClosedJaxpr)
-      yield from _equations(inner.jaxpr if is_closed else inner)
-
-
 def _inner_programs(equation: Any) -> Iterator[core.ClosedJaxpr | core.Jaxpr]:
   for value in equation.params.values():
     values = value if isinstance(value, tuple | list) else [value]
@@ -243,13 +234,18 @@ def _inner_programs(equation: Any) -> Iterator[core.ClosedJaxpr | core.Jaxpr]:
         yield item
 
 
-def _hidden_in(jaxpr: core.Jaxpr) -> Iterator[Any]:
+def _hidden_in(program: core.ClosedJaxpr | core.Jaxpr) -> Iterator[Any]:
   """Yields what a printed program does not show: callbacks and inner constants."""
-  for equation in _equations(jaxpr):
+  is_closed = isinstance(program, core.ClosedJaxpr)
+  jaxpr = program.jaxpr if is_closed else program
+  operands = list(jaxpr.outvars)
+  for equation in jaxpr.eqns:
+    operands += equation.invars
     if "callback" in equation.primitive.name:
       yield equation.params
-    for operand in equation.invars:  # constants, if JAX keeps them in the program
-      if isinstance(operand, core.Literal) and jnp.ndim(operand.val):
-        yield operand.val
     for inner in _inner_programs(equation):
       yield from getattr(inner, "consts", ())
+      yield from _hidden_in(inner)
+  for operand in operands:  # constants, if JAX keeps them in the program
+    if isinstance(operand, core.Literal) and jnp.ndim(operand.val):
+      yield operand.val

@@ -63,11 +63,31 @@ def test_what_a_function_reads_is_that_of_each_call(make, first, second):
   np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
-@pytest.mark.parametrize("make", [look_up_in, look_up_by_jit])
-def test_constants_within_a_program_are_those_of_each_call(make, request):
+@pytest.fixture
+def constants_within():
   flag = "jax_use_simplified_jaxpr_constants"  # prints arrays as [...]
-  request.addfinalizer(lambda: jax.config.update(flag, False))
   jax.config.update(flag, True)
+  yield
+  jax.config.update(flag, False)
+
+
+@pytest.mark.usefixtures("constants_within")
+def test_a_constant_result_is_that_of_each_call():
+  def attend_with_sink(number):
+    relation = FunctionBias(lambda *_: number)
+    options = {"relations": relation, "sinks": jnp.zeros(1)}
+    return dot_product_attention(QUERY, QUERY, QUERY, **options)
+
+  attend_with_sink(jnp.ones(1))
+  found = attend_with_sink(jnp.full(1, 3.0))
+  bias = jnp.full((1, 1, 1), 3.0)
+  wanted = dot_product_attention(QUERY, QUERY, QUERY, bias, sinks=jnp.zeros(1))
+  np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("constants_within")
+@pytest.mark.parametrize("make", [look_up_in, look_up_by_jit])
+def test_constants_within_a_program_are_those_of_each_call(make):
   attend(make(jnp.asarray(TABLE)))
   second = jnp.asarray(-5 * TABLE)
   wanted = dot_product_attention(QUERY, QUERY, QUERY, bias_of(second)).sum()

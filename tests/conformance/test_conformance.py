@@ -23,8 +23,6 @@ def error_of(actual, wanted):
   """
   errors = {}
   for name, right in wanted.items():
-    if name not in actual:
-      raise KeyError(f"no gradient of {name}")
     values = np.asarray(actual[name], np.float64)
     right = np.asarray(right, np.float64)
     if values.shape != right.shape:

@@ -20,7 +20,7 @@ import numpy as np
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.loop import take_steps
 from experiments.training.processes import StopOnSignal, check_same, join_processes
-from experiments.training.sharding import make_mesh, put_batch, put_parameters
+from experiments.training.sharding import make_mesh, parameter_sharding, put_batch
 from experiments.training.step import TrainState
 
 
@@ -61,7 +61,8 @@ def run(folder: pathlib.Path, num_steps: int, num_devices=-1, at=None, stop=None
     stop or StopOnSignal() as stop,
     Checkpoints(folder, rename_damaged=True) as checkpoints,
   ):
-    state = put_parameters(TrainState(jnp.int32(0), (), ()), mesh)
+    state = TrainState(jnp.int32(0), (), ())
+    state = jax.device_put(state, parameter_sharding(state, mesh))
     state = state._replace(params=put_batch(np.ones((8, 4), np.float32), mesh))
     state = checkpoints.restore(like=state) or state
     check_same(dict(num_steps=num_steps))

@@ -17,8 +17,8 @@ from experiments.graphs.train import loss as loss_of_graphs
 from experiments.training.sharding import (
   AXES,
   make_mesh,
+  parameter_sharding,
   put_batch,
-  put_parameters,
   use_ring,
 )
 from experiments.training.step import init_state, make_train_step
@@ -51,7 +51,8 @@ def step_on(sizes, case: Case):
   graphdef, shapes = case.model
   step = make_train_step(graphdef, case.loss, SGD)
   with jax.set_mesh(mesh):
-    state = put_parameters(init_state(fill(shapes, case.size), SGD), mesh)
+    state = init_state(fill(shapes, case.size), SGD)
+    state = jax.device_put(state, parameter_sharding(state, mesh))
     batch = put_batch(case.batch, mesh)
     compiled = step.lower(state, batch).compile()
     after, metrics = compiled(state, batch)

@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 from experiments.data.batching import Batch
 from experiments.data.tokenizer import EOS, PAD
 from experiments.training.loss import cross_entropy
-from experiments.training.sharding import make_mesh, put_batch, put_parameters
+from experiments.training.sharding import make_mesh, parameter_sharding, put_batch
 from experiments.training.step import (
   TrainState,
   init_state,
@@ -44,7 +44,8 @@ def make_model(**dropout):
 
 def start(optimizer, num_devices: int = 1) -> TrainState:
   params = fill(make_model()[1], 0.2)
-  return put_parameters(init_state(params, optimizer), make_mesh(num_devices))
+  state = init_state(params, optimizer)
+  return jax.device_put(state, parameter_sharding(state, make_mesh(num_devices)))
 
 
 def copy_task(step: int) -> Batch:
@@ -138,7 +139,7 @@ def test_a_step_that_is_not_finite_is_as_if_left_out(
     batch = put_batch(spoilt_task(step), mesh)
     if step == SPOILT:
       counted = leaving_out._replace(step=leaving_out.step + 1)
-      leaving_out = put_parameters(counted, mesh)
+      leaving_out = jax.device_put(counted, parameter_sharding(counted, mesh))
     else:
       leaving_out, _ = train_step(leaving_out, batch)
     skipping, metrics = train_step(skipping, batch)

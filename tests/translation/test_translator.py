@@ -9,7 +9,7 @@ from flax import nnx
 from configs import default
 from experiments.data.tokenizer import BOS, EOS, PAD, decode, encode, train_tokenizer
 from experiments.training.run import Run
-from experiments.training.sharding import make_mesh, put_parameters
+from experiments.training.sharding import make_mesh, parameter_sharding
 from experiments.translation import translator as translator_module
 from experiments.translation.translator import Translator
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
@@ -75,7 +75,7 @@ def test_a_model_trained_by_skewing_translates_alike_on_eight_devices(
 ):
   graphdef = nnx.graphdef(nnx.eval_shape(lambda: make("skew")))
   mesh = make_mesh(8)
-  params = put_parameters(model[1], mesh)
+  params = jax.device_put(model[1], parameter_sharding(model[1], mesh))
   translator = Translator(graphdef, params, TOKENIZER, mesh, **OPTIONS)
   assert translator(SHORT) == translations
   assert translator(SHORT[:1]) == translations[:1]
