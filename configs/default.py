@@ -155,10 +155,9 @@ _LAYERS = dict(
   # relative, sinusoidal, both, none, t5, alibi, rotary, xl, content or deberta, or your
   # own module:Class: see docs/positions.md
   positions="relative",
-  max_distance=number(16, 0),  # positions are clipped at this distance
-  # The clipping distance to the left; -1: max_distance. Causal models may have
-  # max_distance=0.
-  left=number(-1, -1),
+  # Positions are clipped at this distance. It may be 0 in causal models.
+  max_distance=number(16, 0),
+  left=number(-1, -1),  # the clipping distance to the left; -1: max_distance
   tables_per_head=True,
   tables_per_layer=True,
   relative_keys=True,
@@ -309,17 +308,18 @@ _GRAPHS = dict(
   ),
   training=dict(label_smoothing=rate(0.0)),
 )
+LENGTH_TASKS = (
+  "missing_duplicate",
+  "modular_arithmetic",
+  "reverse_string",
+  "bucket_sort",
+  "stack_manipulation",
+)
 _LENGTH_TASKS = dict(
   mesh=_WHOLE_SEQUENCES,
   data=dict(
     # Generated: nothing is downloaded.
-    source=one_of(
-      "missing_duplicate",
-      "modular_arithmetic",
-      "reverse_string",
-      "bucket_sort",
-      "stack_manipulation",
-    ),
+    source=one_of(*LENGTH_TASKS),
   ),
   batches=dict(
     tokens=number(5120, 1),  # of the inputs of a batch, without blanks

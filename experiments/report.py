@@ -7,8 +7,8 @@ Each file RESULTS/runs/*.jsonl (or .jsonl.xz) holds the records of one sweep, as
 `python -m experiments.sweep` writes them. The command rewrites one section for each
 sweep, between <!-- begin NAME --> and <!-- end NAME -->, and draws its pictures. The
 text around the sections stays. The pages in RESULTS are report.md (translation),
-graphs.md and music.md. Sweeps that are named positions-..., lengths-... or tasks-...
-have pages of their own.
+graphs.md, music.md and length_tasks.md. Sweeps that are named positions-... or
+lengths-... have pages of their own.
 """
 
 import itertools
@@ -33,7 +33,7 @@ FLAGS = dict(
   )
 )
 # Pages by the start of the names of sweeps.
-_OWN_PAGES = {"positions": "positions", "lengths": "lengths", "tasks": "length_tasks"}
+_OWN_PAGES = "positions", "lengths"
 
 
 def main(results: pathlib.Path) -> list[pathlib.Path]:
@@ -84,7 +84,7 @@ def _read_records(file: pathlib.Path) -> tuple[str, Records]:
 def _choose_page(sweep: str, task: str) -> str:
   start, _, rest = sweep.partition("-")
   if start in _OWN_PAGES and rest:
-    return _OWN_PAGES[start]
+    return start
   return "report" if task == "translation" else task
 
 

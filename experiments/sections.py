@@ -447,6 +447,23 @@ def _make_curves(
   return curves
 
 
+def _plot_by_length(
+  axis: str,
+  measure: str,
+  records: Records,
+  splits: Sequence[str],
+  longest: int,
+  num_trained: int,
+  num_longer: int,
+) -> SpreadPanel:
+  """Plots the accuracy by length; training has lengths up to `longest`."""
+  lengths = _list_lengths(records, splits)
+  masks = _bin_lengths(lengths, lengths > longest, num_trained, num_longer)
+  scores = {lengths[mask].mean(): _accuracy(splits, mask) for mask in masks}
+  mark = longest + 0.5, "longest in training"
+  return SpreadPanel(axis, measure, _make_curves(records, scores), mark)
+
+
 def _draw_exact(
   records: Records, splits: Mapping[str, Sequence[str]], picture: pathlib.Path
 ) -> str:
@@ -455,15 +472,12 @@ def _draw_exact(
   Configurations with positions in one stack only are left out.
   """
   records = {name: runs for name, runs in records.items() if not name.endswith(_ONLY)}
-  mark = _first(records)["config"]["batches.max_length"] - 0.5, "longest in training"
+  longest = _first(records)["config"]["batches.max_length"] - 1  # without EOS
   panels = []
   for end, end_splits in splits.items():
-    lengths = _list_lengths(records, end_splits)
-    is_longer = _exceeds_training(records, lengths)
-    masks = _bin_lengths(lengths, is_longer, num_trained=4, num_longer=8)
-    scores = {lengths[mask].mean(): _accuracy(end_splits, mask) for mask in masks}
-    curves = _make_curves(records, scores)
-    panels.append(SpreadPanel(f"length in tokens, {end}", "exact (%)", curves, mark))
+    axis = f"length in tokens, {end}"
+    panel = _plot_by_length(axis, "exact (%)", records, end_splits, longest, 4, 8)
+    panels.append(panel)
   spread_curves(panels, picture, _title_picture(records))
   return _link(f"Exact matches over length: {picture.stem}", picture)
 
@@ -631,23 +645,19 @@ def _split_by_positions(records: Records) -> dict[str, Records]:
   for configuration, runs in records.items():
     kind = "random" if configuration.endswith(_RANDOM) else "plain"
     split[kind][configuration.removesuffix(_RANDOM)] = runs
-  return split
+  return {kind: shown for kind, shown in split.items() if shown}
 
 
 def _draw_task_lengths(records: Records, picture: pathlib.Path) -> str:
   """Draws accuracy over length, with plain and with random positions."""
-  longest_trained = _first(records)["config"]["batches.max_length"]
+  longest = _first(records)["config"]["batches.max_length"]
   splits = "within", _LONGER
-  lengths = _list_lengths(records, splits)
-  # Each bin has about five lengths.
-  masks = _bin_lengths(lengths, lengths > longest_trained, num_trained=8, num_longer=10)
-  scores = {lengths[mask].mean(): _accuracy(splits, mask) for mask in masks}
-  mark = longest_trained + 0.5, "longest in training"
   panels = []
   for kind, shown in _split_by_positions(records).items():
     axis = f"length of the input, {kind} positions"
-    curves = _make_curves(shown, scores)
-    panels.append(SpreadPanel(axis, "accuracy (%)", curves, mark))
+    # Each bin has about five lengths.
+    panel = _plot_by_length(axis, "accuracy (%)", shown, splits, longest, 8, 10)
+    panels.append(panel)
   spread_curves(panels, picture, _title_picture(records))
   return _link(f"Accuracy over length: {picture.stem}", picture)
 

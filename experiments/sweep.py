@@ -18,7 +18,8 @@ are finished, the sweep collects their results.
 
 RESULTS/runs/SWEEP.jsonl (or .jsonl.xz) has a line for each run. The results of this
 repository are there already. To train a run again, delete its line and its directory,
-or give other --out and --results. `python -m experiments.report` with the same
+or give other --out and --results. Do so if files of your own data change, because a
+record does not know their content. `python -m experiments.report` with the same
 --results writes the tables.
 """
 

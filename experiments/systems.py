@@ -3,7 +3,7 @@
 A system is a folder that is named after its task, with a train.py. Its functions
 `train` and `evaluate` say what happens, in order. Commands for all tasks also call its
 `check`, `build`, `make_model`, `loss`, `mock_vocabulary` and `empty_batch`. Copy a
-folder to make a system of your own.
+folder to make a system of your own; docs/development.md says what else it needs.
 """
 
 import functools
@@ -22,7 +22,7 @@ from experiments.config import check_form, check_keys, check_values, defaults, f
 from experiments.errors import InputError
 from experiments.files import Path
 from experiments.training.batches import check_batches
-from experiments.training.sharding import mesh_sizes
+from experiments.training.sharding import AXES, mesh_sizes
 from experiments.training.workdir import read_config
 
 
@@ -65,7 +65,7 @@ def parse_config(
   num_averaged = config.decoding.average_checkpoints
   _check_average(num_averaged, config.training.keep_checkpoints, is_trained)
   if num_devices == 0:
-    num_devices = math.prod(size for size in config.mesh.values() if size > 0)
+    num_devices = math.prod(max(1, config.mesh[axis]) for axis in AXES)
   sizes = mesh_sizes(num_devices or jax.device_count(), **config.mesh)
   check_batches(config, sizes)
   find_system(config.task).check(config)

@@ -22,7 +22,9 @@ _LINES_AT_ONCE = 1024
 
 FLAGS = dict(
   workdir=command.WORKDIR,
-  input=command.Flag("-", "a text file, plain or gzip, one sentence a line; -: stdin"),
+  input=command.Flag(
+    "-", "a text file with a sentence a line, plain or compressed; -: stdin"
+  ),
   beam_size=command.Flag(
     0,
     "hypotheses per sentence; 1: greedy, 0: as in the run's config",

@@ -50,7 +50,7 @@ from experiments.files import read_content, replace_file
 # of a run. Version 1 had other dropout masks and another rule to end beam search.
 RECIPE = 2
 # Keys that do not affect a digest: the config's name, and folders of data with verified
-# checksums.
+# checksums: add the path of a source that `data.upstream.Upstream` verifies.
 _UNVERSIONED = (
   "name",
   "data.multi30k.path",

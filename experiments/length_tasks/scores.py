@@ -16,7 +16,7 @@ from experiments.training.loop import ScoreFunction
 from experiments.training.processes import is_first
 from experiments.training.results import Evaluation
 from experiments.training.run import Run
-from experiments.training.sharding import multiples
+from experiments.training.sharding import batch_multiples
 from relpos_jax.typing import PyTree
 
 # The longer inputs: every ninth length, from 41 to 500 by default, so that even and odd
@@ -91,12 +91,12 @@ def make_test_batches(run: Run, lengths: Sequence[int]) -> TaskBatches:
   """
   config = run.config
   num_batches = -(-config.evaluation.num_inputs // _ROWS)
-  num_devices, _ = multiples(run.mesh.shape, config.mesh.ring)
+  row_shards, _ = batch_multiples(run.mesh.shape, config.mesh.ring)
   return TaskBatches(
     run.vocabulary,
     sorted([*lengths] * num_batches),
     rows=_ROWS,
-    padded_rows=round_up(_ROWS, num_devices),
+    padded_rows=round_up(_ROWS, row_shards),
     num_shapes=config.batches.num_shapes,
     drawn_from=config.model.random_positions,
     seed=None,

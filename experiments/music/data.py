@@ -125,7 +125,7 @@ def find_midi_files(folder: pathlib.Path) -> list[MidiFile]:
   Hidden files and folders are ignored. If there is a sub-folder train, valid or test,
   these sub-folders are the splits. Otherwise a hash of each piece's path chooses its
   split, on average 80% train, 10% valid and 10% test. So a piece keeps its split when
-  other pieces are added or removed.
+  others are added or removed, unless that changes what a piece is.
 
   A piece is a single file, or all files in a folder. Folders at one depth are pieces:
   the first depth that has at least 20 folders, with some in train and some in valid

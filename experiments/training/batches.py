@@ -9,22 +9,22 @@ from ml_collections import ConfigDict
 
 from experiments.data.batching import Batches, bucket_boundaries, prefetch, round_up
 from experiments.errors import InputError
-from experiments.training.sharding import AnyMesh, multiples, put_batch
+from experiments.training.sharding import AnyMesh, batch_multiples, put_batch
 
 
 def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
   """Raises InputError if the longest batches have too few rows for the mesh `sizes`.
 
-  Each device needs a row or more in each microbatch.
+  Each shard of the rows needs a row or more in each microbatch.
   """
   tokens, longest = config.batches.tokens, config.batches.max_length
-  num_devices, _ = multiples(sizes, config.mesh.ring)
+  row_shards, _ = batch_multiples(sizes, config.mesh.ring)
   num_parts = config.training.num_microbatches
-  least = longest * num_devices * num_parts
+  least = longest * row_shards * num_parts
   if tokens < least:
     raise InputError(
       f"config.batches.tokens is {tokens}, {tokens // longest} rows of "
-      f"config.batches.max_length {longest}, which {num_devices} devices and "
+      f"config.batches.max_length {longest}, which {row_shards} shards of rows and "
       f"{num_parts} microbatches cannot divide: give {least} tokens or more, or lower "
       "config.training.num_microbatches or config.mesh.data"
     )
@@ -32,10 +32,10 @@ def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
 
 def longest_shape(config: ConfigDict, sizes: Mapping[str, int]) -> tuple[int, int]:
   """Returns the shape (rows, tokens) of the longest batches on a mesh."""
-  num_devices, length_multiple = multiples(sizes, config.mesh.ring)
+  row_shards, length_multiple = batch_multiples(sizes, config.mesh.ring)
   longest = config.batches.max_length
   num_rows = max(1, config.batches.tokens // longest)
-  row_multiple = num_devices * config.training.num_microbatches
+  row_multiple = row_shards * config.training.num_microbatches
   return round_up(num_rows, row_multiple), round_up(longest, length_multiple)
 
 
@@ -54,8 +54,8 @@ def configure_batches(
   batch always has room for one row of the largest length on each device, even if the
   config allows fewer tokens.
   """
-  num_devices, length_multiple = multiples(mesh.shape, config.mesh.ring)
-  row_multiple = num_devices * config.training.num_microbatches
+  row_shards, length_multiple = batch_multiples(mesh.shape, config.mesh.ring)
+  row_multiple = row_shards * config.training.num_microbatches
   longest = max_length or config.batches.max_length
   boundaries = bucket_boundaries(lengths, config.batches.num_shapes, max_length=longest)
   # In training this is always `tokens`, because `check_batches` refuses fewer.

@@ -4,6 +4,7 @@ No function here waits for other processes, because they may not notice the dama
 """
 
 import contextlib
+import errno
 import functools
 import hashlib
 import json
@@ -34,6 +35,8 @@ from relpos_jax.typing import PyTree
 COMPLETE = "commit_success.txt"  # written last in a bucket, as Orbax does in gs://
 TEMPORARY = "temporary.txt"  # marks a checkpoint between two regular saves
 _DIGESTS = "sha256sums.txt"  # for `sha256sum --check`; old checkpoints have none
+# Errors of the system or of a network's file server, not of a file.
+_SYSTEM_ERRORS = errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.ETIMEDOUT
 
 
 class Damage(Exception):
@@ -45,14 +48,16 @@ def _detect_damage(name: str) -> Iterator[None]:
   """Turns an error of reading the file `name` into Damage.
 
   Orbax and TensorStore raise many kinds of errors for a broken file, so all kinds
-  become Damage. There are three exceptions, because the file is not their cause: lack
-  of memory, lack of permission, and a failure inside JAX.
+  become Damage. There are four exceptions, because the file is not their cause: lack
+  of memory, lack of permission, a failure inside JAX, and one of the system or server.
   """
   try:
     yield
   except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
     raise
   except Exception as error:
+    if getattr(error, "errno", None) in _SYSTEM_ERRORS:
+      raise
     reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
     raise Damage(f"{name} cannot be read ({reason})") from error
 

@@ -39,8 +39,8 @@ class Flags(NamedTuple):
   """Holds what the command `experiments.train` passes to the loop."""
 
   stop: StopOnSignal
-  profile_steps: str
-  wandb: str
+  profile_steps: str = ""
+  wandb: str = ""
 
 
 class NonFiniteError(RuntimeError):
@@ -90,11 +90,11 @@ def train(
     open_compiler() as compiler,
     contextlib.closing(on_devices),
   ):
-    first_batches = _first_batches(batches, run, first_step, num_steps)
-    train_step = compile_ahead(steps.train, compiler, steps.shapes, first_batches)
-    first_batches = _first_batches(valid_batches, run, 0, valid_batches.num_per_epoch)
+    examples = _first_batches(batches, run, first_step, num_steps)
+    train_step = compile_ahead(steps.train, compiler, steps.shapes, examples)
+    valid_examples = _first_batches(valid_batches, run, 0, valid_batches.num_per_epoch)
     eval_step = compile_ahead(
-      steps.evaluate, compiler, steps.shapes.params, first_batches
+      steps.evaluate, compiler, steps.shapes.params, valid_examples
     )
     evaluate = functools.partial(
       _evaluate, run, eval_step, valid_batches, score, reporter, stop

@@ -120,7 +120,7 @@ def mesh_sizes(
   return {name: rest if size == -1 else size for name, size in wanted.items()}
 
 
-def multiples(sizes: Mapping[str, int], ring: bool) -> tuple[int, int]:
+def batch_multiples(sizes: Mapping[str, int], ring: bool) -> tuple[int, int]:
   """Returns two numbers: one must divide the rows of a batch, the other its tokens.
 
   `sizes` are the sizes of the mesh, by axis. In a ring, each device has two parts of a

@@ -23,11 +23,21 @@ from relpos_jax.typing import PyTree
 # Keys, or groups of keys, that may change when a run is resumed. No step depends on
 # them: its examples stay the same, and its results up to rounding. The one exception is
 # a mesh that pads sequences to shard them, because dropout masks then differ.
-MAY_CHANGE = ("mesh", "data.pairs.test", "decoding", "evaluation")
-MAY_CHANGE += ("training.num_steps", "training.num_epochs", "training.eval_every")
-MAY_CHANGE += ("training.save_every", "training.keep_checkpoints")
-MAY_CHANGE += ("training.num_samples", "training.max_skipped")
-MAY_CHANGE += ("training.score_tests", "batches.valid_length")
+MAY_CHANGE = (
+  "mesh",
+  "data.pairs.test",
+  "batches.valid_length",
+  "training.num_steps",
+  "training.num_epochs",
+  "training.eval_every",
+  "training.save_every",
+  "training.keep_checkpoints",
+  "training.num_samples",
+  "training.max_skipped",
+  "training.score_tests",
+  "decoding",
+  "evaluation",
+)
 
 # Keys that were removed. A run with the value here can still be read; with another
 # value, the key is refused as unknown.

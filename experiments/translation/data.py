@@ -25,6 +25,7 @@ _LOADERS = dict(
   scan=corpora.load_scan,
   wmt14=wmt14.load,
 )
+_WITH_LANGUAGES = "multi30k", "wmt14"  # sources whose loaders take `languages`
 
 
 def check(config: ConfigDict) -> None:
@@ -57,18 +58,21 @@ def is_prepared(config: ConfigDict) -> bool:
   return config.data.source == "multi30k" and config.data.multi30k.prepared
 
 
-def load_data(config: ConfigDict) -> Corpus:
+def load_data(config: ConfigDict, *, with_train: bool = True) -> Corpus:
   """Loads and normalises the sentence pairs of `config.data`."""
   bleu.check_tokenizer(config.evaluation.tokenize)  # before hours of training
   source = config.data.source
   options = config.data[source].to_dict()
-  if len(LANGUAGES[source]) > 1:
+  if source in _WITH_LANGUAGES:
     options["languages"] = config.data.languages
   data = _LOADERS[source](**options)
   if "valid" not in data.splits:
     raise InputError(
       "no validation pairs: give --config.data.pairs.valid=source_file,target_file"
     )
+  if not with_train:
+    del data.splits["train"]
+    return normalize(config.data, data)
   data = normalize(config.data, data)
   _check_mark(config.evaluation.subword_mark, data)
   return data

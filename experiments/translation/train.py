@@ -128,7 +128,7 @@ def load_run(config: ConfigDict, workdir: Path) -> Run:
 
 def evaluate(config: ConfigDict, workdir: Path) -> None:
   """Scores the trained model of a run directory on the run's own test sets."""
-  data = load_data(config)
+  data = load_data(config, with_train=False)
   check_unchanged(workdir, data_digests(data.splits, data.test_files))
   score_run(load_run(config, workdir), data, workdir)
 

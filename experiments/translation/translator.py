@@ -3,7 +3,6 @@
 import concurrent.futures
 import dataclasses
 import functools
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tokenizers import Tokenizer
 
 from experiments.data.tokenizer import BOS, EOS, PAD, Ragged, decode, encode
+from experiments.training.environment import count_cores
 from experiments.training.programs import cache_programs
 from experiments.training.run import Run
 from relpos_jax.attention.partitioned import target_platform
@@ -75,7 +75,7 @@ class Translator:
     self._num_devices = mesh.size
     self._taking = threading.Lock()
     is_cpu = target_platform() == "cpu"
-    has_cores = is_cpu and mesh.size == 1 and (os.cpu_count() or 1) > 1
+    has_cores = is_cpu and mesh.size == 1 and (count_cores() or 1) > 1
     self._num_threads = 2 if has_cores else 1
     if token_budget is None:
       token_budget = (2560 if is_cpu else 16_384) // beam_size

@@ -35,7 +35,7 @@ def train_refused(refused, data, tmp_path):
 
 SOURCES = "embedded, multi30k, pairs, scan, wmt14"
 POSITIONS = "relative, sinusoidal, both, none"
-ROWS = "batches.tokens is 127 7 rows 8 devices config.mesh.data"
+ROWS = "batches.tokens is 127 7 rows 8 shards config.mesh.data"
 HEADS = "config.mesh.tensor is 4 divisor config.model.num_heads, 2"
 STEPS = "config.training.num_steps is 12 num_epochs 3: give one of 0 for"
 MARK = "config.evaluation.subword_mark '@@' no training target's"

@@ -26,7 +26,7 @@ from experiments.errors import InputError
 from experiments.evaluation.records import digest, read_records, record_files
 from experiments.systems import load_config, parse_config
 from experiments.training.batches import configure_batches, longest_shape
-from experiments.training.sharding import make_mesh, multiples
+from experiments.training.sharding import batch_multiples, make_mesh
 from experiments.training.step import learning_rate
 from experiments.translation.corpus import parse_test_files
 from experiments.translation.data import learn_tokenizer, load_data
@@ -120,7 +120,7 @@ def test_the_examples_of_a_step_do_not_depend_on_the_mesh(sizes, ring):
   )
   for step in range(2 * alone.num_per_epoch):
     np.testing.assert_array_equal(sharded.order(step), alone.order(step))
-  num_rows, num_tokens = multiples(mesh.shape, ring)
+  num_rows, num_tokens = batch_multiples(mesh.shape, ring)
   for rows, length in sharded.shapes:
     assert rows % num_rows == length % num_tokens == 0
   assert sharded.shapes[-1] == longest_shape(config, mesh.shape)

@@ -230,10 +230,18 @@ def test_a_step_in_the_folder_of_another_is_damage(copied, capsys):
   assert names(copied) == ["1", "2", "damaged-3"]
 
 
-def test_what_is_not_the_checkpoints_fault_sets_nothing_aside(copied, monkeypatch):
-  error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+@pytest.mark.parametrize(
+  "error",
+  [
+    jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory"),
+    OSError(errno.ESTALE, "Stale file handle"),
+  ],
+)
+def test_what_is_not_the_checkpoints_fault_sets_nothing_aside(
+  copied, monkeypatch, error
+):
   monkeypatch.setattr(ocp.Checkpointer, "restore", mock.Mock(side_effect=error))
-  with pytest.raises(jax.errors.JaxRuntimeError):
+  with pytest.raises(type(error)):
     Checkpoints(copied, rename_damaged=True).restore(like=make_state())
   assert names(copied) == ["1", "2", "3"]
 
