@@ -171,10 +171,10 @@ class PairProgram:
   such as the weights of a module. Then a compiled call would keep the arrays of its
   first call. In a `PairProgram` these arrays become arguments.
 
-  A printed program shows neither callbacks nor arrays that it holds as constants, such
-  as those that an inner `jax.jit` closes over. So these must be the same objects in
-  both programs. If the function uses `jax.custom_vjp` or `jax.custom_jvp`, the printed
-  programs of the derivatives must be equal, too.
+  A printed program shows neither Python functions, such as callbacks, nor arrays that it
+  holds as constants, such as those that an inner `jax.jit` closes over. So these must
+  be the same objects in both programs. If the function uses `jax.custom_vjp` or
+  `jax.custom_jvp`, the printed programs of the derivatives must be equal, too.
   """
 
   def __init__(
@@ -235,14 +235,15 @@ def _inner_programs(equation: Any) -> Iterator[core.ClosedJaxpr | core.Jaxpr]:
 
 
 def _hidden_in(program: core.ClosedJaxpr | core.Jaxpr) -> Iterator[Any]:
-  """Yields what a printed program does not show: callbacks and inner constants."""
+  """Yields what a printed program does not show: functions and inner constants."""
   is_closed = isinstance(program, core.ClosedJaxpr)
   jaxpr = program.jaxpr if is_closed else program
   operands = list(jaxpr.outvars)
   for equation in jaxpr.eqns:
     operands += equation.invars
-    if "callback" in equation.primitive.name:
-      yield equation.params
+    # Rules of derivatives are new in each trace: `_trace_derivative` compares them.
+    if not re.match("custom_(jvp|vjp)", equation.primitive.name):
+      yield from filter(callable, equation.params.values())
     for inner in _inner_programs(equation):
       yield from getattr(inner, "consts", ())
       yield from _hidden_in(inner)

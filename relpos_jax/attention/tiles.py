@@ -245,9 +245,11 @@ def compute_cotangents(sums: Sums, d_results: Results) -> Sides:
   """Computes the `Cotangents` of the queries, and returns them as `Sides`."""
   d_output, d_weights, d_log_total = d_results
   results = normalize(sums)
+  inverse = _inverse_total(sums)
+  # The log total of a fully masked query is a constant, whatever its cotangent.
+  d_log_total = jnp.where(inverse > 0, d_log_total, 0)
   delta = (results.output * d_output).sum(-1) - d_log_total
   delta += (results.weights * d_weights).sum(-1)
-  inverse = _inverse_total(sums)
   return Sides(Cotangents(sums.maximum, inverse, d_output, d_weights, delta))
 
 

@@ -192,7 +192,8 @@ def extend(
   limits = search.limits[:, None]
   new, latest, beams, cache = _candidates(search, decode, pad)
   # In sentences that are done, all new scores are -inf or NaN: nothing changes.
-  is_end = is_live & (latest == eos)
+  # A score of NaN ends its hypothesis, so that it is seen.
+  is_end = is_live & ((latest == eos) | jnp.isnan(new.scores))
   is_last = is_live & (length == limits)
   scores = _final_scores(new.scores, length, length_penalty)
   finished = Hypotheses(new.tokens, scores)

@@ -261,3 +261,13 @@ def test_the_best_of_large_vocabularies_and_of_equals_the_first(vocabulary, pad)
   search = step(step(search))
   wanted = np.stack([firsts[beams], seconds], axis=1)
   assert_array_equal(search.live.tokens[0, :, 1:3], wanted)
+
+
+@pytest.mark.parametrize("beam_size", [1, 2])
+def test_logits_that_are_nan_show_in_the_score(beam_size):
+  def decode(tokens, cache):
+    return jnp.full((*tokens.shape, 6), jnp.nan), cache
+
+  options = {"beam_size": beam_size, "max_length": 4, "bos": 1, "eos": 5, "pad": 0}
+  _, scores = beam_search(decode, (), length_limits=jnp.array([4]), **options)
+  assert np.isnan(scores[0, 0])
