@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from relpos_jax.attention import lookup
-from relpos_jax.attention.arrays import check_array, slice_queries, with_one_batch_axis
+from relpos_jax.attention.arrays import check_array, with_one_batch_axis
 from relpos_jax.attention.relation import (
   Relation,
   Sizes,
@@ -24,11 +24,12 @@ from relpos_jax.attention.relation import (
 from relpos_jax.typing import Array, ArrayLike, Beyond, Float, Int, Leaf
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ByDistance(TableRelation):
-  """Looks up table rows by distance. Subclasses have the fields `beyond` and `left`."""
+  """Looks up table rows by distance; `RelativePositions` says what the fields mean."""
 
-  beyond: Beyond
-  left: int | None
+  beyond: Beyond = dataclasses.field(default="clip", metadata={"static": True})
+  left: int | None = dataclasses.field(default=None, metadata={"static": True})
 
   @property
   def reach(self) -> tuple[int, int]:
@@ -101,8 +102,6 @@ class RelativePositions(ByDistance, VectorRelation):
 
   key: Leaf | None
   value: Leaf | None
-  beyond: Beyond = dataclasses.field(default="clip", metadata={"static": True})
-  left: int | None = dataclasses.field(default=None, metadata={"static": True})
 
   @classmethod
   def deberta(cls, buckets: ArrayLike, max_distance: int = 512) -> "RelativePositions":
@@ -144,8 +143,6 @@ class DistanceBias(ByDistance):
   """
 
   table: Leaf
-  beyond: Beyond = dataclasses.field(default="clip", metadata={"static": True})
-  left: int | None = dataclasses.field(default=None, metadata={"static": True})
 
   @classmethod
   def t5(
@@ -261,8 +258,8 @@ class ContentBias(ByDistance):
 
   query: Leaf
   table: Leaf
-  beyond: Beyond = dataclasses.field(default="clip", metadata={"static": True})
-  left: int | None = dataclasses.field(default=None, metadata={"static": True})
+
+  query_fields = ("query",)
 
   def row_shape(self, sizes: Sizes) -> tuple[int, ...]:
     return jnp.shape(self.query)[-1:]
@@ -276,9 +273,6 @@ class ContentBias(ByDistance):
         f"{name}.query has dtype {query.dtype}; want the query's, {sizes.dtype}"
       )
     return dataclasses.replace(relation, query=with_one_batch_axis(query, 3))
-
-  def block(self, start: Int[Array, ""], size: int) -> Relation:
-    return dataclasses.replace(self, query=slice_queries(self.query, start, size))
 
   def content(
     self, queries: Tokens, keys: Tokens
@@ -308,8 +302,6 @@ class KeyBias(ByDistance):
   """
 
   table: Leaf
-  beyond: Beyond = dataclasses.field(default="clip", metadata={"static": True})
-  left: int | None = dataclasses.field(default=None, metadata={"static": True})
 
   @classmethod
   def deberta(cls, buckets: ArrayLike, max_distance: int = 512) -> "KeyBias":
@@ -334,7 +326,7 @@ class KeyBias(ByDistance):
 
   def with_keys(self, queries: Tokens, keys: Tokens) -> "_ProjectedKeys":
     numbers = self.project(queries, keys)
-    return _ProjectedKeys(numbers, self.beyond, self.left)
+    return _ProjectedKeys(numbers, beyond=self.beyond, left=self.left)
 
 
 @jax.tree_util.register_dataclass

@@ -10,11 +10,10 @@ from relpos_jax.attention import lookup
 from relpos_jax.attention.arrays import (
   Shape,
   check_array,
-  slice_queries,
   with_one_batch_axis,
 )
 from relpos_jax.attention.edge_list import EdgeList, EdgeTerms, group_edges, sum_groups
-from relpos_jax.attention.relation import Relation, Sizes, Tokens, VectorRelation
+from relpos_jax.attention.relation import Sizes, Tokens, VectorRelation
 from relpos_jax.typing import Array, ArrayLike, Float, Int, Leaf
 
 
@@ -43,6 +42,8 @@ class EdgeFeatures(EdgeTerms, VectorRelation):
   key: Leaf | None
   value: Leaf | None
 
+  query_fields = ("features",)
+
   @classmethod
   def from_edges(
     cls,
@@ -61,6 +62,14 @@ class EdgeFeatures(EdgeTerms, VectorRelation):
       senders, receivers: as in `EdgeLabels.from_edges`.
       features: `[B, M, F]`, finite ones for padding, too.
       key, value: the matrices, as in `EdgeFeatures`.
+
+    >>> import jax.numpy as jnp
+    >>> from relpos_jax import attention_weights
+    >>> q, length = jnp.ones((1, 3, 1, 4)), jnp.full((1, 1, 1), 2.5)
+    >>> edge = jnp.array([[2]]), jnp.array([[0]]), length
+    >>> relations = EdgeFeatures.from_edges(*edge, jnp.full((1, 4), 4.0), None)
+    >>> attention_weights(q, q, relations=relations)[0, 0, 0].round(2)
+    Array([0., 0., 1.], dtype=float32)
     """
     return EdgeList(senders, receivers, cls(features, key, value))
 
@@ -83,10 +92,6 @@ class EdgeFeatures(EdgeTerms, VectorRelation):
     rank = len(wanted[0]) - len(sizes.batch)
     features = with_one_batch_axis(features, rank)
     return dataclasses.replace(relation, features=features)
-
-  def block(self, start: Int[Array, ""], size: int) -> Relation:
-    features = slice_queries(self.features, start, size)
-    return dataclasses.replace(self, features=features)
 
   def look_up(
     self, numbers: Float[Array, "#B #N _ R"], queries: Tokens, keys: Tokens

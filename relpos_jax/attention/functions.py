@@ -18,11 +18,10 @@ from relpos_jax.attention.arrays import (
   as_array,
   describe,
   shape_text,
-  slice_queries,
   with_one_batch_axis,
 )
 from relpos_jax.attention.relation import Relation, Sizes, Tokens
-from relpos_jax.typing import Array, Float, Int
+from relpos_jax.typing import Array, Float
 
 
 @jax.tree_util.register_dataclass
@@ -65,6 +64,8 @@ class FunctionBias(Relation):
   of_key: Any = None
   of_pair: Any = None
 
+  query_fields = "of_query", "of_pair"
+
   def checked(self, name: str, sizes: Sizes) -> Relation:
     params = jax.tree.map(lambda x: as_array(f"{name}.params", x), self.params)
     batch, queries, keys = sizes.batch, sizes.queries, sizes.keys
@@ -101,11 +102,6 @@ class FunctionBias(Relation):
     program = PairProgram(closed, derivative)
     params = self.params, [jnp.asarray(x) for x in closed.consts]
     return dataclasses.replace(self, function=program, params=params)
-
-  def block(self, start: Int[Array, ""], size: int) -> Relation:
-    data = self.of_query, self.of_pair
-    of_query, of_pair = jax.tree.map(lambda x: slice_queries(x, start, size), data)
-    return dataclasses.replace(self, of_query=of_query, of_pair=of_pair)
 
   def logits(self, queries: Tokens, keys: Tokens) -> Float[Array, "#B #N T S"]:
     call_pair = functools.partial(self.function, self.params)
@@ -171,9 +167,9 @@ class PairProgram:
   such as the weights of a module. Then a compiled call would keep the arrays of its
   first call. In a `PairProgram` these arrays become arguments.
 
-  A printed program shows neither Python functions, such as callbacks, nor arrays that it
-  holds as constants, such as those that an inner `jax.jit` closes over. So these must
-  be the same objects in both programs. If the function uses `jax.custom_vjp` or
+  A printed program shows neither functions, such as callbacks, nor arrays that it holds
+  as constants, such as those that an inner `jax.jit` closes over. So these must be the
+  same objects in both programs. If the function uses `jax.custom_vjp` or
   `jax.custom_jvp`, the printed programs of the derivatives must be equal, too.
   """
 

@@ -11,12 +11,10 @@ from relpos_jax.attention.arrays import (
   Shape,
   check_array,
   check_range,
-  slice_queries,
   with_one_batch_axis,
 )
 from relpos_jax.attention.edge_list import EdgeList, EdgeTerms, group_edges
 from relpos_jax.attention.relation import (
-  Relation,
   Sizes,
   Tokens,
   VectorRelation,
@@ -28,6 +26,8 @@ class ByLabel(EdgeTerms):
   """Looks up table rows by label. Subclasses have the field `labels`."""
 
   labels: Leaf
+
+  query_fields = ("labels",)
 
   def shares(
     self, senders: Int[Array, "B M"], receivers: Int[Array, "B M"], dtype: DTypeLike
@@ -42,9 +42,6 @@ class ByLabel(EdgeTerms):
 
   def rows(self, queries: Tokens, keys: Tokens) -> Int[Array, "#B T S"]:
     return clamp(self.labels, self.num_rows)
-
-  def block(self, start: Int[Array, ""], size: int) -> Relation:
-    return dataclasses.replace(self, labels=slice_queries(self.labels, start, size))
 
   def checked_as(self, name: str, sizes: Sizes, *shapes: Shape):
     """Checks the tables, and the labels, which are indices of their rows.
@@ -161,6 +158,17 @@ class LabelBias(ByLabel):
 
     If several edges join the same pair, the logit gets the sum of the biases for their
     labels. A repeated label counts once.
+
+    Args:
+      senders, receivers, labels: integers `[B, M]`, as in `EdgeLabels.from_edges`.
+      table: `[E]`, shared by the heads, or `[E, N]`.
+
+    >>> import jax.numpy as jnp
+    >>> from relpos_jax import attention_weights
+    >>> q, edge = jnp.ones((1, 3, 1, 4)), jnp.array([[[2]], [[0]], [[0]]])
+    >>> relations = LabelBias.from_edges(*edge, jnp.array([9.0]))
+    >>> attention_weights(q, q, relations=relations)[0, 0, 0].round(2)
+    Array([0., 0., 1.], dtype=float32)
     """
     return EdgeList(senders, receivers, cls(labels, table))
 

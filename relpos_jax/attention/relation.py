@@ -6,6 +6,7 @@ methods. To add a relation, see docs/development.md.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
@@ -20,6 +21,7 @@ from relpos_jax.attention.arrays import (
   as_array,
   describe,
   shape_text,
+  slice_queries,
 )
 from relpos_jax.typing import Array, ArrayLike, Float, Int, Leaf
 
@@ -56,6 +58,7 @@ class Relation:
   """
 
   is_scaled: ClassVar[bool] = False  # whether the scale multiplies `logits`
+  query_fields: ClassVar[tuple[str, ...]] = ()  # those with an axis of queries
 
   def checked(self, name: str, sizes: Sizes) -> "Relation":
     """Checks the fields, and returns the relation with arrays of one batch axis.
@@ -82,7 +85,11 @@ class Relation:
 
   def block(self, start: Int[Array, ""], size: int) -> "Relation":
     """Returns the relation for the block of `size` queries that begins at `start`."""
-    return self
+    slice_block = functools.partial(slice_queries, start=start, size=size)
+    parts = {}
+    for name in self.query_fields:
+      parts[name] = jax.tree.map(slice_block, getattr(self, name))
+    return dataclasses.replace(self, **parts)
 
   def logits(self, queries: Tokens, keys: Tokens) -> Float[Array, "#B #N T S"] | None:
     """Computes the relation's term of the logits, or None if it has none.

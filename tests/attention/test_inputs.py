@@ -90,7 +90,10 @@ WANT_ROWS = "want floating numbers of shape [R], shared by the heads, or [R, 4]"
       (RELATIONS, KeyBias(TABLE[:4])),
       "relations[1] has 4 rows; want an odd number, 2k + 1",
     ),
-    (ContentBias(CONTENT, NARROW_TABLE, "wrap"), "relations.beyond is 'wrap'; want"),
+    (
+      ContentBias(CONTENT, NARROW_TABLE, beyond="wrap"),
+      "relations.beyond is 'wrap'; want",
+    ),
     (
       (RelativePositions(None, None), RELATIONS),
       "relations[0] has neither a key nor a value table",

@@ -59,9 +59,9 @@ def test_a_sink_is_one_more_key_without_a_value(monkeypatch):
 
 
 def run_with_residual(call, *arrays):
-  """Returns results, and gradients, which NaN at residuals that are -inf must not reach.
+  """Returns results and gradients; cotangents are NaN where a residual is -inf.
 
-  Such cotangents come from `jnp.where(jnp.isneginf(x), 0, x**2)`.
+  They come from `jnp.where(jnp.isneginf(x), 0, x**2)`, and must have no effect.
   """
 
   @compile_quickly

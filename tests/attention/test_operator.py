@@ -135,7 +135,7 @@ def exported_options(name, labels, ids):
     case "features":
       return {"relations": EdgeFeatures(jax.nn.one_hot(labels, 5), TABLE, TABLE)}
     case "sum":
-      by_distance = DistanceBias(TABLE[:, 0]), KeyBias(TABLE, "zero")
+      by_distance = DistanceBias(TABLE[:, 0]), KeyBias(TABLE, beyond="zero")
       relations = *by_distance, LinearBias.alibi(4)
       return {"relations": relations, "bias": 0.1 * labels[:, None]}
     case "capped":

@@ -71,8 +71,6 @@ class TwiceTheQuery(ByDistance, VectorRelation):
 
   key: Any
   value: Any
-  beyond: Any = dataclasses.field(default="clip", metadata={"static": True})
-  left: Any = dataclasses.field(default=None, metadata={"static": True})
 
   def content(self, queries, keys):
     return 2 * queries.vectors, self.key

@@ -82,7 +82,7 @@ def test_many_blocks_equal_the_reference(name, monkeypatch):
 
 # Each tile multiplies its own rows of these tables; some tiles lie beside the band.
 SEVEN_LEFT = {"beyond": "zero", "left": 7}
-BY_KEY = (KeyBias(normal(13, 2, WIDTH), "zero"), KeyBias(normal(29, WIDTH)))
+BY_KEY = (KeyBias(normal(13, 2, WIDTH), beyond="zero"), KeyBias(normal(29, WIDTH)))
 BY_KEY_OF_FOUR = (KeyBias(normal(21, 4, WIDTH)),)
 ALL_FACTORS = (*CONTENTS, DistanceBias(normal(17)), *BY_KEY)
 WIDE_CASES = {}

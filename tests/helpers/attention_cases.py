@@ -37,8 +37,9 @@ RANDOM = np.random.default_rng(0)
 KEY_MASK = RANDOM.random((2, 1, 1, 20)) < 0.6
 QUERY_SEGMENTS, KEY_SEGMENTS = RANDOM.integers(0, 2, (2, 2, 20)).astype(np.int32)
 SEGMENTS = {"query_segment_ids": QUERY_SEGMENTS, "key_segment_ids": KEY_SEGMENTS}
-PAIRS_OF_HEADS = RelativePositions(normal(13, 4, WIDTH), normal(13, 4, WIDTH), "zero")
-SUM = DistanceBias(normal(5, 4), "zero"), PAIRS_OF_HEADS, DistanceBias(normal(3))
+TABLES_OF_HEADS = normal(13, 4, WIDTH), normal(13, 4, WIDTH)
+PAIRS_OF_HEADS = RelativePositions(*TABLES_OF_HEADS, beyond="zero")
+SUM = DistanceBias(normal(5, 4), beyond="zero"), PAIRS_OF_HEADS, DistanceBias(normal(3))
 CONTENTS = (
   ContentBias(normal(BATCH, 20, 2, 5), normal(5, 2, 5)),
   ContentBias(normal(BATCH, 20, 2, 3), normal(4, 3), "zero", left=1),

@@ -88,7 +88,7 @@ def arguments_of(arrays, beyond="clip", left=None, **options):
   key_table, value_table = arguments.pop("k", None), arguments.pop("v", None)
   relations = arguments.pop("more", ())
   if key_table is not None or value_table is not None:
-    positions = RelativePositions(key_table, value_table, beyond, left)
+    positions = RelativePositions(key_table, value_table, beyond=beyond, left=left)
     relations = (positions, *relations)
   return arguments | {"relations": relations}
 
