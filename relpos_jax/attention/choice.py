@@ -358,9 +358,8 @@ def explain(
 ) -> Explanation:
   """Explains which implementation `dot_product_attention` would choose, and why.
 
-  Takes the same arguments; arrays may also be `jax.ShapeDtypeStruct`s. The answer is
-  that for a call under `jax.jit`: all arrays are traced, so that integers out of range
-  raise no error.
+  Takes the same arguments; arrays may also be `jax.ShapeDtypeStruct`s. It explains the
+  call as `jax.jit` would trace it, so that integers out of range raise no error.
 
   >>> import jax.numpy as jnp
   >>> from relpos_jax import RelativePositions

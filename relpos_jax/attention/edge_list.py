@@ -195,13 +195,20 @@ def sum_groups(
   return take(jax.ops.segment_sum(x, groups, x.shape[0]), groups)
 
 
-@jax.vmap
-def group_edges(*kinds: Int[Array, " M"]) -> tuple[Int[Array, " M"], Bool[Array, " M"]]:
+def group_edges(
+  *kinds: Int[Array, "B M"],
+) -> tuple[Int[Array, "B M"], Bool[Array, "B M"]]:
   """Groups edges that agree in every array of `kinds`, such as senders and receivers.
 
-  Takes any number of arrays [B, M]. Returns the index of each edge's group in its
-  sequence, and whether the edge is the first of its group.
+  Returns the index of each edge's group in its sequence, and whether the edge is the
+  first of its group.
   """
+  return jax.vmap(_group_edges)(*kinds)
+
+
+def _group_edges(
+  *kinds: Int[Array, " M"],
+) -> tuple[Int[Array, " M"], Bool[Array, " M"]]:
   order = jnp.lexsort(kinds)
   is_new = jnp.arange(order.shape[0]) == 0
   for kind in kinds:

@@ -469,27 +469,19 @@ def _check_window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
 def _check_relations(relations: Relations | None, sizes: Sizes) -> tuple[Relation, ...]:
   if relations is None:
     return ()
-  if not isinstance(relations, tuple):
-    return (
-      _check_relation("relations", relations, sizes, ", a tuple of them or None"),
-    )
+  is_tuple = isinstance(relations, tuple)
   checked = []
-  for i, relation in enumerate(relations):
-    checked.append(_check_relation(f"relations[{i}]", relation, sizes))
+  for i, relation in enumerate(relations if is_tuple else (relations,)):
+    name = f"relations[{i}]" if is_tuple else "relations"
+    if not isinstance(relation, Relation):
+      # A layer's `Positions`, or a class, must be called first.
+      remedy = ": call it" if callable(relation) else ""
+      raise ValueError(
+        f"{name} is {describe(relation)}{remedy}; want RelativePositions, EdgeLabels, "
+        "EdgeFeatures or another relation, a tuple of them or None"
+      )
+    checked.append(relation.checked(name, sizes))
   return tuple(checked)
-
-
-def _check_relation(
-  name: str, relation: Relation, sizes: Sizes, or_else: str = ""
-) -> Relation:
-  if isinstance(relation, Relation):
-    return relation.checked(name, sizes)
-  # A layer's `Positions`, or a class, must be called first.
-  remedy = ": call it" if callable(relation) else ""
-  raise ValueError(
-    f"{name} is {describe(relation)}{remedy}; want RelativePositions, EdgeLabels, "
-    f"EdgeFeatures or another relation{or_else}"
-  )
 
 
 def _warn(inputs: Inputs, is_located: bool) -> None:

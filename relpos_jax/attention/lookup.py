@@ -39,7 +39,7 @@ def look_up(
   # TPUs gather slowly. On GPUs the transpose of a gather is a scatter, which adds one
   # weight after another. According to the TPU compiler, products with one-hot labels
   # move about half of the bytes or less: results/tpu_costs.md.
-  return jax.lax.platform_dependent(labels, numbers, cpu=gather, default=multiply)
+  return jax.lax.platform_dependent(numbers, labels, cpu=gather, default=multiply)
 
 
 def sum_by_label(
@@ -53,7 +53,7 @@ def sum_by_label(
 
 
 def multiply(
-  labels: Int[Array, "#B T S"], numbers: Float[Array, "#B N T R"]
+  numbers: Float[Array, "#B N T R"], labels: Int[Array, "#B T S"]
 ) -> Float[Array, "#B N T S"]:
   """Looks up by products with one-hot labels, at the highest precision."""
   one_hot = jax.nn.one_hot(labels, numbers.shape[-1], dtype=numbers.dtype)
@@ -62,7 +62,7 @@ def multiply(
 
 
 def gather(
-  labels: Int[Array, "#B T S"], numbers: Float[Array, "#B N T R"]
+  numbers: Float[Array, "#B N T R"], labels: Int[Array, "#B T S"]
 ) -> Float[Array, "#B N T S"]:
   """Looks up numbers[b, n, i, labels[b, i, j]] by index; 0 where the label is -1."""
   batch, heads, length, num_rows = numbers.shape

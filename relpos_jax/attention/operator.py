@@ -149,15 +149,17 @@ def dot_product_attention(
 
       None chooses "chunked" for long sequences. On CPUs these have 512 keys, or 128 if
       the weights of all pairs take 16 MiB. Other relations than by distance, given
-      positions and "silu" need the 16 MiB in any case.
+      positions and "silu" need the 16 MiB in any case. On other devices the weights
+      take 1 GiB or more per device.
 
       A kernel or cuDNN is chosen only on a single H200, for causal self-attention in
       bfloat16 with head width 64. From 1,024 tokens on, it is the kernel "pallas_gpu".
       From 2,048 tokens on, it is cuDNN through jax.nn if the call has neither relations
       nor masks.
 
-      The choice is for JAX's default device. If that is an H200, but the arrays are on
-      the CPU, name "projected" or "skew".
+      The choice is for the devices of the mesh in context, or else for JAX's default
+      device. If that is an H200, but the arrays are on the CPU, name "projected" or
+      "skew".
 
       Kernels and cuDNN have only first derivatives, in reverse mode. The same holds for
       "chunked" if all relations go by distance. For forward mode or second derivatives,

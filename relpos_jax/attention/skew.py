@@ -42,11 +42,11 @@ def relative_logits(
     _, right = relation.reach
     mirrored = dataclasses.replace(relation, left=right)
     numbers = numbers[..., ::-1]
-    by_query = _by_key(numbers, mirrored, num_queries, -inputs.query_offset)
-    return by_query.swapaxes(2, 3)
+    logits_BNST = _skew_rows(numbers, mirrored, num_queries, -inputs.query_offset)
+    return logits_BNST.swapaxes(2, 3)
   batch, heads, _, num_rows = numbers.shape
   numbers = jnp.broadcast_to(numbers, (batch, heads, num_queries, num_rows))
-  return _by_key(numbers, relation, num_keys, inputs.query_offset, inputs.is_causal)
+  return _skew_rows(numbers, relation, num_keys, inputs.query_offset, inputs.is_causal)
 
 
 def relative_values(
@@ -63,11 +63,13 @@ def relative_values(
     weights = jnp.where(mask, weights, 0)
   *rows, num_keys = weights.shape
 
-  def by_key(numbers):
-    return _by_key(numbers, relation, num_keys, inputs.query_offset, inputs.is_causal)
+  def skew_rows(numbers):
+    return _skew_rows(
+      numbers, relation, num_keys, inputs.query_offset, inputs.is_causal
+    )
 
   sums = jax.typeof(weights).update(shape=(*rows, relation.num_rows))
-  (sums_BNTR,) = jax.linear_transpose(by_key, sums)(weights)
+  (sums_BNTR,) = jax.linear_transpose(skew_rows, sums)(weights)
   return product("BNTR,RNH->BTNH", sums_BNTR, relation.value)
 
 
@@ -92,7 +94,7 @@ def skew(x: Float[Array, "*B T C"], num_keys: int) -> Float[Array, "*B T {num_ke
   return flat.reshape(*batch, length, columns - 1)[..., :num_keys]
 
 
-def _by_key(
+def _skew_rows(
   numbers: Float[Array, "#B #N T R"],
   relation: ByDistance,
   num_keys: int,

@@ -1,9 +1,9 @@
 """Attention by blocks of queries and tiles of keys, without a [T, S] tensor.
 
-It takes logits by table row (band.py) and returns weights by table row. The products
-with tables are in the caller, where JAX differentiates them. Only the products with
-`Tables` are here. The derivative of a block is written by hand, since it recomputes the
-weights.
+It takes the logits of each table row from band.py, and returns each query's weights
+summed by row. band.py multiplies by the tables, and JAX differentiates these products.
+Only wide tables (`Tables`) are multiplied here. The derivative of a block is written by
+hand, since it recomputes the weights.
 
 On one CPU, a block has a few heads of one sequence, so that it stays in the cache. On
 other devices it has all heads and sequences, and XLA partitions the products.
@@ -79,8 +79,9 @@ class Sides(NamedTuple):
   Queries are [B, T, N, ...], keys [B, S, N, ...], pairs [A, N, T, S], tables
   [1, R, N, ...]. Axes of size 1 broadcast.
 
-  There are A biases, and B / A consecutive sequences share each of them. So this file
-  splits axis B into [A, B / A], and axis A into [A, 1]. In slices of a block, heads
+  B / A consecutive sequences share each of A biases. If 1 < A < B, this file splits
+  axis B into [A, B / A], and axis A into [A, 1]. Otherwise it splits them into [1, B]
+  and [1, A]. In slices of a block, heads
   come before tokens, except that slices of pairs are [T, N, S].
   """
 

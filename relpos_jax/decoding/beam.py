@@ -107,12 +107,11 @@ def beam_search(
       the paper it is the length of the source plus 50. Padding rows of a batch have
       limit 0 and get no hypotheses.
     length_penalty: 0 compares log-probabilities. Larger values favour longer outputs.
-    stop: which live hypotheses to drop; the search for a sentence ends when none is
-      left. "bound": those that cannot beat the best one that ended, even at the limit.
-      So the best is that of Tensor2Tensor's rule. "present": also those that, scored at
-      their present length, do not beat the W-th best that ended. This takes fewer
-      steps. (Hugging Face tests only the best live hypothesis so, and goes on with all.
-      fairseq stops when W hypotheses have ended, which favours short ones.)
+    stop: the rule to drop live hypotheses; the search for a sentence ends when none is
+      left. "bound" drops those whose score at the limit would not beat the best one
+      that ended. The best result is that of Tensor2Tensor's rule. "present" also drops
+      those whose score at their present length does not beat the W-th best that ended.
+      This takes fewer steps.
     bos: the token that starts every hypothesis. It is not in the result.
     eos: the token that ends a hypothesis.
     pad: the token after `eos` in the result.
@@ -156,7 +155,11 @@ def begin(
   bos: int,
   pad: int,
 ) -> Search:
-  """Starts a search, with hypotheses of `bos` alone; see `beam_search`."""
+  """Starts a search, with hypotheses of `bos` alone.
+
+  The arguments are as in `beam_search`, and `limits` is its `length_limits`. Here a
+  limit must not be above `max_length`.
+  """
   shape = len(limits), beam_size
   tokens = jnp.full((*shape, max_length + 1), pad, jnp.int32)
   scores = jnp.full(shape, _NONE, jnp.float32)
@@ -178,9 +181,19 @@ def extend(
   eos: int,
   pad: int,
 ) -> Search:
-  """Extends the live hypotheses by one token; see `beam_search`.
+  """Extends the live hypotheses by one token, and returns the new state.
 
-  Sentences that are done stay as they are.
+  Sentences that are done stay as they are. The other arguments are as in `beam_search`.
+  Raises ValueError if `length_penalty` is negative or `stop` has no such rule.
+
+  >>> def count(tokens, cache):  # 3, 4, 5, ... and then 0, which is eos
+  ...   return 9.0 * jax.nn.one_hot((tokens + 1) % 6, 7), cache
+  >>> limits = jnp.array([6, 2])
+  >>> search = begin((), limits, beam_size=1, max_length=6, bos=2, pad=6)
+  >>> while search.is_live.any():
+  ...   search = extend(search, count, eos=0, pad=6)
+  >>> search.ended.tokens[:, 0, 1:].tolist()
+  [[3, 4, 5, 0, 6, 6], [3, 4, 6, 6, 6, 6]]
   """
   if length_penalty < 0:
     raise ValueError(f"length_penalty is {length_penalty}; want 0 or more")

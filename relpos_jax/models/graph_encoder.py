@@ -77,6 +77,7 @@ class GraphBatch(NamedTuple):
 
   Attributes:
     nodes: the label of each node.
+    node_features, edge_features: more features, of width 0 if there are none.
     senders, receivers: the indices of the two nodes of each edge.
     labels: the label of each edge; -1 for an edge without a label.
     query: the two nodes to classify, for head "pair"; otherwise -1.

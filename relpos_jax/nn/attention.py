@@ -28,8 +28,8 @@ class KVCache(NamedTuple):
   masked. So sequences may be padded on the left, on the right or in between.
 
   Attributes:
-    key, value: the projections of the tokens read so far, in the layouts that products
-      with them need.
+    key, value: the projections of the tokens read so far, in layouts that make products
+      transpose nothing.
     positions: the position of the token in each slot, -1 for empty slots and padding.
     length: the number of slots taken by each sequence, padding included.
   """

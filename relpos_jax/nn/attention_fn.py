@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol, Unpack, runtime_checkable
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -155,22 +155,8 @@ class RelativeAttention(nnx.Module):
     )
 
 
-@runtime_checkable
-class _Hook(Protocol):
-  """Declares the attributes of `RelativeAttention` that `attend_as_flax` reads.
-
-  There is such a class in relpos_jax.nn, and another one in relpos_jax.linen.
-  """
-
-  query_positions: Any
-  key_positions: Any
-  self_attention: bool
-  logits_soft_cap: float | None
-  implementation: str | None
-
-
 def attend_as_flax(
-  hook: _Hook,
+  hook: Any,
   arguments: Callable[..., dict[str, Any]],
   query: Float[Array, "*B T N H"],
   key: Float[Array, "*B S K H"],
@@ -242,7 +228,7 @@ def _precision_name(precision: Any) -> str | None:
 
 
 def _positions(
-  hook: _Hook,
+  hook: Any,
   query: Array,
   key: Array,
   mask: Array | None,
@@ -272,7 +258,7 @@ def _positions(
 
 
 def _position_by_mask(
-  hook: _Hook, num_queries: int, num_keys: int, mask: Array | None
+  hook: Any, num_queries: int, num_keys: int, mask: Array | None
 ) -> Array:
   """Returns the position of the last key that the one query may attend to.
 
