@@ -1,11 +1,13 @@
 """The laws of the operator, in float64, on random tables, for every implementation."""
 
 import functools
+import itertools
 import operator
 
 import cases
 import jax
 import jax.numpy as jnp
+import laws
 import numpy as np
 import pytest
 from adapters.relpos_jax import attend_by
@@ -31,22 +33,25 @@ TABLES = "kv"  # the names of the tables for keys and values among the arrays
 KERNELS = ["pallas_gpu"]
 # These take any bias, relation by distance and offset.
 ANY_MASK = [name for name in ANY_DTYPE if name not in KERNELS]
-# Kernels equal `reference` in tests of their own, from which most laws follow.
-EACH = [pytest.param(name, marks=pytest.mark.kernels) for name in KERNELS]
-EACH += ANY_MASK
 make_arrays = functools.partial(make_any_arrays, queries=5, keys=5, width=3)
 
 
-def skip_if_reference(tables, name):
-  """Skips the calls that run the code of `reference`."""
-  if not tables and name in ("skew", "projected", "per_position"):
-    pytest.skip("without relations it is the reference")
+def parameters(name, *values):
+  """Returns an implementation and other parameters of a test, marked for kernels."""
+  marks = [pytest.mark.kernels] if name in KERNELS else []
+  return pytest.param(name, *values, marks=marks)
 
 
-# Laws 3 to 9, 12, 14 and 15, as the conformance suite has them for any implementation.
+# Kernels equal `reference` in tests of their own, from which most laws follow.
+EACH = [parameters(name) for name in (*KERNELS, *ANY_MASK)]
+
+
+# Laws 3 to 5, 7 to 9, 12, 14 and 15, as the conformance suite has them for any
+# implementation. Law 6 has a test below, which compiles no program for each token.
 OF_SUITE = {}
 for case in cases.CASES:
-  if case.source.startswith("law") and not case.dtype:
+  is_law = case.source.startswith("law") and not case.dtype
+  if is_law and case.law is not laws.queries_one_by_one:
     OF_SUITE[case.name] = case
 
 
@@ -62,8 +67,28 @@ def test_every_implementation_holds_the_laws_of_the_suite(name, implementation):
     pytest.skip("skewing takes no positions and no labels")
   case = OF_SUITE[name]
   arrays = case.draw("float64")
-  skip_if_reference(arrays.keys() & RELATIONS_OF_SUITE, implementation)
+  relations = arrays.keys() & RELATIONS_OF_SUITE
+  if not relations and implementation in ("skew", "projected", "per_position"):
+    pytest.skip("without relations it is the reference")
+  if relations == {"distance_bias"} and implementation == "per_position":
+    pytest.skip("without vectors it is the reference")
   assert_close(*case.law(attend_by(implementation), arrays, case.options))
+
+
+# Law 6.
+@pytest.mark.parametrize("name", ANY_MASK)
+def test_decoding_one_by_one_is_the_full_pass(name):
+  """Fills the slots of later tokens with other numbers, which causality masks."""
+  arrays = make_arrays(queries=7, keys=7)
+  attend = compile_quickly(functools.partial(call, is_causal=True, implementation=name))
+  outputs = []
+  for step in range(7):
+    is_later = (np.arange(7) > step)[:, None, None]
+    one = arrays | {"query": arrays["query"][:, step : step + 1]}
+    for array in ("key", "value"):
+      one[array] = jnp.where(is_later, 50.0, arrays[array])
+    outputs.append(attend(one, query_offset=step))
+  assert_close(jnp.concatenate(outputs, axis=1), attend(arrays))
 
 
 # The negative halves of laws 4 and 9.
@@ -156,13 +181,16 @@ def depends(gradients, name):
   return (gradients[name] != 0).any((1, 3, 4))
 
 
-@pytest.mark.parametrize("implementation", EACH)
-@pytest.mark.parametrize("tables", [TABLES, ""])
+# Without relations, most implementations mask by the same code as with them.
+WITH_TABLES = [parameters(name, TABLES) for name in (*KERNELS, *ANY_MASK)]
+WITHOUT_TABLES = [parameters(name, "") for name in (*KERNELS, "chunked")]
+
+
+@pytest.mark.parametrize("implementation, tables", WITH_TABLES + WITHOUT_TABLES)
 @pytest.mark.parametrize("way", ATTENDS)
 def test_masked_keys_have_no_effect_and_no_gradient(way, tables, implementation):
   if way == MASKED_QUERY and implementation in KERNELS:
     pytest.skip("they take no mask of queries")
-  skip_if_reference(tables, implementation)
   attends, options = ATTENDS[way]
   bias = "BTS" if way == MASKED_QUERY else None
   arrays = make_arrays(queries=6, keys=6, tables=tables, bias=bias)
@@ -201,7 +229,7 @@ LOWEST_FLOAT32 = float(np.finfo(np.float32).min)
 @pytest.mark.parametrize(
   "lowest, soft_cap", [(LOWEST_FLOAT32, None), (-np.inf, None), (-np.inf, 0.5)]
 )
-@pytest.mark.parametrize("name", ["reference", "skew", "chunked"])
+@pytest.mark.parametrize("name", ["reference", "chunked"])
 def test_a_bias_masks_as_a_mask_does(name, lowest, soft_cap):
   attend = functools.partial(results, name)
   arrays, options = make_arrays(bias="BTS"), {"logits_soft_cap": soft_cap}
@@ -314,13 +342,19 @@ def check_each_head(arrays, name, options):
     assert error.max() < 1e-5, f"{array} of each head errs by {error}"
 
 
-@pytest.mark.parametrize("is_causal", [True, False])
-@pytest.mark.parametrize("relative", [True, False])
-@pytest.mark.parametrize("name", [*EACH, "in blocks"])
+# By name, with relations or without, causal or not. The others call `reference`.
+LARGE = [("reference", True, True), ("reference", False, False)]
+for name in ("per_position", "projected", "skew"):
+  LARGE.append((name, True, True))
+for name in (*KERNELS, "chunked", "in blocks"):
+  for way in itertools.product([True, False], repeat=2):
+    LARGE.append(parameters(name, *way))
+
+
+@pytest.mark.parametrize("name, relative, is_causal", LARGE)
 def test_gradients_are_exact_however_large_the_logits(
   name, relative, is_causal, monkeypatch
 ):
-  skip_if_reference(relative, name)
   set_tiles(monkeypatch, 16, 31)
   options = {"is_causal": is_causal}
   if name == "in blocks":
@@ -376,6 +410,9 @@ def test_vmap_equals_a_call_for_each(mapped, in_kernels):
   one = compile_quickly(functools.partial(run, "reference"))
   each = [one(jax.tree.map(operator.itemgetter(i), several)) for i in range(3)]
   wanted = jax.tree.map(lambda *x: jnp.stack(x), *each)
-  for name in KERNELS if in_kernels else ANY_MASK:
+  names = KERNELS if in_kernels else ["projected", "skew", "chunked"]
+  if mapped == "all" and not in_kernels:
+    names.append("per_position")  # its other terms are those of `reference`
+  for name in names:
     actual = compile_quickly(jax.vmap(functools.partial(run, name)))(several)
     assert_close(actual, wanted, name)
