@@ -39,6 +39,8 @@ X = jnp.asarray(RANDOM.standard_normal((B, T, D), dtype=np.float32))
 Q, KEY, V = jnp.asarray(RANDOM.standard_normal((3, B, T, N, H), dtype=np.float32))
 LEARNED = [name for name in SCHEMES if name not in ("alibi", "rotary")]
 each_scheme = pytest.mark.parametrize("scheme", SCHEMES)
+# For layers: without parameters, with other queries and keys, and with both.
+each_kind = pytest.mark.parametrize("scheme", ["alibi", "rotary", "xl"])
 
 
 def make(scheme):
@@ -179,7 +181,7 @@ def make_layer(scheme):
   return make_random(make)
 
 
-@each_scheme
+@each_kind
 def test_nnx_layers_take_it_and_decode(scheme):
   layer = make_layer(scheme)
   full = layer(X, is_causal=True)
@@ -193,7 +195,7 @@ def test_nnx_layers_take_it_and_decode(scheme):
     assert_close(y[:, 0], full[:, t], atol=1e-4)
 
 
-@each_scheme
+@each_kind
 def test_linen_layers_take_it_and_decode(scheme):
   kind, arguments, options = SCHEMES[scheme]
   layer = make_layer(scheme)
