@@ -45,8 +45,11 @@ def pad(batch: TaskBatch, num_more: int) -> TaskBatch:
   return padded
 
 
-@pytest.mark.parametrize("kind", ["plain", "random"])
-@pytest.mark.parametrize("scheme", SCHEMES)
+KINDS = [(scheme, "random") for scheme in SCHEMES]
+KINDS += [("sinusoidal", "plain"), ("alibi", "plain")]
+
+
+@pytest.mark.parametrize("scheme, kind", KINDS)
 def test_answers_depend_on_all_tokens_and_drawn_positions_and_not_on_padding(
   scheme, kind
 ):
