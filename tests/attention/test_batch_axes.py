@@ -53,17 +53,30 @@ def merge_axes(x):
   return x.reshape(-1, *x.shape[3:]) if jnp.shape(x)[:3] == BATCH else x
 
 
-@pytest.mark.parametrize("shared", [(1, 3, 1), (1, 1, 2)], ids=str)
+# Along which axes of the batch a bias has its own numbers.
+MIDDLE, LAST = (1, 3, 1), (1, 1, 2)
+
+
 @pytest.mark.parametrize(
-  "name, more, heads",
+  "name, more, heads, shared",
   [
-    ("reference", BY_DISTANCE + OF_PAIRS, None),
-    ("skew", BY_DISTANCE, None),
-    ("chunked", BY_DISTANCE, None),
-    ("chunked", BY_DISTANCE, 2),
-    ("chunked", BY_DISTANCE + OF_PAIRS, None),
+    ("reference", BY_DISTANCE + OF_PAIRS, None, MIDDLE),
+    ("skew", BY_DISTANCE, None, LAST),
+    ("chunked", BY_DISTANCE, None, MIDDLE),
+    ("chunked", BY_DISTANCE, None, LAST),
+    ("chunked", BY_DISTANCE, 2, MIDDLE),
+    ("chunked", BY_DISTANCE, 2, LAST),
+    ("chunked", BY_DISTANCE + OF_PAIRS, None, MIDDLE),
   ],
-  ids=["reference", "skew", "chunked", "by heads", "blocks"],
+  ids=[
+    "reference",
+    "skew",
+    "chunked, middle",
+    "chunked, last",
+    "by heads, middle",
+    "by heads, last",
+    "blocks",
+  ],
 )
 def test_any_number_of_batch_axes(name, more, heads, shared, monkeypatch):
   """Shares a bias along some of three axes of the batch, and a mask along others."""
