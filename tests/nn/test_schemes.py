@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import papers
 import pytest
 from comparing import assert_close, assert_same
 from compiling import compile_quickly, make_random
@@ -12,7 +13,7 @@ from flax import linen, nnx
 from flax_layers import check_linen_decoding
 
 import relpos_jax.linen
-from relpos_jax import DistanceBias, attention_weights, dot_product_attention, rotate
+from relpos_jax import DistanceBias, dot_product_attention, rotate
 from relpos_jax.models.layers import LayersConfig, make_positions
 from relpos_jax.nn import (
   AlibiPositions,
@@ -48,88 +49,41 @@ def make(scheme):
   return make_random(lambda: kind(*arguments, **options, rngs=nnx.Rngs(0)))
 
 
-# A pair's logit as each paper has it, in float64: of its parameters, its query and key,
-# their positions, and the head.
-
-
-def clip(distance):
-  return min(max(distance, -LEFT), K)
-
-
-def t5_logit(params, q, k, i, j, n):
-  """Has 8 buckets: distances 0, 1, 2 and more to the left; 1, 2, more to the right."""
-  distance = abs(j - i)
-  bucket = min(distance, 2) if distance < 4 else 3
-  if j > i:
-    bucket += 4
-  return q @ k / H**0.5 + params["buckets"][bucket, n]
-
-
-SLOPES = 2**-4, 2**-8, 2**-2  # of three heads
-
-
-def alibi_logit(params, q, k, i, j, n):
-  slope = SLOPES[n]
-  return q @ k / H**0.5 - slope * abs(j - i)
-
-
-def turn(x, position):
-  """Multiplies the components d and d + H/2, as complex numbers, by the position's."""
-  frequencies = 10_000.0 ** (-2 * np.arange(H // 2) / H)
-  turns = np.exp(1j * position * frequencies)
-  first, second = np.split(x, 2)
-  return (first + 1j * second) * turns
-
-
-def rotary_logit(params, q, k, i, j, n):
-  return (turn(q, i) @ turn(k, j).conj()).real / H**0.5
-
-
-def xl_logit(params, q, k, i, j, n):
-  last = D // 2 - 1
-  angles = -clip(j - i) / 10_000 ** (np.arange(last + 1) / last)
-  wave = np.concatenate([np.sin(angles), np.cos(angles)])
-  r = wave @ params["projection"][:, n]
-  u, v = params["u"][n], params["v"][n]
-  content, position = (q + u) @ k, (q + v) @ r
-  return (content + position) / H**0.5
-
-
-def content_logit(params, q, k, i, j, n):
-  logit = q @ k / H**0.5
-  if clip(j - i) == j - i:
-    logit += q @ params["projection"][:, n] @ params["bank"][j - i + LEFT]
-  return logit
-
-
-def deberta_logit(params, q, k, i, j, n):
-  row = clip(j - i) + LEFT
-  of_query, of_key = params["of_query"][row, n], params["of_key"][row, n]
-  return (q @ k + q @ of_query + k @ of_key) / (3 * H) ** 0.5
-
-
-LOGITS = {
-  "t5": t5_logit,
-  "alibi": alibi_logit,
-  "rotary": rotary_logit,
-  "xl": xl_logit,
-  "content": content_logit,
-  "deberta": deberta_logit,
-}
+def arrays_of_paper(scheme, params):
+  """Returns arrays and options of `papers.attention` for a scheme's parameters."""
+  match scheme:
+    case "t5":
+      return {"buckets": params["buckets"]}, {"t5": (True, 5)}
+    case "alibi":
+      return {}, {"alibi": True}
+    case "rotary":
+      return {}, {"rotary": "halves"}
+    case "xl":
+      last = D // 2 - 1
+      frequencies = 1 / 10_000 ** (np.arange(last + 1) / last)
+      angles = -np.arange(-LEFT, K + 1)[:, None] * frequencies
+      waves = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+      table = np.einsum("rd,dnh->rnh", waves, params["projection"])
+      biases = {"content_bias": params["u"], "position_bias": params["v"]}
+      return {"key_table": table} | biases, {"left": LEFT}
+    case "content":
+      table = np.einsum("rp,hnp->rnh", params["bank"], params["projection"])
+      without_scale = H**0.5 * table
+      return {"key_table": without_scale}, {"left": LEFT, "beyond": "zero"}
+    case "deberta":
+      tables = {"key_table": params["of_query"], "query_table": params["of_key"]}
+      return tables, {"left": LEFT, "scale": (3 * H) ** -0.5}
 
 
 @each_scheme
 def test_each_scheme_is_its_papers_formula(scheme):
   module = make(scheme)
   params = jax.tree.map(np.float64, nnx.to_pure_dict(nnx.state(module)))
-  q, k = np.float64(Q), np.float64(KEY)
-  logits = np.zeros((B, N, T, T))
-  for b, n, i, j in np.ndindex(logits.shape):
-    pair = q[b, i, n], k[b, j, n]
-    logits[b, n, i, j] = LOGITS[scheme](params, *pair, i, j, n)
-  wanted = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-  weights = attention_weights(**module.arguments(Q, KEY))
-  assert_close(weights, wanted, atol=2e-6)
+  arrays, options = arrays_of_paper(scheme, params)
+  tensors = {"query": Q, "key": KEY, "value": V, "cotangent": V}
+  wanted, _ = papers.attention(jax.tree.map(np.float64, tensors) | arrays, options)
+  output = dot_product_attention(value=V, **module.arguments(Q, KEY))
+  assert_close(output, wanted, atol=2e-6)
 
 
 def test_rotary_positions_have_the_frequencies_they_are_given():
