@@ -4,6 +4,7 @@ Inside the library and inside `experiments`, imports point one way.
 """
 
 import ast
+import json
 import pathlib
 import subprocess
 import sys
@@ -111,16 +112,54 @@ def run_python(*arguments):
   return subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
 
 
-def test_the_operator_loads_no_kernels_before_they_are_used():
-  program = """
-import jax, sys, relpos_jax
-x = jax.numpy.ones((1, 4, 1, 8))
-relations = relpos_jax.RelativePositions(x[0, :3, 0], None)
-relpos_jax.dot_product_attention(x, x, x, relations=relations)
-print([name for name in sys.modules if name.startswith("jax.experimental.pallas")])
+# What is seen outside of tests, whose checks of types change signatures and the stack.
+FACTS = """
+import inspect, json, sys, typing, warnings
+import jax.numpy as jnp
+from relpos_jax import LinearBias, RelativePositions, dot_product_attention
+x = jnp.ones((1, 4, 1, 8))
+relations = RelativePositions(x[0, :3, 0], None)
+dot_product_attention(x, x, x, relations=relations)
+kernels = [name for name in sys.modules if name.startswith("jax.experimental.pallas")]
+
+from relpos_jax.attention.inputs import AttentionOptions
+from relpos_jax.nn import RelativePositionTables
+from relpos_jax.nn.positions import TableOptions
+signature = inspect.signature(dot_product_attention)
+overloads = typing.get_overloads(dot_product_attention)
+names = inspect.signature(RelativePositionTables.__init__).parameters.keys()
+
+with warnings.catch_warnings(record=True) as caught:
+  warnings.simplefilter("always")
+  dot_product_attention(x[:, :1], x, x, relations=LinearBias.alibi(1), is_causal=True)
+facts = {
+  "kernels": kernels,
+  "signature": str(signature),
+  "results": [overload.__annotations__["return"] for overload in overloads],
+  "own": sorted(signature.parameters.keys() - AttentionOptions.__annotations__.keys()),
+  "of tables": sorted(names - TableOptions.__annotations__.keys()),
+  "warnings": [(x.filename, x.lineno, str(x.message)) for x in caught],
+}
+print(json.dumps(facts))
 """
-  answer = run_python("-c", program)
-  assert (answer.stdout, answer.returncode) == ("[]\n", 0), answer.stderr
+
+
+@pytest.fixture(scope="module")
+def facts():
+  answer = run_python("-c", FACTS)
+  assert answer.returncode == 0, answer.stderr
+  return json.loads(answer.stdout)
+
+
+def test_the_operator_loads_no_kernels_before_they_are_used(facts):
+  assert facts["kernels"] == []
+
+
+def test_a_warning_names_the_line_that_calls(facts):
+  ((filename, line, message),) = facts["warnings"]
+  assert "query_offset=" in message
+  assert filename == "<string>"
+  assert "LinearBias.alibi(1), is_causal=True" in FACTS.splitlines()[line - 1]
 
 
 # Libraries, and systems of the project, that take long to load.
@@ -158,24 +197,10 @@ def test_commands_tell_a_wrong_key_before_they_load_jax():
   assert answer.stdout.splitlines() == wanted, answer.stderr[-1000:]
 
 
-def test_editors_see_short_signatures_one_result_and_all_options():
-  # In a process of its own: the checks of types in tests change signatures.
-  code = """
-import inspect, typing
-from relpos_jax import dot_product_attention
-from relpos_jax.attention.inputs import AttentionOptions
-from relpos_jax.nn import RelativePositionTables
-from relpos_jax.nn.positions import TableOptions
-signature = inspect.signature(dot_product_attention)
-text = str(signature)
-print(len(text) < 1000, "relations: 'Relations | None' = None" in text)
-overloads = typing.get_overloads(dot_product_attention)
-print(*[overload.__annotations__["return"] for overload in overloads])
-print(sorted(signature.parameters.keys() - AttentionOptions.__annotations__.keys()))
-names = inspect.signature(RelativePositionTables.__init__).parameters.keys()
-print(sorted(names - TableOptions.__annotations__.keys()))
-"""
+def test_editors_see_short_signatures_one_result_and_all_options(facts):
+  assert len(facts["signature"]) < 1000
+  assert "relations: 'Relations | None' = None" in facts["signature"]
+  assert facts["results"] == ["Array", "tuple[Array, Array]"]
   own = ["bias", "implementation", "key", "mask", "query", "return_residual", "value"]
-  tables = ["head_width", "max_distance", "rngs", "self"]
-  lines = run_python("-c", code).stdout.splitlines()
-  assert lines == ["True True", "Array tuple[Array, Array]", str(own), str(tables)]
+  assert facts["own"] == own
+  assert facts["of tables"] == ["head_width", "max_distance", "rngs", "self"]
