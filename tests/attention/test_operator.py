@@ -1,8 +1,6 @@
 """The operator's derivatives, precision and exports, and calls without tokens."""
 
 import functools
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +11,6 @@ from calls import ANY_DTYPE, call, make_arrays, make_cotangent, results
 from comparing import assert_close
 from compiling import compile_quickly, with_gradients
 from jax import export
-from jax.sharding import AxisType
 from numpy.testing import assert_array_equal
 
 from relpos_jax import (
@@ -34,36 +31,20 @@ TABLE = np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32)
 RELATIONS = RelativePositions(TABLE, TABLE)
 
 
-def test_a_warning_names_the_line_that_calls():
-  program = """
-import jax.numpy as jnp
-from relpos_jax import LinearBias, dot_product_attention
-q, k = jnp.ones((1, 2, 4)), jnp.ones((3, 2, 4))
-dot_product_attention(q, k, k, relations=LinearBias.alibi(2), is_causal=True)
-"""
-  command = [sys.executable, "-W", "error::UserWarning:__main__", "-c", program]
-  process = subprocess.run(command, capture_output=True, text=True, check=False)
-  assert "query_offset=" in process.stderr
-  assert process.returncode == 1
-
-
 @pytest.mark.parametrize("batch, queries, keys", [(0, 3, 3), (2, 0, 3), (2, 3, 0)])
-@pytest.mark.parametrize("relations", [None, RELATIONS], ids=["none", "positions"])
-def test_without_queries_or_keys_there_is_nothing_or_zero(
-  batch, queries, keys, relations
-):
+def test_without_queries_or_keys_there_is_nothing_or_zero(batch, queries, keys):
   query, key = jnp.ones((batch, queries, 2, 8)), jnp.ones((batch, keys, 2, 8))
 
   def attend(query, key, relations):
     return dot_product_attention(query, key, key, relations=relations, is_causal=True)
 
   for name in (None, "chunked"):
-    explain(query, key, key, relations=relations, implementation=name)
-  output, gradients = with_gradients(attend, query, key, relations)
+    explain(query, key, key, relations=RELATIONS, implementation=name)
+  output, gradients = with_gradients(attend, query, key, RELATIONS)
   assert output.shape == query.shape
   for x in (output, *jax.tree.leaves(gradients)):
     assert_array_equal(x, jnp.zeros_like(x))
-  weights = attention_weights(query, key, relations=relations or RELATIONS)
+  weights = attention_weights(query, key, relations=RELATIONS)
   assert weights.shape == (batch, 2, queries, keys)
 
 
@@ -96,24 +77,7 @@ def test_gradients_keep_the_precision_of_the_call(implementation):
   assert program.count("precision=(Precision.HIGHEST, ") == num_products > 5
 
 
-def test_devices_keep_the_precision_of_the_call():
-  """Compiles on two devices: partitioning traces the products again, after the call."""
-  mesh = jax.make_mesh((2,), ("rows",), (AxisType.Auto,))
-  sharding = jax.NamedSharding(mesh, jax.P("rows"))
-  arrays = make_arrays(**SIZES, dtype=np.float32)
-  for name in ("query", "key", "value"):
-    arrays[name] = jax.device_put(arrays[name], sharding)
-
-  def loss(arrays):
-    with jax.default_matmul_precision("highest"):
-      return call(arrays, implementation="chunked").sum()
-
-  program = compile_quickly(jax.grad(loss)).lower(arrays).compile().as_text()
-  num_products = program.count(" dot(")
-  assert program.count("operand_precision={highest,highest}") == num_products > 5
-
-
-OPTIONS = ["none", "positions", "zero", "given", "labels", "features", "sum", "capped"]
+OPTIONS = ["none", "positions", "zero", "pairs", "sum", "capped"]
 
 
 def exported_options(name, labels, ids):
@@ -127,20 +91,19 @@ def exported_options(name, labels, ids):
       relations = RelativePositions(TABLE, None, beyond="zero")
       dropout = {"dropout_rate": 0.3, "dropout_key": jax.random.key(0)}
       return {"relations": relations, "local_window_size": (2, 1)} | dropout
-    case "given":
-      relations = RelativePositions(None, TABLE)
-      return {"relations": relations, "query_positions": ids, "key_positions": ids}
-    case "labels":
-      return {"relations": EdgeLabels(labels, TABLE, TABLE)}
-    case "features":
-      return {"relations": EdgeFeatures(jax.nn.one_hot(labels, 5), TABLE, TABLE)}
+    case "pairs":
+      by_label = EdgeLabels(labels, TABLE, TABLE)
+      by_features = EdgeFeatures(jax.nn.one_hot(labels, 5), TABLE, TABLE)
+      return {"relations": (by_label, by_features)}
     case "sum":
       by_distance = DistanceBias(TABLE[:, 0]), KeyBias(TABLE, beyond="zero")
       relations = *by_distance, LinearBias.alibi(4)
       return {"relations": relations, "bias": 0.1 * labels[:, None]}
     case "capped":
+      relations = RelativePositions(None, TABLE)
       segments = {"query_segment_ids": ids // 5, "key_segment_ids": ids // 5}
-      return {"logits_soft_cap": 1.0} | segments
+      positions = {"query_positions": ids, "key_positions": ids}
+      return {"relations": relations, "logits_soft_cap": 1.0} | segments | positions
 
 
 # The options, the symbolic shape, and sizes that it may have.
