@@ -80,11 +80,15 @@ def make_relation(kind, x):
       return RelativePositions(TABLE, TABLE)
     case "labels":
       return EdgeLabels(labels, TABLE, TABLE)
+    case "edges":
+      senders, receivers = np.random.default_rng(0).integers(0, x.shape[1], (2, 1, 300))
+      labels_of_edges = np.zeros((1, 300), int)
+      return EdgeLabels.from_edges(senders, receivers, labels_of_edges, TABLE, TABLE)
     case "features":
       return EdgeFeatures(jnp.ones((*pairs, 5)), TABLE, TABLE)
     case "numbers":
       return LabelBias(labels, TABLE[:, :2])
-    case "function":
+    case "function" | "silu":
       return FunctionBias(number_of_distance, TABLE[:, :2])
     case "content":
       return ContentBias(x, TABLE)
@@ -109,6 +113,8 @@ WEIGHTS_1024 = r"2,1024,1024\]"
     ("chunked", "features", 1024, WEIGHTS_1024),
     ("chunked", "numbers", 1024, WEIGHTS_1024),
     ("chunked", "function", 1024, WEIGHTS_1024),
+    ("chunked", "silu", 1024, WEIGHTS_1024),
+    ("chunked", "edges", 1024, r"1024,1024\]"),
   ],
 )
 def test_neither_a_vector_of_each_pair_is_formed_nor_its_weight(
@@ -117,6 +123,8 @@ def test_neither_a_vector_of_each_pair_is_formed_nor_its_weight(
   """Compiles both passes: only the call's own arrays are of all pairs."""
   x = jnp.ones((1, length, 2, 8))
   options = {"query_positions": jnp.arange(length), "implementation": name}
+  if kind == "silu":
+    options["weights"] = "silu"
 
   def loss(x, relation):
     return dot_product_attention(x, x, x, relations=relation, **options).sum()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from calls import ANY_RELATION, normal, set_tiles
 from comparing import assert_close
-from compiling import run_with_gradients, temporary_bytes
+from compiling import run_with_gradients
 from random_edges import (
   HEADS,
   NODES,
@@ -68,22 +68,6 @@ def test_numbers_of_edges_equal_a_bias(heads):
   relations = LabelBias.from_edges(*EDGES.ends, EDGES.labels, table)
   wanted = attend(*TENSORS, relations=None, bias=bias)
   assert_close(attend(*TENSORS, relations=relations, implementation=None), wanted)
-
-
-def test_blocks_of_queries_make_no_array_of_all_pairs():
-  nodes, edges = 4096, 8192
-  random = np.random.default_rng(0)
-  senders, receivers = random.integers(0, nodes, (2, 1, edges))
-  labels = random.integers(0, NUM_LABELS, (1, edges))
-  x = jax.ShapeDtypeStruct((1, nodes, 1, 4), jnp.float32)
-  table = jax.ShapeDtypeStruct((NUM_LABELS, 4), jnp.float32)
-
-  def loss(x, table):
-    relations = EdgeLabels.from_edges(senders, receivers, labels, table, table)
-    return attend(x, x, x, relations=relations, implementation="chunked").sum()
-
-  used = temporary_bytes(jax.jit(jax.grad(loss, (0, 1))), x, table)
-  assert used < nodes * nodes * 4 / 4
 
 
 def test_edges_out_of_range_are_named():

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 from calls import ANY_RELATION, call, make_arrays, results, set_tiles
 from comparing import assert_close
-from compiling import temporary_bytes
 from formula import formula
 from numpy.testing import assert_allclose
 from random_calls import RandomCall
 
 from relpos_jax import (
-  FunctionBias,
   attention_weights,
   dot_product_attention,
   explain,
@@ -83,26 +81,3 @@ def test_another_divisor_compiles_nothing_and_plain_attention_is_not_taken():
   dot_product_attention(x, x, x, weights="silu", divisor=3.0)
   with jax.no_tracing():
     dot_product_attention(x, x, x, weights="silu", divisor=4.0)
-
-
-def time_bias(rate, i, j, query_time, key_time, _):
-  return rate * jnp.log1p(abs(query_time - key_time))
-
-
-def test_long_histories_take_memory_for_a_block():
-  length = 8192
-  x = jax.ShapeDtypeStruct((1, length, 1, 4), jnp.float32)
-  rate = jax.ShapeDtypeStruct((), jnp.float32)
-  times = jax.ShapeDtypeStruct((1, length), jnp.float32)
-
-  def memory(weights):
-    def loss(x, rate, times):
-      relations = FunctionBias(time_bias, rate, times, times)
-      options = {"relations": relations, "is_causal": True, "implementation": "chunked"}
-      return dot_product_attention(x, x, x, weights=weights, **options).sum()
-
-    return temporary_bytes(jax.jit(jax.grad(loss, (0, 1))), x, rate, times)
-
-  of_silu = memory("silu")
-  assert of_silu < 2 * memory("softmax")
-  assert of_silu < length * length  # a quarter of the logits of all pairs
