@@ -94,14 +94,13 @@ def test_a_bias_by_distance_is_not_repeated_for_each_query():
 @pytest.mark.parametrize(
   "sizes, options",
   [
-    ({}, {}),
     ({"dtype": jnp.float32, "width": 128}, CAUSAL),
     ({"length": 500, "rows": 401, "dtype": jnp.float16, "width": 48}, DROPOUT),
     ({"length": 200}, SEGMENTS),
     (T5, CAUSAL),
     (BOTH, {}),
   ],
-  ids=["plain", "float32, causal", "dropout", "segments", "a bias", "both"],
+  ids=["float32, causal", "dropout", "segments", "a bias", "both"],
 )
 def test_it_lowers_for_an_h100(sizes, options):
   check_kernels(pallas_gpu.attention, "xla.gpu.triton", sizes, options)
