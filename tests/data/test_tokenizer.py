@@ -33,14 +33,14 @@ def test_decoding_gives_every_line_back_exactly(line):
   assert roundtrip(TOKENIZER, line) == line
 
 
+FORGER = tok.train_tokenizer(["<pad><s></s><unk> </s> a</s>"] * 9, "bpe", size=400)
 parts = st.sampled_from(["<pad>", "<s>", "</s>", "<unk>", " ", "<", "s", "a"])
 
 
 @given(line=st.lists(parts).map("".join))
 @example(line="Ende.</s> <pad><unk>")
 def test_no_text_spells_a_special_token(line):
-  forger = tok.train_tokenizer(["<pad><s></s><unk> </s> a</s>"] * 9, "bpe", size=400)
-  for tokenizer in (forger, TOKENIZER):
+  for tokenizer in (FORGER, TOKENIZER):
     *ids, last = tok.encode(tokenizer, [line])[0].tolist()
     assert last == tok.EOS
     assert not {*ids} & {tok.PAD, tok.BOS, tok.EOS, tok.UNK}
@@ -76,6 +76,7 @@ def test_pieces_spell_the_line(line):
 
 
 WORDS = ["ein anst@@ arr@@ ter hund .", "ein\thund\u3000. </s> ▁x …"]
+WORD_TOKENIZER = tok.train_tokenizer(WORDS, "words", size=100)
 KNOWN = sorted({*" ".join(WORDS).split()} - {"</s>"})
 SPACES = [" ", "\t", "\r", "\u00a0", "\u2028", "\u3000", "\x85"]
 
@@ -87,14 +88,13 @@ some_words = st.sampled_from([*KNOWN, "</s>", "neu", "<unk>", "<pad>", "a<s>"])
 def test_words_come_back_but_for_unknown_ones_and_those_that_spell_special_tokens(
   words, space
 ):
-  tokenizer = tok.train_tokenizer(WORDS, "words", size=100)
-  *ids, last = tok.encode(tokenizer, [space.join(words)])[0].tolist()
+  *ids, last = tok.encode(WORD_TOKENIZER, [space.join(words)])[0].tolist()
   assert last == tok.EOS
   assert not {*ids} & {tok.PAD, tok.BOS, tok.EOS}
   expected = [word if word in KNOWN else "<unk>" for word in words]
   line = [tok.BOS, tok.PAD, *ids, last, *ids]
-  assert tok.decode(tokenizer, line) == " ".join(expected)
-  assert tok.pieces(tokenizer, [*ids, last]) == [*expected, "</s>"]
+  assert tok.decode(WORD_TOKENIZER, line) == " ".join(expected)
+  assert tok.pieces(WORD_TOKENIZER, [*ids, last]) == [*expected, "</s>"]
 
 
 @pytest.mark.parametrize("content", [b"\xff", TOKENIZER.to_str()[:-9].encode()])

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import make_random
 from flax import nnx
 
 from relpos_jax.decoding import SamplingParams, beam_search, sample
@@ -22,7 +23,7 @@ def x64():
 @pytest.fixture
 def model():
   config = LanguageModelConfig(12, num_layers=1, width=8, num_heads=2, feed_forward=8)
-  return LanguageModel(config, rngs=nnx.Rngs(0))
+  return make_random(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
 
 
 def test_a_training_step_has_finite_gradients(model):
