@@ -96,6 +96,14 @@ def shared_data() -> pathlib.Path:
   return _SHARED_DATA
 
 
+@pytest.fixture(scope="module")
+def in_the_repository(request):
+  """Changes to the repository's folder, so that tests can name configs as users do."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.chdir(request.config.rootpath)
+    yield
+
+
 @pytest.fixture
 def float64():
   with jax.enable_x64(True):

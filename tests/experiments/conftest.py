@@ -75,14 +75,6 @@ class Answer(NamedTuple):
     assert [word for word in words.split() if word not in self.err] == [], self.err
 
 
-@pytest.fixture(scope="module")
-def in_the_repository(request):
-  """Changes to the repository's folder, so that tests can name configs as users do."""
-  with pytest.MonkeyPatch.context() as patch:
-    patch.chdir(request.config.rootpath)
-    yield
-
-
 @pytest.fixture(scope="session")
 def fast(tmp_path_factory):
   """Returns a context that compiles with little effort, and each program once."""
@@ -237,6 +229,19 @@ def parameters():
     return [array for name, array in arrays if name.startswith("params.")]
 
   return parameters
+
+
+@pytest.fixture
+def check_evaluate(call):
+  """Returns a function that checks that evaluate repeats the scores of a run."""
+
+  def check_evaluate(workdir: pathlib.Path) -> None:
+    before = (workdir / "results.json").read_text()
+    answer = call("evaluate", f"--workdir={workdir}")
+    assert (answer.status, answer.err) == (0, "")
+    assert (workdir / "results.json").read_text() == before
+
+  return check_evaluate
 
 
 @pytest.fixture(scope="session")

@@ -73,12 +73,8 @@ def test_labels_that_decide_are_learned_and_every_graph_is_scored(run):
   assert len(steps) == 2  # for two shapes of batches
 
 
-def test_a_trained_model_is_scored_again(run, call, tmp_path):
-  workdir, _ = run
-  before = (workdir / "results.json").read_text()
-  answer = call("evaluate", f"--workdir={workdir}")
-  assert (answer.status, answer.err) == (0, "")
-  assert (workdir / "results.json").read_text() == before
+def test_a_trained_model_is_scored_again(run, check_evaluate):
+  check_evaluate(run[0])
 
 
 def test_the_fold_follows_from_the_seed_unless_given(rings):

@@ -58,12 +58,8 @@ def test_a_stopped_training_goes_on_to_the_same_record(run, train_task, tmp_path
   assert resumed["curve"] == whole["curve"]
 
 
-def test_a_trained_model_is_scored_again(run, call):
-  workdir, _ = run
-  before = (workdir / "results.json").read_text()
-  answer = call("evaluate", f"--workdir={workdir}")
-  assert (answer.status, answer.err) == (0, "")
-  assert (workdir / "results.json").read_text() == before
+def test_a_trained_model_is_scored_again(run, check_evaluate):
+  check_evaluate(run[0])
 
 
 @pytest.mark.parametrize(

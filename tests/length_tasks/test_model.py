@@ -15,13 +15,10 @@ from experiments.length_tasks.tasks import TASKS, TaskBatch, TaskBatches, empty_
 from experiments.length_tasks.train import make_model
 from relpos_jax.attention.relations import LinearBias
 
+pytestmark = pytest.mark.usefixtures("in_the_repository")
+
 TASK = TASKS["stack_manipulation"]
 SMALL = ("num_layers=2", "width=16", "num_heads=2", "feed_forward=16")
-
-
-@pytest.fixture(autouse=True)
-def in_the_repository(request, monkeypatch):
-  monkeypatch.chdir(request.config.rootpath)
 
 
 def maker(scheme: str, *changes: str) -> Callable[[], nnx.Module]:
