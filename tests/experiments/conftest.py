@@ -42,7 +42,7 @@ def get_config():
   config.model.max_distance = 2
   config.model.tables_per_head = False  # as translators that are exported have them
   config.training.update(schedule="inverse_sqrt", learning_rate=0.01, warmup_steps=4)
-  config.training.num_steps = 12
+  config.training.num_steps = 15
   config.training.update(eval_every=6, save_every=3, keep_checkpoints=3, num_samples=2)
   config.mesh.data = 1
   config.decoding.update(beam_size=2, extra_length=4, average_checkpoints=3)
@@ -202,26 +202,19 @@ def training(train, finish) -> tuple[pathlib.Path, Answer]:
 
 @pytest.fixture(scope="session")
 def workdir(training) -> pathlib.Path:
+  """Returns the folder of a finished run; it averages steps 12 and 15."""
   return training[0]
 
 
 @pytest.fixture
 def run_copy(workdir, tmp_path) -> pathlib.Path:
-  """Copies a finished run's folder, with checkpoints 6, 9 and 12, to change it."""
+  """Copies a finished run's folder, with checkpoints 9, 12 and 15, to change it."""
   return shutil.copytree(workdir, tmp_path / "run")
 
 
 @pytest.fixture(scope="session")
-def longer(workdir, train, tmp_path_factory) -> pathlib.Path:
-  """Returns the folder of the run trained to step 15; it averages steps 12 and 15."""
-  folder = shutil.copytree(workdir, tmp_path_factory.mktemp("longer") / "run")
-  assert train(folder, "--config.training.num_steps=15").status == 0
-  return folder
-
-
-@pytest.fixture(scope="session")
 def parameters():
-  """Reads the parameters of a run at a step: parameters(workdir, 12)."""
+  """Reads the parameters of a run at a step: parameters(workdir, 15)."""
 
   def parameters(workdir: pathlib.Path, step: int):
     with local_copy(workdir / "checkpoints" / str(step)) as folder:

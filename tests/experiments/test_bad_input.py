@@ -37,7 +37,7 @@ SOURCES = "embedded, multi30k, pairs, scan, wmt14"
 POSITIONS = "relative, sinusoidal, both, none"
 ROWS = "batches.tokens is 127 7 rows 8 shards config.mesh.data"
 HEADS = "config.mesh.tensor is 4 divisor config.model.num_heads, 2"
-STEPS = "config.training.num_steps is 12 num_epochs 3: give one of 0 for"
+STEPS = "config.training.num_steps is 15 num_epochs 3: give one of 0 for"
 MARK = "config.evaluation.subword_mark '@@' no training target's"
 PREPARED = "data.source=multi30k data.multi30k.prepared"
 NO_FOLDER = "data.source=multi30k data.multi30k.path=/no"
@@ -82,7 +82,7 @@ def test_checkpoints_that_are_gone(train_refused, run_copy, is_link):
   shutil.rmtree(run_copy / "checkpoints")
   if is_link:
     (run_copy / "checkpoints").symlink_to("nowhere")
-  train_refused("run/checkpoints 12 bring back delete run to start again")
+  train_refused("run/checkpoints 15 bring back delete run to start again")
 
 
 @pytest.mark.parametrize("name", ["evaluate", "translate"])

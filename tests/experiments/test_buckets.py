@@ -81,7 +81,7 @@ def check_equal(workdir, parameters):
   """Asserts that a run has the parameters, metrics and scores of the local one."""
 
   def check_equal(run) -> None:
-    ours, theirs = parameters(run, 12), parameters(workdir, 12)
+    ours, theirs = parameters(run, 15), parameters(workdir, 15)
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     assert metrics(run) == metrics(workdir)
     assert results(run) == results(workdir)
@@ -110,7 +110,7 @@ def test_a_run_that_was_stopped_and_resumed_has_all_of_a_local_one(
   local = [str(x.relative_to(workdir)) for x in workdir.rglob("*") if x.is_file()]
   names = bucket.names(f"{in_bucket(run)}/")
   assert comparable(names) == comparable(local)
-  assert list_steps(run / "checkpoints") == [6, 9, 12]
+  assert list_steps(run / "checkpoints") == [9, 12, 15]
   assert (run / "samples.txt").read_bytes() == (workdir / "samples.txt").read_bytes()
 
 
@@ -136,16 +136,16 @@ def test_a_damaged_checkpoint_is_found_by_its_digest_and_passed_over(
   bucket, run, train, check_equal
 ):
   damaged = copy(bucket, run, "damaged")
-  step = in_bucket(damaged / "checkpoints/12")
+  step = in_bucket(damaged / "checkpoints/15")
   for name in bucket.names(step):
     if "/d/" in name:
       generation, content = bucket.objects[step + name]
       bucket.objects[step + name] = generation, flip_bits(content)
   answer = train(damaged)
   assert answer.status == 0, answer.err
-  assert f"checkpoint {damaged}/checkpoints/12 is damaged: " in answer.err
-  assert "renamed to damaged-12" in answer.err
-  assert [path.name for path in list_damaged(damaged / "checkpoints")] == ["damaged-12"]
+  assert f"checkpoint {damaged}/checkpoints/15 is damaged: " in answer.err
+  assert "renamed to damaged-15" in answer.err
+  assert [path.name for path in list_damaged(damaged / "checkpoints")] == ["damaged-15"]
   check_equal(damaged)
 
 

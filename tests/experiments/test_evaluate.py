@@ -42,46 +42,43 @@ def test_the_record_says_what_the_other_files_of_the_run_say(workdir):
   for kind in KINDS:
     assert record["scores"]["test"][kind] == scored["test"][kind]["value"]
   budget = record["budget"]
-  assert (budget["updates"], budget["tokens_per_update"]) == (12, 128)
+  assert (budget["updates"], budget["tokens_per_update"]) == (15, 128)
   steps = [step for step, *_ in record["curve"]]
-  assert steps == [step for step, _ in record["exact"]["valid"]] == [6, 12]
+  assert steps == [step for step, _ in record["exact"]["valid"]] == [6, 12, 15]
 
 
-def test_results_and_record_say_which_checkpoints_were_scored(longer, call, tmp_path):
-  copy = shutil.copytree(longer, tmp_path / "run")
-
+def test_results_and_record_say_which_checkpoints_were_scored(run_copy, call):
   def scored():
-    (row,) = read_json(copy / "results.json").values()
-    return row["checkpoints"], read_json(copy / "record.json")
+    (row,) = read_json(run_copy / "results.json").values()
+    return row["checkpoints"], read_json(run_copy / "record.json")
 
   steps, record = scored()
   assert steps == record["checkpoints"] == [12, 15]
 
-  (copy / "checkpoints" / "15" / "manifest" / "metadata").write_text("{}")
-  (copy / "average.npz").unlink()
-  answer = call("evaluate", f"--workdir={copy}")
+  (run_copy / "checkpoints" / "15" / "manifest" / "metadata").write_text("{}")
+  (run_copy / "average.npz").unlink()
+  answer = call("evaluate", f"--workdir={run_copy}")
   assert scored() == ([12], record)
   assert "scored step 12, not the last, 15" in answer.err
 
 
 def test_scores_of_another_average_have_a_folder_and_no_record(
-  longer, call, contents, tmp_path
+  run_copy, call, contents
 ):
   # A sweep finds the record of a run by the digest of the run's own config.
-  copy = shutil.copytree(longer, tmp_path / "run")
-  before = contents(copy)
-  answer = call("evaluate", f"--workdir={copy}", "--average_checkpoints=1")
+  before = contents(run_copy)
+  answer = call("evaluate", f"--workdir={run_copy}", "--average_checkpoints=1")
   assert answer.status == 0, answer.err
   assert re.search(r"^test +6 ", answer.out, re.MULTILINE)
-  after = contents(copy)
+  after = contents(run_copy)
   own = {name: after[name] for name in after if not name.startswith("average-1")}
   assert own.keys() == before.keys()
   assert {name for name in own if own[name] != before[name]} <= {"average.npz"}
   names = "attention.png", "results.json", "test.translations.txt"
   new = sorted(after.keys() - own.keys())
   assert new == ["average-1", *(f"average-1/{name}" for name in names)]
-  assert read_json(copy / "average-1/results.json")["test"]["checkpoints"] == [15]
-  assert load_config(copy, average_checkpoints=3) == load_config(copy)  # its own
+  assert read_json(run_copy / "average-1/results.json")["test"]["checkpoints"] == [15]
+  assert load_config(run_copy, average_checkpoints=3) == load_config(run_copy)
 
 
 def test_only_a_finished_run_has_a_record(call, run_copy):

@@ -56,7 +56,7 @@ def average(workdir):
 
 def test_the_folder_holds_all_of_the_run(workdir, data):
   assert names(workdir) == {*FILES.split()}
-  assert names(workdir / "checkpoints") == {"6", "9", "12"}
+  assert names(workdir / "checkpoints") == {"9", "12", "15"}
   config = read_json(workdir / "config.json")
   assert config["model"]["width"] == 16
   assert config["training"]["label_smoothing"] == 0.1
@@ -69,13 +69,13 @@ def test_the_folder_holds_all_of_the_run(workdir, data):
 def test_every_step_is_measured_and_some_evaluated(workdir):
   lines = metrics(workdir)
   losses = {line["step"]: line["loss"] for line in lines if "loss" in line}
-  assert [*losses] == [*range(1, 13)]
-  assert losses[12] < losses[1]
-  first, second = [line for line in lines if "valid_loss" in line]
-  assert (first["step"], second["step"]) == (6, 12)
-  assert second["valid_loss"] < first["valid_loss"]
-  assert 0 <= second["valid_bleu"] <= 100
-  assert (workdir / "samples.txt").read_text("utf-8").count("translation ") == 4
+  assert [*losses] == [*range(1, 16)]
+  assert losses[15] < losses[1]
+  first, second, last = [line for line in lines if "valid_loss" in line]
+  assert (first["step"], second["step"], last["step"]) == (6, 12, 15)
+  assert last["valid_loss"] < first["valid_loss"]
+  assert 0 <= last["valid_bleu"] <= 100
+  assert (workdir / "samples.txt").read_text("utf-8").count("translation ") == 6
 
 
 def test_the_output_has_the_model_the_data_and_the_scores(training):
@@ -95,7 +95,7 @@ def test_the_output_has_the_model_the_data_and_the_scores(training):
   assert answer.out.count("\ntranslation  ") == 5
   steps = [name for name in answer.compiled if "train_step" in name]
   assert len(steps) == 1  # for one shape of batches
-  assert "step 12/12  loss" in answer.err
+  assert "step 15/15  loss" in answer.err
 
 
 CHOICES = """
@@ -177,7 +177,7 @@ def test_a_finished_run_even_older_than_a_key_is_only_scored_again(
   monkeypatch.setattr(loop, "take_steps", lambda *_, **__: pytest.fail())
   again = train(run_copy)
   assert again.status == 0, again.err
-  assert f"{run_copy} is trained to step 12\n" in again.out
+  assert f"{run_copy} is trained to step 15\n" in again.out
   scores = answer.out.partition("split")[2].replace(str(workdir), str(run_copy))
   assert again.out.partition("split")[2] == scores
   after = contents(run_copy)
@@ -226,7 +226,7 @@ def test_a_run_does_not_go_on_with_other_data_or_another_tokenizer(
   path = run_copy.parent / file
   path.write_text(change(path.read_text("utf-8")), encoding="utf-8")
 
-  answers = [train(run_copy, "--config.training.num_steps=13")]
+  answers = [train(run_copy, "--config.training.num_steps=16")]
   answers += [call(name, f"--workdir={run_copy}") for name in commands]
 
   what = what.replace("D", str(folder))
@@ -287,7 +287,7 @@ def test_a_run_whose_losses_are_not_finite_ends_with_the_step(
 
 
 def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
-  longer, train, parameters, tmp_path, monkeypatch
+  workdir, train, parameters, tmp_path, monkeypatch
 ):
   def interrupt(*_):
     signal.raise_signal(signal.SIGTERM)
@@ -303,18 +303,18 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
 
   with monkeypatch.context() as patch:
     patch.setattr(loop.Reporter, "step", signal_at(13, signal.SIGINT))
-    answer = train(tmp_path, "--config.training.num_steps=15")
+    answer = train(tmp_path)
   last = "stopped by SIGINT at step 14: run the same command again to resume"
   assert (answer.status, answer.out.splitlines()[-1]) == (130, last)
   assert metrics(tmp_path)[-1]["step"] == 14
 
-  assert train(tmp_path, "--config.training.num_steps=15").status == 0
-  assert names(tmp_path / "checkpoints") == names(longer / "checkpoints")
-  ours, theirs = ((parameters(x, 15), average(x)) for x in (tmp_path, longer))
+  assert train(tmp_path).status == 0
+  assert names(tmp_path / "checkpoints") == names(workdir / "checkpoints")
+  ours, theirs = ((parameters(x, 15), average(x)) for x in (tmp_path, workdir))
   jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-  assert metrics(tmp_path) == metrics(longer)
-  assert results(tmp_path) == results(longer)
-  ours, theirs = (x / "samples.txt" for x in (tmp_path, longer))
+  assert metrics(tmp_path) == metrics(workdir)
+  assert results(tmp_path) == results(workdir)
+  ours, theirs = (x / "samples.txt" for x in (tmp_path, workdir))
   assert ours.read_bytes() == theirs.read_bytes()
 
 

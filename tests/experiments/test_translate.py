@@ -117,8 +117,8 @@ def test_words_that_are_not_in_the_vocabulary_are_named(capsys):
   assert capsys.readouterr().err == "line 2: not in the vocabulary: thrice hop\n"
 
 
-def test_more_checkpoints_than_are_kept_are_refused(call, longer):
-  answer = call("translate", f"--workdir={longer}", "--average_checkpoints=4")
+def test_more_checkpoints_than_are_kept_are_refused(call, workdir):
+  answer = call("translate", f"--workdir={workdir}", "--average_checkpoints=4")
   answer.assert_refused("4, but only 3 are kept: give --average_checkpoints=3 or less")
 
 
