@@ -130,21 +130,3 @@ def test_positions_of_another_shape_are_named(shape):
   cache = layer.init_rolling_cache(2, 4)
   with pytest.raises(ValueError, match=r"positions has shape .*; want \(2, 3\)"):
     layer.decode(tokens(3), cache, jnp.zeros(shape, int))
-
-
-@pytest.mark.slow
-def test_a_hundred_thousand_tokens_with_512_slots():
-  layer, window, portion = make_layer(), 512, 100
-  x = jax.random.normal(jax.random.key(1), (1, 100_000, WIDTH))
-  positions = jnp.arange(100_000).reshape(-1, 1, portion)
-
-  def step(cache, inputs):
-    tokens, positions = inputs
-    y, cache = layer.decode(tokens, cache, positions)
-    return cache, y
-
-  cache = layer.init_rolling_cache(1, window)
-  inputs = x.reshape(-1, 1, portion, WIDTH), positions
-  _, outputs = jax.lax.scan(step, cache, inputs)
-  full = layer(x, is_causal=True, local_window_size=(window - 1, 0))
-  assert_close(outputs.reshape(full.shape), full, rtol=1e-5, atol=1e-5)
