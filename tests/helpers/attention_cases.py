@@ -42,7 +42,7 @@ PAIRS_OF_HEADS = RelativePositions(*TABLES_OF_HEADS, beyond="zero")
 SUM = DistanceBias(normal(5, 4), beyond="zero"), PAIRS_OF_HEADS, DistanceBias(normal(3))
 CONTENTS = (
   ContentBias(normal(BATCH, 20, 2, 5), normal(5, 2, 5)),
-  ContentBias(normal(BATCH, 20, 2, 3), normal(4, 3), "zero", left=1),
+  ContentBias(normal(BATCH, 20, 2, 3), normal(4, 3), beyond="zero", left=1),
 )
 SLOPES = (LinearBias(normal(2)),)
 CONTENT = ContentBias(normal(BATCH, 20, 4, 3), normal(3, 3))
