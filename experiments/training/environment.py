@@ -72,7 +72,8 @@ def code_version() -> dict[str, str | None]:
       for file in sorted(pathlib.Path(folder).rglob("*.py")):
         sources.update(file.read_bytes())
   versions = {f"the version of {name}": _version(name) for name in _PACKAGES}
-  return versions | {"the digest of both packages": sources.hexdigest()[:12]}
+  digest = sources.hexdigest()[:12]
+  return versions | {"the digest of relpos_jax and experiments": digest}
 
 
 def short_commit(commit: str | None) -> str:

@@ -75,7 +75,7 @@ OWN = "$JAX_PROCESS_ID"
   "folder, change, message",
   [
     ("", "--config.training.learning_rate=0.0$((JAX_PROCESS_ID+1))", RATE),
-    (f"code{OWN}", "", "the digest of both packages is "),
+    (f"code{OWN}", "", "the digest of relpos_jax and experiments is "),
     (OWN, TRAIN_IN_ONE, "no file own.en"),
     (OWN, PAIRS.replace("{split}", "train"), "digest of the training data"),
     (OWN, PAIRS.replace("{split}", "test"), "the digest of the test data"),
