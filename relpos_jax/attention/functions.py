@@ -176,7 +176,7 @@ class PairProgram:
   def __init__(
     self, closed: core.ClosedJaxpr, derivative: core.ClosedJaxpr | None = None
   ):
-    self._jaxpr = closed.jaxpr
+    self._jaxpr = _without_constants(closed)
     programs = [closed.jaxpr]
     self._hidden = list(_hidden_in(closed.jaxpr))
     if derivative is not None:
@@ -201,6 +201,13 @@ class PairProgram:
 
   def __hash__(self) -> int:
     return hash(self._text)
+
+
+def _without_constants(closed: core.ClosedJaxpr) -> core.Jaxpr:
+  # A Jaxpr of jax 0.12 holds constants: those of the first call would stay in memory.
+  if hasattr(closed, "with_consts"):
+    return closed.with_consts([None] * len(closed.consts))  # pyright: ignore
+  return closed.jaxpr
 
 
 def _trace_derivative(
