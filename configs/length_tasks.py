@@ -19,13 +19,6 @@ from typing import NamedTuple
 
 from configs import default
 
-TASKS = (
-  "missing_duplicate",
-  "modular_arithmetic",
-  "reverse_string",
-  "bucket_sort",
-  "stack_manipulation",
-)
 RANGE = 2048
 LONGEST = 1001  # tokens of the longest test: 500 input symbols and 501 blanks
 _MODULE = "experiments.length_tasks.model"
@@ -63,7 +56,7 @@ _TABLES = ("xl", "relative", "content", "deberta")
 def get_config(argument: str = ""):
   """Returns the config of a task and a scheme, with plain or random positions."""
   task, scheme, positions = default.choose(
-    argument, TASKS, SCHEMES, ("plain", "random")
+    argument, default.LENGTH_TASKS, SCHEMES, ("plain", "random")
   )
   config = default.get_config("length_tasks")
   config.name = f"tasks-{task}"

@@ -206,10 +206,23 @@ def read_metrics(workdir: Path) -> list[dict[str, Any]]:
   # What follows the last end of a line was cut short.
   *texts, _ = path.read_bytes().split(b"\n")
   try:
-    return [json.loads(text) for text in texts]
+    return [_read_line(text) for text in texts]
   except ValueError as error:
     remedy = "delete the lines that are damaged"
     raise InputError(f"damaged {path} ({error}): {remedy}") from error
+
+
+def _read_line(text: bytes) -> dict[str, Any]:
+  """Parses a line of metrics.jsonl; raises ValueError if it has wrong values."""
+  line = json.loads(text)
+  if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+    raise ValueError("a line without a step")
+  if not isinstance(line.get("time"), int | float):
+    raise ValueError("a line without a time")
+  for name, value in line.items():
+    if not isinstance(value, int | float | None):
+      raise ValueError(f"{name} is {value!r}")
+  return line
 
 
 def wandb_run(config: Mapping[str, Any], workdir: Path, project: str) -> Any:

@@ -77,7 +77,10 @@ def test_no_room_is_an_error_and_nobody_waits(tmp_path):
   assert len(read_metrics(tmp_path)) < 1000
 
 
-@pytest.mark.parametrize("damage", [b"\xff", b'{"step": 4, "lo'])
+@pytest.mark.parametrize(
+  "damage",
+  [b"\xff", b"null", b'{"step": 4, "lo', b'{"step": 4, "time": 1, "loss": "1"}'],
+)
 def test_a_damaged_line_is_named(tmp_path, damage):
   path = tmp_path / "metrics.jsonl"
   path.write_bytes(b'{"step": 3, "time": 1, "loss": 1.0}\n' + damage + b"\n")
